@@ -1,4 +1,4 @@
-"""What nodes say of themselves, compared: a node that differs is told so, in words. Pure."""
+"""Compares the system information of nodes and reports those that differ. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
@@ -10,19 +10,20 @@ COMPARED_FACTS: Final = (
     *("ft_run", "python", "torch", "cuda", "hip", "nccl", "driver", "script_sha256"),
     *("gpus", "gpu_models", "nvlinks_up", "ib_ports_active"),
 )
-"""What must be the same everywhere."""
+"""Values that must be the same on all nodes."""
 
 CLOCK_FACT: Final = "unix_time_s"
 CLOCKS_APART_S: Final = 10.0
-"""What clocks are told of. An order reaches all nodes at once; one that is not heard of for a few
-seconds is lost (``node_timeout``), so that the way of an order explains less."""
+"""The clock difference that is reported. An order reaches all nodes at once. A node that does
+not answer for a few seconds is lost (``node_timeout``), so that the transit of an order explains
+less."""
 
 
 def different_facts(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
-    """Yield a node and in which fact it differs from most others.
+    """Yield a node and the value in which it differs from most others.
 
-    Where no value has the majority, every node but those of a group larger than any other is told
-    of: none is known to be right. A fact that only some nodes have differs, too.
+    Where no value has the majority, every node is reported except those of a group larger than any
+    other: no value is known to be right. A value that only some nodes have differs, too.
 
     Args:
         facts: of the nodes that have answered, by name.
@@ -55,7 +56,7 @@ def _word(value: Fact | None) -> str:
 
 
 def different_clocks(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
-    """Yield a node and how far its clock is from the others', where it is on no majority's side.
+    """Yield a node and its clock difference from the others, where no majority agrees with it.
 
     Args:
         facts: of the nodes that were asked at the same moment, by name.

@@ -1,6 +1,6 @@
-"""Which facts speak against a node: one table. Pure.
+"""The table of system information that counts against a node. Pure.
 
-A fact that is not there (no permission, another kind of device) speaks for nothing.
+A missing value (no permission, another kind of device) counts neither for nor against the node.
 """
 
 import re
@@ -12,14 +12,14 @@ from typing import Final
 from .records import Fact
 
 WARNINGS: Final = "warnings"
-"""The fact that holds, in words, what speaks against a node without ruling it out."""
+"""The name of the value that holds, as text, a warning that does not exclude the node."""
 
 UNDER_LOAD: Final = "local_rank"
-"""So begin the facts that a phase with load tells."""
+"""The name prefix of values that a phase with load reports."""
 
 
 class Severity(Enum):
-    """What follows from a fact."""
+    """The severity of a finding."""
 
     FATAL = "fatal"
     """The node would ruin the run."""
@@ -29,7 +29,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FactFinding:
-    """A fact that speaks against the node."""
+    """A value that counts against the node."""
 
     severity: Severity
     text: str
@@ -42,10 +42,10 @@ class FactFinding:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Says that ``name`` speaks against a node when ``is_bad``.
+    """A rule: ``name`` counts against a node when ``is_bad``.
 
-    ``name`` is a pattern for the whole name of the fact; what it captures is ``{0}`` in ``text``,
-    the fact ``{value}``, and any other fact ``{facts[name]}``.
+    ``name`` is a pattern for the whole name of the value. In ``text``, ``{0}`` is what the pattern
+    captures, ``{value}`` is the value, and ``{facts[name]}`` is any other value.
     """
 
     name: str
@@ -72,7 +72,7 @@ def _is_text(value: Fact, _: Mapping[str, Fact]) -> bool:
 
 
 def _shares_memory(value: Fact, facts: Mapping[str, Fact]) -> bool:
-    """Several workers with GPUs on one node talk through /dev/shm where they cannot directly."""
+    """Several workers with GPUs on one node use /dev/shm where they have no direct connection."""
     workers = _number(facts, "local_world_size", 1)
     needed = workers * SHM_PER_WORKER_GB
     return workers > 1 and not isinstance(value, str) and value < needed
@@ -98,10 +98,10 @@ LOG_DIR_FULL_GB: Final = 0.01
 LOG_DIR_LOW_GB: Final = 1.0
 OPEN_FILES_LEAST: Final = 1024
 GPU_FOREIGN_GB: Final = 2.0
-"""Memory that is in use on a GPU before anything of the job runs there."""
+"""Memory that is in use on a GPU before any process of the job runs there."""
 
 _FATAL, _WARNING = Severity.FATAL, Severity.WARNING
-_SHM = "/dev/shm has {value:g} GB free, too little for {facts[local_world_size]} workers"  # noqa: S108 - words, no file is made there
+_SHM = "/dev/shm has {value:g} GB free, too little for {facts[local_world_size]} workers"  # noqa: S108 - text only, no file is created there
 
 RULES: Final = (
     _Rule(r"gpu(\d+)_error", _FATAL, _is_text, "GPU {0} does not answer: {value}"),
@@ -171,7 +171,7 @@ RULES: Final = (
     _Rule(
         r"ib_(.+)_state",
         _WARNING,
-        lambda value, _: value not in ("ACTIVE", "DOWN"),  # nothing need be plugged into a port
+        lambda value, _: value not in ("ACTIVE", "DOWN"),  # a port may have no cable
         "InfiniBand port {0} is {value}",
     ),
     _Rule(
@@ -211,11 +211,11 @@ RULES: Final = (
         "the limit of locked memory is {value:g} GB (ulimit -l), too low for InfiniBand",
     ),
 )
-"""Every fact that can speak against a node, and how."""
+"""All rules that can count against a node."""
 
 
 def findings(facts: Mapping[str, Fact]) -> tuple[FactFinding, ...]:
-    """Return what speaks against a node, in the order of the table."""
+    """Return the findings against a node, in the order of the table."""
     found: list[FactFinding] = []
     for rule in RULES:
         for name, value in facts.items():

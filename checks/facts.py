@@ -1,6 +1,6 @@
-"""What a node says of itself, without torch: limits, space, versions, health of its devices.
+"""Collects system information without torch: limits, space, versions, health of devices.
 
-Everything is read below an injectable root. A fact that cannot be read is left out.
+Everything is read below an injectable root. A value that cannot be read is left out.
 """
 
 import ctypes
@@ -33,17 +33,18 @@ _TIME_ERROR: Final = 5
 _HASH_BYTES: Final = 16
 _KERNEL_RECORD_MAX: Final = 8192
 _XIDS_OF_PROGRAMS: Final = frozenset({13, 31, 43, 45})
-"""What a program does to itself: a fault of its kernel, and its end. NVIDIA's "XID errors"."""
+"""Errors that a program causes itself: a fault of its kernel, and its end. NVIDIA's "XID
+errors"."""
 
 
 @dataclass(frozen=True, slots=True)
 class FactSources:
-    """Where facts come from, besides the kernel."""
+    """Sources of system information besides the kernel."""
 
     local_world_size: int = 1
     use_gpus: bool = True
     gpus_shown: Mapping[str, str] = field(default_factory=dict)
-    """The kinds of GPUs that the machine shows, and how they were counted, in words."""
+    """The kinds of GPUs that the machine shows, and how they were counted, as text."""
     log_dir: str | None = None
     """The log folder, which need not exist yet; None: a folder for temporary files."""
     script: str | None = None
@@ -52,14 +53,14 @@ class FactSources:
     ft_run_version: str = ""
     root: Path = Path("/")
     environ: Mapping[str, str] | None = None
-    """None: that of this process."""
+    """None: the value of this process."""
     unix_time_s: float | None = None
-    """This node's clock at the moment that others have theirs of; None: now."""
+    """This node's clock at the moment at which the other nodes read theirs; None: now."""
     nvml: NvmlLoader = load_nvml
 
 
 def collect_facts(sources: FactSources) -> dict[str, Fact]:
-    """Return the facts by name; units are in the names, GB are 10^9 bytes."""
+    """Return the system information by name; units are in the names, GB are 10^9 bytes."""
     facts: dict[str, Fact] = {"local_world_size": sources.local_world_size}
     facts |= _versions(sources)
     facts |= _torch_build(sources)
@@ -111,7 +112,7 @@ def _torch_build(sources: FactSources) -> dict[str, Fact]:
 
 
 def kind_of_gpus(cuda: object, hip: object) -> str | None:
-    """Return the kind of GPUs that torch was built for, as ``--accelerator`` has it; None for none.
+    """Return the kind of GPUs that torch was built for, as in ``--accelerator``; None for none.
 
     Args:
         cuda: the version of CUDA that it was built with; None or empty for none.
@@ -126,7 +127,7 @@ def _limits(sources: FactSources) -> dict[str, Fact]:
     facts: dict[str, Fact] = {"cpus": len(os.sched_getaffinity(0))}
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    facts["open_files_limit"] = files  # -1 is no limit
+    facts["open_files_limit"] = files  # -1 means no limit
     facts["memlock_limit_gb"] = -1 if locked == resource.RLIM_INFINITY else _gb(locked)
     with suppress(OSError, ValueError, IndexError):
         text = (sources.root / "proc/meminfo").read_text(encoding="ascii")
@@ -146,7 +147,7 @@ def _memory_limit(directory: str) -> float:
 
 
 def _disks(sources: FactSources) -> dict[str, Fact]:
-    """Return what room there is. A file system of no blocks has no limit, or keeps it to itself."""
+    """Return the free space. A file system of no blocks has no limit, or does not report it."""
     facts: dict[str, Fact] = {}
     with suppress(OSError):
         shm = os.statvfs(sources.root / "dev/shm")
@@ -155,7 +156,7 @@ def _disks(sources: FactSources) -> dict[str, Fact]:
             facts["dev_shm_free_gb"] = _gb(shm.f_frsize * shm.f_bavail)
     folder = Path(sources.log_dir or tempfile.gettempdir()).absolute()
     while not folder.exists() and folder != folder.parent:
-        folder = folder.parent  # it is made when the job starts
+        folder = folder.parent  # the folder is created when the job starts
     try:
         disk = os.statvfs(folder)
     except OSError as error:
@@ -190,7 +191,7 @@ def _word(path: Path) -> str:
 
 
 def _clock(unix_time_s: float | None) -> dict[str, Fact]:
-    """Return the time, and what the kernel knows of its error (adjtimex(2), read only)."""
+    """Return the time, and the kernel's estimate of its error (adjtimex(2), read only)."""
     facts: dict[str, Fact] = {"unix_time_s": unix_time_s or time.time()}
     with suppress(OSError, AttributeError):
         # struct timex begins with: unsigned modes; long offset, freq, maxerror (µs).
@@ -205,10 +206,10 @@ def _clock(unix_time_s: float | None) -> dict[str, Fact]:
 
 
 def collect_xids(root: Path) -> dict[str, Fact]:
-    """Return the XID errors that the NVIDIA driver wrote to the kernel's log since it started.
+    """Return the XID errors that the NVIDIA driver wrote to the kernel log since it started.
 
-    Only where this process may read ``/dev/kmsg``; those that a program causes by itself are no
-    fault of a GPU.
+    This works only where this process may read ``/dev/kmsg``. Errors that a program causes itself
+    are not a fault of a GPU and are left out.
     """
     numbers: dict[str, None] = {}
     try:
@@ -226,9 +227,11 @@ def collect_xids(root: Path) -> dict[str, Fact]:
 
 
 def _kernel_record(log: int) -> bytes:
-    """Return the next record; nothing at the end of the log. One read gives one record."""
+    """Return the next record, or nothing at the end of the log. One read returns one record."""
     with suppress(OSError):
-        with suppress(BrokenPipeError):  # records were overwritten: it goes on at the next one
+        with suppress(
+            BrokenPipeError
+        ):  # records were overwritten: reading continues at the next one
             return os.read(log, _KERNEL_RECORD_MAX)
         return os.read(log, _KERNEL_RECORD_MAX)
     return b""

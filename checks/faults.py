@@ -1,18 +1,18 @@
-"""Faults put into check workers on purpose: for tests, and for drills on a real cluster.
+"""Fault injection into check workers: for tests, and for drills on a real cluster.
 
 ``FT_RUN_CHECK_FAULT`` holds one or several faults, separated by semicolons:
 
     KIND[=FACTOR][@KEY=VALUE[,KEY=VALUE]...]
 
     fail                     the rank reports a failure of its device
-    exit                     the rank's process ends in the middle
+    exit                     the rank's process exits during the phase
     hang                     the rank never answers
-    wrong-value              every product and what the rank puts into a collective is wrong
+    wrong-value              every product and the rank's input to every collective is wrong
     slow-compute=3           every product and every copy takes three times as long
     slow-communication=3     every collective takes three times as long
 
 Keys: ``node`` (the node's identity), ``local-rank``, ``phase`` (solo, pair, suspects, all). A fault
-without keys strikes every check worker that has the variable. Nothing else in ft-run reads it.
+without keys applies to every check worker that has the variable. Nothing else in ft-run reads it.
 """
 
 import time
@@ -27,7 +27,7 @@ VARIABLE: Final = "FT_RUN_CHECK_FAULT"
 
 
 class FaultKind(Enum):
-    """What is wrong with the rank."""
+    """The kind of an injected fault."""
 
     FAIL = "fail"
     EXIT = "exit"
@@ -41,7 +41,7 @@ _SLOW: Final = (FaultKind.SLOW_COMPUTE, FaultKind.SLOW_COMMUNICATION)
 
 
 class FaultError(ValueError):
-    """Raised when ``FT_RUN_CHECK_FAULT`` cannot be understood."""
+    """Raised when ``FT_RUN_CHECK_FAULT`` is invalid."""
 
 
 class InjectedError(RuntimeError):
@@ -50,21 +50,21 @@ class InjectedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault; None in a selector means every one."""
+    """One fault; None in a selector matches every value."""
 
     kind: FaultKind
     factor: float = 1.0
-    """How many times as long it takes, for the slow ones."""
+    """The slowdown factor, for the slow kinds."""
     node: str | None = None
     local_rank: int | None = None
     phase: Phase | None = None
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Read the value of ``FT_RUN_CHECK_FAULT``; an empty one holds no fault.
+    """Parse the value of ``FT_RUN_CHECK_FAULT``; an empty value holds no fault.
 
     Raises:
-        FaultError: with what is wrong and what would be right.
+        FaultError: the value is invalid; the message says what is expected.
     """
     return tuple(_parse_fault(part.strip()) for part in text.split(";") if part.strip())
 
@@ -146,7 +146,7 @@ class ActiveFaults:
         }
 
     def strike(self, end_process: Callable[[], None]) -> None:
-        """Do what ends a measurement before it begins.
+        """Apply the faults that end a measurement before it starts.
 
         Args:
             end_process: ends this process at once.
@@ -163,15 +163,15 @@ class ActiveFaults:
 
     @property
     def wrong_value(self) -> bool:
-        """Whether this rank's products, and its part in a collective, are wrong."""
+        """Whether this rank's products and its input to collectives are wrong."""
         return FaultKind.WRONG_VALUE in self._faults
 
     def slow_compute(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return ``run``, slower where this rank computes slowly."""
+        """Return ``run``, slowed down where this rank computes slowly."""
         return self._slowed(FaultKind.SLOW_COMPUTE, run)
 
     def slow_communication(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return ``run``, slower where this rank communicates slowly."""
+        """Return ``run``, slowed down where this rank communicates slowly."""
         return self._slowed(FaultKind.SLOW_COMMUNICATION, run)
 
     def _slowed(self, kind: FaultKind, run: Callable[[], None]) -> Callable[[], None]:

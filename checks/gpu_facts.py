@@ -1,4 +1,4 @@
-"""Health of NVIDIA GPUs through NVML: no context is created, no memory is taken on a device."""
+"""Health of NVIDIA GPUs through NVML, without creating a context or allocating device memory."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,17 +26,17 @@ _THROTTLE_REASONS: Final = {
 }
 """Bits of ``nvmlDeviceGetCurrentClocksThrottleReasons`` that healthy hardware does not set.
 
-Idle (0x1), application clocks (0x2) and the power cap under load (0x4) are normal.
-Source: nvml.h, ``nvmlClocksThrottleReason…``.
+Idle (0x1), application clocks (0x2) and the power cap under load (0x4) are normal. Source: nvml.h,
+``nvmlClocksThrottleReason…``.
 """
 
 
 def collect_gpu_facts(environ: Mapping[str, str], load: NvmlLoader = load_nvml) -> dict[str, Fact]:
-    """Return the facts of every GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible.
+    """Return the system information of every GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible.
 
     ``gpus`` is their number; ``gpu0_…`` is the first of those that this process may use, in the
-    order of NVML. Without a driver there are none. MIG devices are judged by the GPU they are a
-    part of.
+    order of NVML. Without a driver the result is empty. MIG devices are judged by the GPU that they
+    are a part of.
     """
     try:
         nvml = load()
@@ -54,7 +54,7 @@ def collect_gpu_facts(environ: Mapping[str, str], load: NvmlLoader = load_nvml) 
 
 
 def throttled_by(uuid: str, load: NvmlLoader = load_nvml) -> str:
-    """Return what slows a GPU down at this moment, in words; empty for nothing, or not known.
+    """Return what throttles a GPU at this moment, as text; empty for nothing or unknown.
 
     Args:
         uuid: of the GPU, ``GPU-…``.
@@ -80,14 +80,14 @@ def _collect(nvml: Nvml, environ: Mapping[str, str]) -> dict[str, Fact]:
             handle = nvml.nvmlDeviceGetHandleByIndex(gpus[index].nvml_index)
             told = dict(_gpu(nvml, handle))
         except nvml.NVMLError as error:
-            facts[f"{prefix}_error"] = str(error)  # fallen off the bus, say, or to be reset
+            facts[f"{prefix}_error"] = str(error)  # e.g. fallen off the bus, or in need of a reset
             continue
         facts |= {f"{prefix}_{name}": value for name, value in told.items()}
     return facts | _compared(facts, chosen)
 
 
 def _compared(facts: Mapping[str, Fact], chosen: Sequence[int]) -> dict[str, Fact]:
-    """Return what nodes are compared by, and what the GPUs of this one are."""
+    """Return the values that are compared between nodes, and the GPU models of this node."""
     models = [str(facts.get(f"gpu{index}_name", "unknown")) for index in chosen]
     found: dict[str, Fact] = {}
     if models:
@@ -103,7 +103,7 @@ def _compared(facts: Mapping[str, Fact], chosen: Sequence[int]) -> dict[str, Fac
 
 
 def _gpu(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
-    """Yield what one GPU says; what its generation or driver does not know is left out."""
+    """Yield the values of one GPU; values that its generation or driver lacks are left out."""
     for collect in (_memory, _memory_health, _pace, _pcie, _nvlink):
         yield from collect(nvml, handle)
 
@@ -128,7 +128,7 @@ def _memory_health(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
     if rows is not None:
         corrected, uncorrected, pending, failed = rows[:4]
         yield "rows_remapped", int(corrected) + int(uncorrected)
-        # A row whose errors could all be corrected lost nothing, and is replaced in its time.
+        # A row whose errors could all be corrected has lost no data, and is replaced in due course.
         lost_data = bool(uncorrected or errors)
         yield "row_remap_pending", int(pending and lost_data)
         yield "row_remap_pending_corrected", int(pending and not lost_data)
@@ -142,7 +142,7 @@ def _pace(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
     words = _throttle_words(nvml, handle)
     if words is not None:
         yield "throttled_by", words
-    temperature = ask(nvml, "nvmlDeviceGetTemperature", handle, 0)  # 0: of the GPU itself
+    temperature = ask(nvml, "nvmlDeviceGetTemperature", handle, 0)  # 0: the GPU's own temperature
     if temperature is not None:
         yield "temperature_c", int(temperature)
         margin = ask(nvml, "nvmlDeviceGetMarginTemperature", handle)
@@ -181,7 +181,7 @@ def _nvlink(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
         if state is None:
             break  # no such link
         up, down = up + (state == 1), down + (state != 1)
-    # Where no link is up, the board has NVLink but this machine does not use it.
+    # If no link is up, the board has NVLink but this machine does not use it.
     if up:
         yield "nvlinks_up", up
         yield "nvlinks_down", down

@@ -1,7 +1,7 @@
-"""How long work on a GPU takes, by the clock of the GPU. Imports torch.
+"""Measures the time of work on a GPU with the clock of the GPU. Imports torch.
 
-The host only waits: a CPU quota that holds it back, or a busy core, changes no figure. It waits by
-asking, so that work that never ends is given up with its name; waiting in the driver would not end.
+The host only waits, so that a CPU quota or a busy core changes no result. It waits by polling, so
+that work that never ends can time out with its name; a wait in the driver would not end.
 """
 
 import math
@@ -15,11 +15,11 @@ _ASK_AGAIN_S: Final = 50e-6
 
 
 class TimedOutError(Exception):
-    """Raised when a GPU does not get done with something in time."""
+    """Raised when a GPU does not finish in time."""
 
 
 class GpuTimer:
-    """Times what is launched on the current stream of the current device."""
+    """Times the work that is launched on the current stream of the current device."""
 
     def __init__(
         self, give_up_at: float = math.inf, clock: Callable[[], float] = time.monotonic
@@ -27,21 +27,21 @@ class GpuTimer:
         """Create a timer.
 
         Args:
-            give_up_at: by the clock; what is not done then has timed out.
+            give_up_at: deadline on the clock, after which unfinished work has timed out.
             clock: seconds.
         """
         self._give_up_at = give_up_at
         self._clock = clock
 
     def time_s(self, launch: Callable[[], object], what: str) -> float:
-        """Launch work, wait for it and return how long the GPU took.
+        """Launch work, wait for it and return the GPU's time for it.
 
         Args:
-            launch: starts it, and need not wait.
-            what: names it.
+            launch: starts the work, and need not wait.
+            what: name of the work.
 
         Raises:
-            TimedOutError: it does not end.
+            TimedOutError: the work does not end.
         """
         begin, end = (_event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -50,10 +50,10 @@ class GpuTimer:
         return float(begin.elapsed_time(end)) / 1e3
 
     def finish(self, what: str) -> None:
-        """Wait for all that was launched.
+        """Wait for all launched work.
 
         Raises:
-            TimedOutError: it does not end.
+            TimedOutError: the work does not end.
         """
         self._wait(_event(), what)
 
@@ -68,6 +68,6 @@ class GpuTimer:
 
 
 def _event(**options: bool) -> Any:
-    """Return a mark on the GPU's clock; torch declares no types of it."""
+    """Return an event on the GPU's clock; torch declares no types for it."""
     kind: Any = torch.cuda.Event
     return kind(**options)

@@ -1,7 +1,7 @@
-"""The ladder as the master climbs it: what it asks of nodes, what it concludes for each. Pure.
+"""The master's side of the ladder: the orders to nodes and the conclusion for each. Pure.
 
-It is an ``Examination`` of ``rendezvous``: the master brings the answers of the nodes and
-the time; the plan and the verdict are those of ``plan`` and ``verdict``.
+It is an ``Examination`` of ``rendezvous``. The master passes in the answers of the nodes and the
+time. The plan and the verdict are those of ``plan`` and ``verdict``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,28 +25,28 @@ _SHARES = {
     Phase.SUSPECTS: 1 / 8,
     Phase.ALL: 1 / 6,
 }
-"""Of the time for the whole ladder, what one step may take at most.
+"""Maximum part of the time for the whole ladder that one step may take.
 
-Where everything hangs from the pairs on, two thirds of the time are used: what comes before takes
-a few seconds of its own.
+If everything hangs from the pairs on, two thirds of the time are used. The earlier phases take a
+few seconds of their own.
 """
 
 _LEAST_SHARE = 1 / 20
-"""What a meeting may take in any case."""
+"""Minimum time limit of a meeting."""
 
 _LEAST_GPUS_S = 15.0
-"""The same with GPUs, in seconds: NCCL makes a communicator in the first call, and connects each
-algorithm when it is first used."""
+"""The same with GPUs, in seconds: NCCL creates a communicator in the first call, and connects
+each algorithm when it is first used."""
 
 _PER_GPU_S = 0.005
-"""What each GPU that takes part adds to that."""
+"""Additional time for each GPU that takes part."""
 
 _GPUS_PER_NODE = 8
-"""Where a node has not said how many workers it has."""
+"""Assumed number of workers of a node that has not reported it."""
 
 
 class Ladder:
-    """One way up the ladder, for some nodes of a job."""
+    """One run of the ladder, for some nodes of a job."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class Ladder:
         vouched: Sequence[str],
         known: dict[str, Known] | None = None,
     ) -> None:
-        """Begin.
+        """Start the ladder.
 
         Args:
-            spec: how the job wants its nodes to be checked.
-            nodes: which are checked, by identity, in the order in which they meet.
+            spec: the checks that the job requests.
+            nodes: the nodes to check, by identity, in the order in which they meet.
             vouched: those of them that have passed before.
-            known: what was found of nodes that passed before; takes what is found of those that
-                pass now.
+            known: the results of nodes that passed before; the results of nodes that pass now are
+                added to it.
 
         Raises:
-            ValueError: a minimum of the spec makes no sense.
+            ValueError: a minimum of the spec is invalid.
         """
         self._spec = spec
         self._level = Level(spec.level)
@@ -83,16 +83,16 @@ class Ladder:
             for node in self._results.vouched & self._known.keys()
         )
         self._alone_s = {Phase.FACTS: 0.0, Phase.SOLO: 0.0}
-        """How long the slowest node that passed took for these phases, import of torch included:
-        a node that has to start anew takes that long, at most."""
+        """The time of the slowest node that passed in these phases, including the import of
+        torch: the maximum for a node whose check workers have to be restarted."""
         self._revived_s = 0.0
-        """How long the slowest took of those that had to; 0 before it is known."""
+        """The time of the slowest node that had to restart them; 0 before it is known."""
 
     def next_step(self, remaining_s: float) -> CheckStep | None:
-        """Return what is to be done next; None when there is a conclusion."""
+        """Return the next step; None when there is a conclusion."""
         self._close_step()
         if not self._spec.timeout_s:
-            # The master gives what GPUs may need.
+            # The master provides what GPUs may need.
             remaining_s -= defaults.CHECK_TIMEOUT_GPUS_S - self._timeout_s
         if remaining_s <= 0:
             return None
@@ -102,7 +102,7 @@ class Ladder:
             return None
         limit_s = min(remaining_s, self._limit_s(step, remaining_s))
         if limit_s < needed_s(self._level, step.phase):
-            return None  # what could come of it says nothing
+            return None  # its result would give no information
         self._step = step
         text = _progress(self._results, step) + _slowest(self._results)
         return CheckStep(step.phase.value, step.meetings, limit_s, text)
@@ -116,60 +116,61 @@ class Ladder:
 
     @property
     def _on_gpus(self) -> bool:
-        """Whether GPUs are checked; where nothing is known of the nodes, they may be."""
+        """Whether GPUs are checked; if nothing is known of the nodes, they may be."""
         return self._has_gpus or not self._knows_devices
 
     @property
     def _timeout_s(self) -> float:
-        """For all steps together."""
+        """The time limit of all steps together."""
         if self._spec.timeout_s:
             return self._spec.timeout_s
         return defaults.CHECK_TIMEOUT_GPUS_S if self._on_gpus else defaults.CHECK_TIMEOUT_S
 
     def _least_s(self, nodes: int) -> float:
-        """Return what a meeting of so many nodes must be able to take."""
+        """Return the minimum time limit of a meeting of this many nodes."""
         least_s = max(1.5 * needed_s(self._level, Phase.PAIR), self._timeout_s * _LEAST_SHARE)
         if not self._on_gpus:
             return least_s
-        # Alone a node made a communicator as well; what else it did then is no time of a meeting.
+        # A node that ran alone created a communicator as well; its other time there is not counted.
         alone_s = min(self._alone_s[Phase.SOLO], self._timeout_s * _SHARES[Phase.PAIR])
         ranks = nodes * max(self._workers.values(), default=_GPUS_PER_NODE)
         return max(least_s, _LEAST_GPUS_S, alone_s) + _PER_GPU_S * ranks
 
     @property
     def _last_meetings_s(self) -> float:
-        """What two must be able to take, and all after them."""
+        """The minimum time for a meeting of two and a meeting of all after it."""
         return self._least_s(2) + self._least_s(len(self._results.sound))
 
     def _has_time_for_a_round(self, remaining_s: float) -> bool:
         """Whether all can still meet after one more round of meetings in which a node hangs.
 
-        A good node stays by that; a bad one leaves also when it is not yet known to be bad.
+        A good node passes by that meeting. A bad node is excluded by it even if it is not yet known
+        to be bad.
         """
         starts = 2 if just_failed(self._results) else 1
         return remaining_s >= starts * self._restart_s + self._last_meetings_s
 
     def _limit_s(self, step: Step, remaining_s: float) -> float:
-        """Return how long a step may take."""
+        """Return the time limit of a step."""
         if step.phase is Phase.FACTS:
-            # Whether there are GPUs is not known yet: where there are none, less is left.
+            # Whether there are GPUs is not yet known: if there are none, less time is left.
             known_s = self._timeout_s if self._has_gpus else defaults.CHECK_TIMEOUT_S
             return (self._spec.timeout_s or known_s) * _SHARES[step.phase]
         share_s = self._timeout_s * _SHARES[step.phase]
         if step.phase is Phase.SOLO:
-            # When it comes after meetings, it must not use up the time of the others.
+            # After meetings, it must not use up the time of the others.
             later_s = remaining_s - self._last_meetings_s if self._results.rounds else share_s
             enough_s = max(1.5 * self._restart_s, 2 * needed_s(self._level, Phase.SOLO))
             return max(enough_s, min(share_s, later_s))
         least_s = self._least_s(max(map(len, step.meetings)))
         limit_s = max(share_s, least_s)
         if step.phase is not Phase.ALL:
-            # One that hangs may do so in each round that is left, and is started anew after each.
+            # A node that hangs may do so in each remaining round, and is restarted after each.
             rounds = min(MAX_ROUNDS - self._results.rounds, len(self._results.sound) - 1)
             all_s = self._least_s(len(self._results.sound))
             fair_s = (remaining_s - all_s) / rounds - self._restart_s
             limit_s = max(least_s, min(limit_s, fair_s))
-        # Check workers of a node that has passed before are started by its first order.
+        # The first order of a node that has passed before starts its check workers.
         asked = {node for answered in self._results.steps for node in answered.records}
         is_cold = any(node not in asked for meeting in step.meetings for node in meeting)
         return limit_s + self._restart_s if is_cold else limit_s
@@ -177,7 +178,7 @@ class Ladder:
     # --- answers -----------------------------------------------------------------------------
 
     def answered(self, node_id: str, report: str, took_s: float) -> None:
-        """Take what a node says of the present step, and how many seconds it took to."""
+        """Record a node's answer to the present step, and its time in seconds."""
         try:
             record = record_from_json(report)
         except RecordError as error:
@@ -187,7 +188,7 @@ class Ladder:
         self._take(node_id, record)
 
     def _learn(self, node_id: str, phase: Phase, record: Record, took_s: float) -> None:
-        """Take what the time of later steps depends on."""
+        """Record the values on which the time of later steps depends."""
         if phase not in self._alone_s:
             return
         if self._results.rounds:
@@ -202,15 +203,15 @@ class Ladder:
             self._workers[node_id] = workers
 
     def silent(self, node_id: str, why: str) -> None:
-        """A node has not answered in the present step: that is a failure of it."""
+        """Record that a node has not answered in the present step, which counts as its failure."""
         self._take(node_id, Record(node_id, Phase.FACTS, failure=why))
 
     def lost(self, node_id: str) -> None:
-        """A node is gone: that says nothing of its partners."""
+        """Record that a node is lost, which gives no information on its partners."""
         self._results = replace(self._results, lost=self._results.lost | {node_id})
 
     def progress(self) -> str:
-        """Return how far the present step is, for people."""
+        """Return the progress of the present step, as text."""
         if self._step is None:
             return ""
         answered = Answered(self._step, self._records)
@@ -243,13 +244,13 @@ class Ladder:
                 before = self._results.known.get(found.node)
                 facts = {name: found.facts[name] for name in COMPARED_FACTS if name in found.facts}
                 if not found.facts and before is not None:
-                    facts = dict(before.facts)  # it was not asked this time
+                    facts = dict(before.facts)  # it received no order this time
                 self._known[found.node] = Known(found.metrics, facts)
 
     def _take(self, node_id: str, record: Record) -> None:
         if self._step is None:
             return
-        # What a node says of itself is believed, but not its name or what it was asked.
+        # A node's own report is trusted, except for its name and its order.
         self._records[node_id] = replace(record, node=node_id, phase=self._step.phase)
 
     def _close_step(self) -> None:
@@ -260,7 +261,7 @@ class Ladder:
 
 
 def _shows_gpus(facts: Mapping[str, Fact], metrics: Mapping[str, float]) -> bool:
-    """Return whether a node has checked GPUs: only to a GPU is there a copy from the host."""
+    """Return whether a node has checked GPUs: only a GPU has a copy from the host."""
     return bool(facts.get("gpus")) or "copy_gb_per_s" in metrics
 
 
@@ -269,12 +270,12 @@ def _sentence(found: NodeVerdict) -> str:
 
 
 def _progress(results: Results, step: Step, known: Collection[str] | None = None) -> str:
-    """Return how far a step is, in words: the phase, and the nodes that meet.
+    """Return the progress of a step, as text: the phase, and the nodes that meet.
 
     Args:
         results: of the steps before it.
         step: the step.
-        known: nodes whose answer, or that there is none, is known; None when it begins.
+        known: nodes that have answered or are known not to answer; None at the start.
     """
     if step.phase is Phase.ALL:
         nodes = step.meetings[0]
@@ -293,7 +294,7 @@ def _progress(results: Results, step: Step, known: Collection[str] | None = None
 
 
 def _slowest(results: Results) -> str:
-    """Return which node is the slowest so far, in words; empty where none could be."""
+    """Return the slowest node so far, as text; empty where none can be determined."""
     for metric in (*reversed(MEETING_METRICS), "compute_tflops"):
         values = results.best[metric]
         if len(values) > 1:

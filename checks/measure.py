@@ -1,9 +1,9 @@
-"""How a speed is measured on a machine that is not alone: bounded in time, best of many. No torch.
+"""Measures a speed on a shared machine: bounded in time, best of many. No torch.
 
-Work comes in pieces of about a millisecond, less than a scheduler's time slice, and the best
-piece counts: a neighbour that shares a core interrupts some pieces, never all, so that it
-condemns no node. What is the node's own limit counts: a CPU quota (cgroup) lowers the speed in the
-measure in which it took time away, or would have, had the process had the CPU for itself.
+Work is divided into pieces of about a millisecond, less than a scheduler's time slice, and the best
+piece counts. A neighbour that shares a core interrupts some pieces but never all, so that it does
+not make the node fail. The node's own limits count: a CPU quota (cgroup) lowers the speed in
+proportion to the time that it took away, or would have, if the process had the CPU for itself.
 """
 
 import time
@@ -22,7 +22,7 @@ _LEAST_REPETITIONS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long each measurement may take, in seconds, and how large a message may grow."""
+    """Time limit of each measurement, in seconds, and the maximum size of a message."""
 
     compute_s: float
     memory_s: float
@@ -32,8 +32,8 @@ class Budget:
     message_max_bytes: int
     """The largest all-reduce."""
     memory_bytes: int
-    """The buffer that is copied, on a CPU. Its pages and those of the copy are touched first, which
-    costs several times what the measurement does where many nodes share a host."""
+    """The buffer that is copied, on a CPU. Its pages and those of the copy are touched first,
+    which takes several times as long as the measurement where many nodes share a host."""
 
 
 BUDGETS: Final = {
@@ -43,9 +43,9 @@ BUDGETS: Final = {
 
 
 def needed_s(level: Level, phase: Phase) -> float:
-    """Return the seconds that the measurements of a phase take in any case, all of them together.
+    """Return the minimum time in seconds of all measurements of a phase together.
 
-    What it takes to meet, to open a device or to import torch is not in it.
+    The time to meet, to open a device or to import torch is not included.
     """
     budget = BUDGETS[level]
     meeting_s = budget.latency_s + budget.bandwidth_s
@@ -58,7 +58,7 @@ def needed_s(level: Level, phase: Phase) -> float:
 
 
 class QuotaWatch:
-    """Knows what the CPU quotas of this process's cgroups allow, and how long they held it back.
+    """Reads the CPU quotas of this process's cgroups, and for how long they throttled it.
 
     Sources: ``throttled_usec`` of cgroup v2's ``cpu.stat``, ``throttled_time`` (ns) of v1's.
     """
@@ -67,14 +67,14 @@ class QuotaWatch:
         """Watch the cgroups in ``directories``: this process's own and those above it.
 
         Args:
-            directories: where their files are.
-            share: the part of a CPU that this process gets for long, above 0 and at most 1.
+            directories: the directories of their files.
+            share: the sustained fraction of a CPU that this process gets, above 0 and at most 1.
         """
         self._files = [Path(directory) / "cpu.stat" for directory in directories]
         self.share = share
 
     def throttled_s(self) -> float:
-        """Return the seconds so far, of all CPUs together; 0 where nothing is known."""
+        """Return the throttled seconds so far, of all CPUs together; 0 where nothing is known."""
         return sum(map(_throttled_s, self._files))
 
 
@@ -99,16 +99,17 @@ def best_time_s(
 ) -> float:
     """Return the time of one ``run``: the best of as many as fit the budget.
 
-    Under a CPU quota the best piece is made longer by the share of time that the quota took away,
-    but never beyond the average, which holds every interruption: per-CPU times of a quota add up
-    to more than the time that went by. ``time = min(average, best / (1 - throttled / elapsed))``.
-    And never less than what the quota allows for long, ``best / quota.share``: on a busy machine
-    this process may not get as much of a CPU as its quota, which then takes nothing away.
+    Under a CPU quota the time of the best piece is increased by the share of time that the quota
+    took away, but never beyond the average, which includes every interruption: per-CPU times of a
+    quota add up to more than the elapsed time. ``time = min(average, best / (1 - throttled /
+    elapsed))``. It is also never less than the quota's sustained rate allows, ``best /
+    quota.share``: on a busy machine this process may not get as much of a CPU as its quota, which
+    then takes nothing away.
 
     Args:
-        run: one piece of work, finished when it returns.
-        budget_s: seconds that the repetitions may take; three are made in any case.
-        quota: tells the time that quotas took away.
+        run: one piece of work, complete when it returns.
+        budget_s: time limit of the repetitions in seconds; at least three are made.
+        quota: provides the throttled time.
         clock: seconds from any origin.
     """
     times: list[float] = []
@@ -135,13 +136,14 @@ def settled_time_s(
     after: Callable[[], object] = lambda: None,
     clock: Clock = time.perf_counter,
 ) -> float:
-    """Return the time that pieces take in the end: the median of the second half of them.
+    """Return the settled time of a piece: the median of the second half of the pieces.
 
-    For a device of its own clock and cooling: its first pieces are faster than it can go on for.
+    For a device with its own clock and cooling: its first pieces are faster than its sustained
+    speed.
 
     Args:
         timed: carries out one piece and returns its seconds.
-        budget_s: seconds that all of it may take; three pieces are made in any case.
+        budget_s: time limit in seconds; at least three pieces are made.
         after: is called after each piece, and not timed.
         clock: seconds from any origin.
     """
@@ -160,7 +162,7 @@ def largest_within(
 ) -> int:
     """Return the first of the growing ``sizes`` whose work takes ``target_s``, or the last one.
 
-    The first is always tried; each is asked for its time once.
+    The first is always tried; each size is timed once.
     """
     for size in sizes[:-1]:
         if time_s(size) >= target_s:

@@ -15,9 +15,9 @@ from .measure import Budget, QuotaWatch, best_time_s, largest_within, settled_ti
 _CPU_SIZES: Final = (128, 192, 256, 320, 384, 512, 768, 1024)
 _GPU_SIZES: Final = (1024, 2048, 4096, 8192, 12288, 16384)
 _CPU_PIECE_S: Final = 0.0007
-"""A product on a CPU: less than a scheduler's time slice (``measure``)."""
+"""Time of a product on a CPU: less than a scheduler's time slice (``measure``)."""
 _GPU_PIECE_S: Final = 0.005
-"""A product on a GPU: many times the cost of starting it."""
+"""Time of a product on a GPU: many times the cost of a launch."""
 
 _SLICE_BYTES: Final = 4 << 20
 _GPU_MEMORY_BYTES: Final = 256 << 20
@@ -25,17 +25,17 @@ _GPU_COPIES: Final = 8
 _PINNED_BYTES: Final = 64 << 20
 
 _TOLERANCES: Final = {torch.bfloat16: 0.02, torch.float32: 1e-4}
-"""What a sum of a row may be off by, in parts of n, by the precision. bfloat16: 2⁻⁹, the rounding
-of one entry, times the five standard deviations that ten thousand rows of normally distributed
-errors reach, doubled."""
+"""Maximum error of the sum of a row, as a fraction of n, by precision. bfloat16: 2⁻⁹, the
+rounding of one entry, times the five standard deviations that ten thousand rows of normally
+distributed errors reach, doubled."""
 
 
 class WrongValueError(Exception):
-    """Raised when a device or a collective returns something else than it must."""
+    """Raised when a device or a collective returns a wrong result."""
 
 
 class DeviceProbe:
-    """Measures one device. ``close`` gives its memory back to the device."""
+    """Measures one device. ``close`` returns its memory to the device."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class DeviceProbe:
         faults: ActiveFaults,
         timer: GpuTimer | None = None,
     ) -> None:
-        """Begin; nothing is measured yet.
+        """Set up; nothing is measured yet.
 
         Args:
-            device: what is measured.
-            budget: how long.
-            quota: of the CPU; it says nothing of a GPU.
-            faults: what is wrong with it on purpose.
+            device: the device to measure.
+            budget: time limits.
+            quota: of the CPU; it does not apply to a GPU.
+            faults: injected faults.
             timer: for a GPU.
         """
         self._device = device
@@ -61,8 +61,8 @@ class DeviceProbe:
         self._faults = faults
         self._on_gpu = device.type == "cuda"
         if not self._on_gpu:
-            # Threads that wait for each other at the end of each piece are fast only while all
-            # of them run: one busy neighbour would slow down every piece, best or not.
+            # Threads that wait for each other at the end of each piece are fast only while all of
+            # them run: one busy neighbour would slow down every piece, including the best.
             torch.set_num_threads(1)
 
     def compute_tflops(self) -> float:
@@ -89,9 +89,9 @@ class DeviceProbe:
         return 2.0 * size**3 / time_s / 1e12
 
     def memory_gb_per_s(self) -> float:
-        """Return the speed at which memory is copied: (bytes read + bytes written) / time / 10^9.
+        """Return the speed of a memory copy: (bytes read + bytes written) / time / 10^9.
 
-        The buffers are larger than caches; on a CPU they are walked through in slices.
+        The buffers are larger than caches; on a CPU the copy processes them in slices.
         """
         if self._on_gpu:
             return self._gpu_memory_gb_per_s()
@@ -110,7 +110,7 @@ class DeviceProbe:
     def copy_gb_per_s(self) -> float | None:
         """Return the speed from pinned host memory to the device, bytes / time / 10^9.
 
-        None where device and host are one.
+        None where the device is the host.
         """
         if not self._on_gpu:
             return None
@@ -125,7 +125,7 @@ class DeviceProbe:
         return _PINNED_BYTES / settled_time_s(run, self._budget.copy_s) / 1e9
 
     def close(self) -> None:
-        """Give back what the allocator keeps for later."""
+        """Release the memory that the allocator caches."""
         if self._on_gpu:
             torch.cuda.empty_cache()
 
@@ -141,10 +141,10 @@ class DeviceProbe:
 
     def _product_time_s(self, size: int) -> float:
         run = self._computing(self._product(size).run)
-        run()  # the first one loads kernels and starts threads
+        run()  # the first call loads kernels and starts threads
         if self._on_gpu:
             return settled_time_s(run, 0.0)
-        return best_time_s(run, 0.0, QuotaWatch())  # of a piece, not of what follows from it
+        return best_time_s(run, 0.0, QuotaWatch())  # of a piece, not of its verification
 
     def _gpu_memory_gb_per_s(self) -> float:
         source = torch.zeros(_GPU_MEMORY_BYTES, dtype=torch.uint8, device=self._device)
@@ -162,7 +162,7 @@ class DeviceProbe:
     def _computing(
         self, work: Callable[[], object], what: str = "a matrix product"
     ) -> Callable[[], float]:
-        """Return ``work`` as a piece that is finished when it returns its seconds."""
+        """Return ``work`` as a piece that is complete when it returns its seconds."""
 
         def run() -> None:
             work()
@@ -172,7 +172,7 @@ class DeviceProbe:
         slowed = self._faults.slow_compute(run)
         if not self._on_gpu:
             return lambda: _seconds(slowed)
-        # Between the two marks of the GPU's clock the host only launches: it may be held back.
+        # Between the two events of the GPU's clock the host only launches: it may be delayed.
         launch = work if slowed is run else slowed
         return lambda: self._timer.time_s(launch, what)
 
@@ -184,7 +184,7 @@ def _seconds(run: Callable[[], None]) -> float:
 
 
 def _pci_address(device: torch.device) -> str | None:
-    """Return where a GPU is, as ``/sys/bus/pci/devices`` names it; None where torch is too old."""
+    """Return the address of a GPU in ``/sys/bus/pci/devices``; None where torch is too old."""
     about: Any = torch.cuda.get_device_properties(device)
     try:
         return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
@@ -204,13 +204,13 @@ class Product:
         repeats_exactly: bool = False,
         is_wrong: bool = False,
     ) -> None:
-        """Make the matrices; nothing is multiplied yet.
+        """Create the matrices; nothing is multiplied yet.
 
         Args:
             size: rows and columns of each.
-            device: where they are.
+            device: where they are stored.
             dtype: bfloat16 or float32.
-            repeats_exactly: whether the device promises the same result, bit for bit, each time.
+            repeats_exactly: whether the device guarantees the same result, bit for bit, each time.
             is_wrong: puts a wrong value into each result, as an injected fault.
         """
         generator = torch.Generator(device).manual_seed(size)
@@ -232,12 +232,12 @@ class Product:
     def verify(self) -> None:
         """Compare the sum of the columns of A·B with A·(B·1), as Freivalds' algorithm does.
 
-        The sum of n entries of the order of √n, each rounded by itself, is off by the order of n.
-        Where the device repeats exactly, the product must also be the same, bit for bit, as at the
-        first call: cuBLAS promises that on one stream.
+        The sum of n entries of the order of √n, each rounded separately, has an error of the order
+        of n. Where the device repeats exactly, the product must also be identical, bit for bit, to
+        the first one: cuBLAS guarantees that on one stream.
 
         Raises:
-            WrongValueError: it is wrong.
+            WrongValueError: the product is wrong.
         """
         size = self.result.shape[0]
         ones = torch.ones(size, 1, device=self.result.device)
@@ -253,10 +253,10 @@ class Product:
             self._compare_with(self._first)
 
     def compare(self) -> None:
-        """Look at one more result, at the least cost: with the first, or as ``verify`` does.
+        """Check one more result at the lowest cost: against the first one, or as ``verify`` does.
 
         Raises:
-            WrongValueError: it is wrong.
+            WrongValueError: the product is wrong.
         """
         if self._first is None or not self._repeats_exactly:
             self.verify()

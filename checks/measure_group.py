@@ -1,7 +1,7 @@
-"""All-reduce among workers: latency and bandwidth, every value verified. Imports torch.
+"""All-reduce among workers: latency and bandwidth, with every value verified. Imports torch.
 
-Every worker of the group calls the same functions in the same order. What depends on time (sizes,
-numbers of repetitions) is agreed on by the slowest, so that all make the same calls.
+Every worker of the group calls the same functions in the same order. Values that depend on time
+(sizes, numbers of repetitions) are taken from the slowest worker, so that all make the same calls.
 """
 
 import inspect
@@ -24,20 +24,20 @@ from .measure_device import WrongValueError
 _LATENCY_BYTES: Final = 8 * 4
 _FIRST_BYTES: Final = 512 << 10
 _PIECE_S: Final = 0.004
-"""A message large enough for bandwidth takes this long: not so long that, on a busy machine, each
-one is interrupted."""
+"""A message large enough for bandwidth takes this long. On a busy machine, not every one of this
+length is interrupted."""
 _LEAST_REPETITIONS: Final = 5
 _MOST_REPETITIONS: Final = 1000
 _WARM_UP: Final = 3
 _PATTERN: Final = 7
-"""What ranks add has this period, so that a shifted or a lost piece shows."""
+"""The period of the pattern that ranks add, so that a shifted or a lost piece is detected."""
 _DISTINCT_RANKS: Final = 64
 """Sums of small whole numbers are exact in float32, up to 30,000 workers."""
 _LEAVE_S: Final = 5.0
 
 
 class GroupProbe:
-    """One process group, from its formation to its end. Use as a context manager."""
+    """One process group, from its formation to its shutdown. Use as a context manager."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class GroupProbe:
         """Describe a group.
 
         Args:
-            order: that its workers carry out.
-            rank: of this one.
-            limit_s: after which an operation of the group times out.
-            device: of this one.
-            budget: how long is measured.
-            faults: that are injected.
+            order: the order that its workers carry out.
+            rank: of this worker.
+            limit_s: timeout of an operation of the group.
+            device: of this worker.
+            budget: time limits of the measurements.
+            faults: injected faults.
             timer: of the device.
         """
         self._order = order
@@ -81,9 +81,9 @@ class GroupProbe:
             wait_for_workers=False,
         )
         try:
-            # torch counts the groups of a process and puts the number into the keys of the store.
-            # A group that failed to form is counted and never uncounted: workers whose numbers
-            # differ would never find each other.
+            # torch counts the groups of a process and puts the number into the keys of the store. A
+            # group that failed to form stays counted: workers whose numbers differ would never find
+            # each other.
             dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(
                 "nccl" if self._on_gpu else "gloo",
@@ -100,10 +100,10 @@ class GroupProbe:
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if self._on_gpu and error_type is not None:
-            # NCCL would wait for kernels that never end, and a context that is broken would give
-            # another reason in place of the first. The process ends instead.
+            # NCCL would wait for kernels that never end, and a broken context would replace the
+            # reason with another one. The process exits instead.
             return
-        # The store of a peer that was late may be gone: what was measured counts all the same.
+        # The store may have closed before a late peer finished: the measurements still count.
         with suppress(RuntimeError):
             if error_type is None:
                 self._leave_together()
@@ -114,7 +114,7 @@ class GroupProbe:
             torch.cuda.empty_cache()
 
     def meet(self) -> None:
-        """Wait for all the others."""
+        """Wait for all other workers."""
         self._slowest(0.0)
 
     def latency_us(self) -> float:
@@ -136,25 +136,25 @@ class GroupProbe:
 
     def _piece_s(self, size: int) -> float:
         piece = self._all_reduce(size)
-        # The first call makes the communicator, and each algorithm connects when it is first used:
-        # seconds, which say nothing of the size.
+        # The first call creates the communicator, and each algorithm connects when it is first
+        # used. That takes seconds, which are unrelated to the size.
         piece.timed()
         return self._slowest(piece.timed())
 
     def _best_time_s(self, size: int, budget_s: float) -> float:
-        """Return the best time of an all-reduce, as the slowest worker saw it."""
+        """Return the best time of an all-reduce, as measured by the slowest worker."""
         piece = self._all_reduce(size)
         start = time.perf_counter()
         for _ in range(_WARM_UP):
             piece.timed()
-        # Filling and verifying take their time too, so the whole of a repetition counts.
+        # Filling and verifying take time too, so the whole repetition counts.
         whole_s = self._slowest((time.perf_counter() - start) / _WARM_UP)
         repetitions = int(budget_s / max(whole_s, 1e-9))
         repetitions = min(max(repetitions, _LEAST_REPETITIONS), _MOST_REPETITIONS)
         return self._slowest(min(piece.timed() for _ in range(repetitions)))
 
     def _slowest(self, value: float) -> float:
-        """Return the largest of the workers' values; it is the same on all of them."""
+        """Return the largest of the workers' values, which is the same on all of them."""
         agreed = torch.tensor([value], dtype=torch.float64, device=self._device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         if self._on_gpu:
@@ -167,7 +167,7 @@ class GroupProbe:
         return _AllReduce(size, self._rank, workers, self._device, self._faults, timer)
 
     def _bound_device(self) -> dict[str, Any]:
-        """Return the argument that has NCCL connect at once; torch knows it from 2.3 on."""
+        """Return the argument that makes NCCL connect at once; torch supports it from 2.3 on."""
         knows = "device_id" in inspect.signature(dist.init_process_group).parameters
         return {"device_id": self._device} if self._on_gpu and knows else {}
 
@@ -211,11 +211,11 @@ class _AllReduce:
         self._is_slowed = self._run is not run
 
     def timed(self) -> float:
-        """Run once and return the seconds that it took.
+        """Run once and return its time in seconds.
 
         Raises:
-            WrongValueError: the sum is not what it must be.
-            TimedOutError: a GPU does not get done with it.
+            WrongValueError: the sum is wrong.
+            TimedOutError: a GPU does not finish in time.
         """
         self._buffer.copy_(self._mine)
         if self._timer is None:

@@ -9,29 +9,29 @@ from ..rendezvous.protocol.failure import blames_peer
 from .records import Fact, Metrics, Phase, Record
 
 _WORST: Final[Mapping[str, Callable[[list[float]], float]]] = {"latency_us": max}
-"""How a node's metric follows from its workers'; throughputs: by the slowest."""
+"""How a node's metric is computed from its workers' values; throughputs: the slowest."""
 
 
 class Blame(IntEnum):
-    """How likely it is that a worker's failure is its own; the lowest speaks for the node."""
+    """How likely a worker's failure is its own; the lowest value determines the node's reason."""
 
     OWN = 0
-    """It ended by itself, hung alone, or said what is wrong."""
+    """It exited by itself, hung alone, or reported an error."""
     HELD_UP = 1
-    """It gave no answer, and another worker may be the reason."""
+    """It gave no answer, and another worker may be the cause."""
     PEER = 2
-    """It says that it lost another worker."""
+    """It reports that it lost another worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """What became of an order in one worker."""
+    """The result of an order in one worker."""
 
     local_rank: int
     failure: str = ""
     held_up: bool = False
-    """It gave no answer, but another worker may be the reason: it waits for others where it was,
-    or they had failed before its time was over."""
+    """It gave no answer, but another worker may be the cause: it was waiting for others, or they
+    had failed before its time was over."""
     metrics: Metrics = field(default_factory=Metrics)
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
@@ -47,13 +47,13 @@ class WorkerAnswer:
 def merge(node: str, phase: Phase, answers: list[WorkerAnswer], workers: int) -> Record:
     """Return the node's record.
 
-    Its metrics are those of its slowest worker; its failure is the most telling one.
+    Its metrics are those of its slowest worker; its failure is the most informative one.
 
     Args:
         node: identity of the node.
-        phase: what the order was.
-        answers: one for each worker that was asked; not empty.
-        workers: how many the node has: the local rank is named where there are several.
+        phase: the phase of the order.
+        answers: one for each worker that received the order; not empty.
+        workers: number of workers of the node: the local rank is named where there are several.
     """
     failed = sorted((a for a in answers if a.failure), key=lambda a: (a.blame, a.local_rank))
     failure = ""

@@ -1,9 +1,9 @@
-"""Which nodes meet next: a function of the results so far. Pure.
+"""Decides which nodes meet next, as a function of the results so far. Pure.
 
 The ladder is facts, solo, pair, suspects, all (docs/internals/check-method.md). A node that fails
-with one partner is not yet bad: it meets others, known to be good where there are any, until it has
-passed with one, or until nothing but a fault of its own can explain its failures. There are at most
-four rounds of meetings, whatever the number of nodes, each with all its meetings at once.
+with one partner is not yet bad. It meets other nodes, known to be good where available, until it
+has passed with one, or until only a fault of its own can explain its failures. There are at most
+four rounds of meetings, whatever the number of nodes; the meetings of a round run at the same time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,38 +14,39 @@ from .records import Phase
 from .results import SOLO_METRICS, Meeting, MeetingOutcome, Results, Step
 
 MAX_ROUNDS = 4
-"""Rounds of meetings of two."""
+"""Maximum number of rounds of meetings of two."""
 
 FAULTS = 3
-"""With up to so many bad nodes and bad links in all, no node is blamed for another's fault."""
+"""With up to this many bad nodes and bad links in all, no node is blamed for another's fault."""
 
 ENOUGH_NODES = 6
-"""From so many on, one that fails with three may be healthy: a bad one fails with a fourth."""
+"""From this many nodes on, one that fails with three may be healthy: a bad one fails with a
+fourth."""
 
 PARTNERS_OF_THE_SLOW = 3
-"""With how many a node is measured that seems slow, where nothing else needs the time: on a busy
-machine a healthy one may seem so with two of them."""
+"""The number of partners with which a node that seems slow is measured, where nothing else needs
+the time: on a busy machine a healthy node may seem slow with two of them."""
 
 _ALL_STEPS = 2
-"""How often all meet: once more where the first time has shown a bad link."""
+"""The number of meetings of all: once more if the first has shown a bad link."""
 
 
 def plan(results: Results, rounds: int = MAX_ROUNDS) -> Step | None:
     """Return the next step; None when the verdict can be given.
 
     Args:
-        results: what is known.
-        rounds: after so many rounds of meetings there is no time for another one.
+        results: all results so far.
+        rounds: after this many rounds of meetings there is no time for another one.
     """
     step = _next_step(results, min(rounds, MAX_ROUNDS))
     return step if step is None else _revived(results, step)
 
 
 def _revived(results: Results, step: Step) -> Step:
-    """Let nodes that failed together be alone once more before they meet others.
+    """Order nodes that failed together to run alone once more before they meet others.
 
-    Check workers that hang are killed, those of the healthy partner too, and others import torch.
-    How long that takes says nothing of a node, and must not be taken for a failure to meet.
+    Check workers that hang are killed, including those of the healthy partner, and new ones import
+    torch. The time for that gives no information on a node, and must not count as a failed meeting.
     """
     if len(step.meetings[0]) == 1:
         return step
@@ -99,7 +100,7 @@ def _next_alone(results: Results) -> Step | None:
 
 
 def _is_slow_alone(results: Results, node: str) -> bool:
-    """Whether a node's only measurement without partners calls for a second one."""
+    """Whether a node's only measurement without partners requires a second one."""
     return any(
         len(results.measured(node, metric)) == 1 and is_slow(results, metric, node)
         for metric in SOLO_METRICS
@@ -107,12 +108,12 @@ def _is_slow_alone(results: Results, node: str) -> bool:
 
 
 def is_slow(results: Results, metric: str, node: str) -> bool:
-    """Return whether a node is worse than the median of its peers allows, or than a minimum.
+    """Return whether a node is below a minimum or worse than the median of its peers allows.
 
     Args:
-        results: what is known.
+        results: all results so far.
         metric: the name of a metric.
-        node: whose value is judged; the peers are the other ones that are sound.
+        node: whose value is judged; its peers are the other sound nodes.
     """
     value = results.best[metric].get(node)
     if value is None:
@@ -127,7 +128,7 @@ def is_slow(results: Results, metric: str, node: str) -> bool:
 
 
 def _first_pairs(results: Results) -> tuple[Meeting, ...]:
-    """Pair the new nodes: with nodes known to be good, or with each other."""
+    """Pair the new nodes with nodes known to be good, or with each other."""
     fresh = [node for node in results.sound if node not in results.vouched]
     known = [node for node in results.sound if node in results.vouched]
     if len(known) >= len(fresh):
@@ -138,7 +139,7 @@ def _first_pairs(results: Results) -> tuple[Meeting, ...]:
 
 
 class _Pairing:
-    """Meetings of one round: no node is in two of them, and none meets a partner again."""
+    """The meetings of one round: no node is in two of them, and none meets a partner again."""
 
     def __init__(self, results: Results) -> None:
         self._results = results
@@ -147,16 +148,16 @@ class _Pairing:
         self.meetings: list[Meeting] = []
 
     def pool(self, nodes: Iterable[str]) -> Iterable[str]:
-        """Return the free ones of these nodes, also later: who finds a partner is taken out.
+        """Return the free ones of these nodes; a node that finds a partner is removed later, too.
 
-        So thousands are not gone through for each of thousands.
+        This avoids a scan of thousands of nodes for each of thousands.
         """
         pool = dict.fromkeys(node for node in nodes if node not in self._busy)
         self._pools.append(pool)
         return pool
 
     def pair(self, node: str, partners: Iterable[str]) -> None:
-        """Let a free node meet the first of these partners that is free and new to it, if any."""
+        """Pair a free node with the first of these partners that is free and new to it, if any."""
         if node in self._busy:
             return
         met, busy = self._results.met(node), self._busy
@@ -172,14 +173,14 @@ class _Pairing:
 
 
 def _second_meetings(results: Results) -> tuple[Meeting, ...]:
-    """Let each node that is not yet judged meet another one."""
+    """Pair each node that is not yet judged with another one."""
     pairing = _Pairing(results)
     needy = [node for node in results.sound if _needs_partner(results, node)]
     fast = results.trusted - results.slow_in_meetings
     good = pairing.pool(node for node in results.sound if node in fast)
     for node in _most_urgent_first(results, needy):
         pairing.pair(node, good)
-    # Those for which no good node is left meet each other.
+    # Nodes for which no good partner is left meet each other.
     free = pairing.pool(needy)
     for node in needy:
         pairing.pair(node, free)
@@ -187,7 +188,9 @@ def _second_meetings(results: Results) -> tuple[Meeting, ...]:
         alike = [node for node in results.sound if results.passed[node]]
         for position, node in enumerate(alike):
             pairing.pair(node, (*alike[position + 1 : position + 2], *alike))
-    if results.rounds < MAX_ROUNDS - 1:  # the last one is for links that only all together show
+    if (
+        results.rounds < MAX_ROUNDS - 1
+    ):  # the last meeting is for links that only a meeting of all shows
         for node in results.sound:
             if node in results.slow_in_meetings and _could_be_fast(results, node):
                 pairing.pair(node, good)
@@ -198,7 +201,7 @@ def _most_urgent_first(results: Results, needy: Sequence[str]) -> list[str]:
     """Return the nodes in the order in which they get a good partner.
 
     Nodes that may be bad come before nodes that may be slow, and those with fewer failures first.
-    Of a failed pair one comes after the other: each that passes is a partner for the next.
+    The two nodes of a failed pair are separated: each that passes is a partner for the next.
     """
     order = {node: position for position, node in enumerate(results.sound)}
 
@@ -230,7 +233,7 @@ def _could_be_fast(results: Results, node: str) -> bool:
 def _slow_ones_could_hide(results: Results) -> bool:
     """Whether a few slow nodes could be in all meetings that passed, so that these look alike.
 
-    Then no meeting shows how fast the others are. It takes a minority that touches every pair:
+    Then no meeting shows the speed of the others. This takes a minority that is in every pair:
     impossible when an even number has met in pairs, or more than seven with three slow ones.
     """
     nodes = [node for node in results.sound if results.passed[node]]
@@ -247,15 +250,15 @@ def _slow_ones_could_hide(results: Results) -> bool:
 
 
 def bad_links(nodes: int) -> int:
-    """Return how many of the faults among so many nodes may be links."""
+    """Return how many of the faults among this many nodes may be links."""
     return FAULTS if nodes >= ENOUGH_NODES else FAULTS - 1
 
 
 def is_surely_bad(results: Results, node: str) -> bool:
     """Return whether a node is bad, since nothing else explains its failures.
 
-    It fails with two nodes that pass with others. And either it has failed with all others, or
-    ``FAULTS`` faults cannot explain what failed if it is none of them.
+    It must have failed with two nodes that pass with others. In addition, either it has failed with
+    all others, or ``FAULTS`` faults cannot explain the failures if it is not one of them.
     """
     failed_with = results.failed[node]
     if len(failed_with & results.trusted) < 2:
@@ -267,10 +270,11 @@ def is_surely_bad(results: Results, node: str) -> bool:
 
 
 def _failures_to_explain(results: Results, node: str) -> frozenset[Meeting]:
-    """Return the failed meetings that a node may be the reason of.
+    """Return the failed meetings that a node may have caused.
 
-    All, where ``FAULTS`` faults can explain them. Else there are more faults; they may be anywhere
-    among many nodes, but not around one: only failures count that hang together with its own.
+    These are all failed meetings, if ``FAULTS`` faults can explain them. Otherwise there are more
+    faults. They may be anywhere among many nodes, but not around one: only failures that are
+    connected with the node's own count.
     """
     if len(results.failures) <= _EXPLAINED_MAX:
         failures = frozenset(results.failures)
@@ -280,11 +284,11 @@ def _failures_to_explain(results: Results, node: str) -> frozenset[Meeting]:
 
 
 _EXPLAINED_MAX = FAULTS * MAX_ROUNDS
-"""More failed meetings ``FAULTS`` faults never explain: no node is in two of one round."""
+"""``FAULTS`` faults never explain more failed meetings: no node is in two of one round."""
 
 
 def _around(results: Results, node: str) -> frozenset[Meeting]:
-    """Return the failed meetings that hang together with those of a node; not all of too many."""
+    """Return the failed meetings that are connected with those of a node, up to a limit."""
     edges: set[Meeting] = set()
     near, todo = {node}, [node]
     while todo and len(edges) <= _EXPLAINED_MAX:
@@ -298,22 +302,22 @@ def _around(results: Results, node: str) -> frozenset[Meeting]:
 
 
 def _can_be_explained(results: Results, failures: frozenset[Meeting], innocent: str = "") -> bool:
-    """Return whether ``FAULTS`` bad nodes and links can be behind all these failed meetings.
+    """Return whether ``FAULTS`` bad nodes and links can explain all these failed meetings.
 
     Args:
-        results: what is known: a node that has passed is not bad.
+        results: all results so far; a node that has passed is not bad.
         failures: the failed meetings.
-        innocent: a node that is not bad either.
+        innocent: another node that is not bad.
     """
     could_be_bad = {name for meeting in failures for name in meeting} - results.trusted - {innocent}
 
     def explained(failures: frozenset[Meeting], faults: int, links: int) -> bool:
-        """Whether that many faults, of them so many links, are enough."""
+        """Whether this many faults, this many of them links, are enough."""
         if not failures:
             return True
         if len(failures) > faults * MAX_ROUNDS:  # no node is in more of them
             return False
-        first = min(failures)  # one fault is behind it: the link, or one of the two nodes
+        first = min(failures)  # one fault explains it: the link, or one of the two nodes
         if links and explained(failures - {first}, faults - 1, links - 1):
             return True
         return any(
@@ -342,7 +346,7 @@ def _next_for_all(results: Results, rounds: int) -> Step | None:
         return None
     if outcome is MeetingOutcome.UNKNOWN or meeting != nodes:
         return Step(Phase.ALL, (nodes,))
-    # Pairs that have not met yet may show the link that breaks it.
+    # Pairs that have not met yet may reveal the link that breaks it.
     hunt = tuple(_unmet_pairs(results, nodes)) if results.rounds < rounds else ()
     return Step(Phase.SUSPECTS, hunt) if hunt else None
 
@@ -361,10 +365,10 @@ def _unmet_pairs(results: Results, nodes: tuple[str, ...]) -> Iterator[Meeting]:
 
 
 def together(results: Results) -> tuple[str, ...]:
-    """Return which nodes could be in one world: the trusted, without an end of each bad link.
+    """Return which nodes could be in one world: the trusted, without one end of each bad link.
 
-    Of two ends the one that has not passed before stays out, then the one with more bad links,
-    then the one that comes later in the order.
+    Of the two ends, the one that has not passed before is left out; otherwise the one with more bad
+    links; otherwise the later one in the order.
     """
     order = {node: position for position, node in enumerate(results.nodes)}
     linked: dict[str, set[str]] = {}
@@ -382,7 +386,7 @@ def together(results: Results) -> tuple[str, ...]:
         *_, node = known = heappop(waiting)
         now = worst_first(node)
         if now != known:
-            heappush(waiting, now)  # it has lost bad links to nodes that stay out
+            heappush(waiting, now)  # its bad links led to nodes that are left out
         elif linked[node]:
             out.add(node)
             for other in linked.pop(node):

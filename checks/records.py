@@ -1,8 +1,8 @@
-"""What a check measured: plain values and their JSON. Pure.
+"""The results of a check: plain values and their JSON. Pure.
 
-Check workers write records as JSON lines, agents send them to the master, and reports hold them:
-this is the one place that knows their form. What is read here may come from a network: everything
-is looked at before it is believed.
+Check workers write records as JSON lines, agents send them to the master, and reports contain them.
+Only this module knows their format. Input may come from a network, so that everything is validated
+before it is used.
 """
 
 import enum
@@ -23,7 +23,7 @@ class Phase(enum.Enum):
     """The steps of the ladder, in this order (docs/internals/check-method.md)."""
 
     FACTS = "facts"
-    """What the node says of itself, without torch."""
+    """System information of the node, without torch."""
     SOLO = "solo"
     """Each device alone, then an all-reduce among the node's own workers."""
     PAIR = "pair"
@@ -31,11 +31,11 @@ class Phase(enum.Enum):
     SUSPECTS = "suspects"
     """Nodes of bad pairs meet other partners."""
     ALL = "all"
-    """One all-reduce over all nodes that are left."""
+    """One all-reduce over all remaining nodes."""
 
     @property
     def title(self) -> str:
-        """Its name for people; the value is that of messages and reports."""
+        """The phase's display name; the enum value is that of messages and reports."""
         return "system information" if self is Phase.FACTS else self.value
 
 
@@ -48,43 +48,43 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What one node measured in one order; None: not measured. Units are in the names."""
+    """The measurements of one node in one order; None: not measured. Units are in the names."""
 
     compute_tflops: float | None = None
-    """Matrix product in the training precision, the slowest device, 10^12 operations/s."""
+    """Matrix product in the training precision, of the slowest device, in 10^12 operations/s."""
     memory_gb_per_s: float | None = None
-    """Memory of the device, the slowest one, 10^9 bytes/s."""
+    """Memory bandwidth of the slowest device, in 10^9 bytes/s."""
     copy_gb_per_s: float | None = None
-    """Host to device, the slowest device."""
+    """Host to device, of the slowest device."""
     intra_gb_per_s: float | None = None
-    """All-reduce among the node's own workers, bus bandwidth as nccl-tests defines it."""
+    """All-reduce among the node's own workers: bus bandwidth as nccl-tests defines it."""
     latency_us: float | None = None
-    """All-reduce of few bytes among the nodes that meet."""
+    """Small all-reduce among the nodes of a meeting."""
     bandwidth_gb_per_s: float | None = None
-    """All-reduce of many bytes among the nodes that meet, bus bandwidth."""
+    """Large all-reduce among the nodes of a meeting: bus bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What became of one order on one node."""
+    """The result of one order on one node."""
 
     node: str
     """Identity of the node."""
     phase: Phase
     failure: str = ""
-    """Empty when the node passed, else the reason in words."""
+    """Empty when the node passed, else the reason as text."""
     metrics: Metrics = Metrics()
     facts: Mapping[str, Fact] = field(default_factory=dict)
-    """What the node says of itself, by name; units are in the names."""
+    """System information by name; units are in the names."""
 
 
 def metric_values(metrics: Metrics) -> dict[str, float]:
-    """Return what was measured, by name."""
+    """Return the measured values by name."""
     return {name: value for name, value in asdict(metrics).items() if value is not None}
 
 
 def record_to_json(record: Record) -> str:
-    """Return a record as one line; what is empty or was not measured is left out."""
+    """Return a record as one line; empty and unmeasured values are left out."""
     metrics = metric_values(record.metrics)
     parts: dict[str, Any] = {"node": record.node, "phase": record.phase.value}
     parts |= {"failure": record.failure} if record.failure else {}
@@ -94,10 +94,10 @@ def record_to_json(record: Record) -> str:
 
 
 def record_from_json(text: str | bytes) -> Record:
-    """Return the record that a line stands for.
+    """Return the record of a line.
 
     Raises:
-        RecordError: it is none, with what is wrong in words.
+        RecordError: the line is not a record; the message says why.
     """
     parts = _parse(text, "node", "phase", "failure", "metrics", "facts")
     metrics = _mapping(parts, "metrics")
@@ -118,7 +118,7 @@ def record_from_json(text: str | bytes) -> Record:
 
 
 def _line(parts: Mapping[str, Any]) -> str:
-    """Return JSON on one line; a number that is none (NaN, infinity) is a bug of the caller."""
+    """Return JSON on one line; a non-finite number (NaN, infinity) is a bug of the caller."""
     return json.dumps(parts, allow_nan=False, separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""The verdict on all nodes as JSON: what ``--check-report`` writes and the table shows. Pure."""
+"""The verdict on all nodes as JSON, for ``--check-report`` and the table. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -9,17 +9,18 @@ from .verdict import NodeVerdict, Standing, Verdicts
 _PASSED: Final = Standing.PASSED.value
 _COMMA: Final = ", "
 _FRAME_BYTES: Final = 64
-"""What the names around the nodes and larger counts take."""
+"""Bytes for the names around the nodes and for larger counts."""
 
 
 def report_to_json(verdicts: Verdicts, most_bytes: int | None = None) -> str:
     """Return a report; units are in the names of the metrics.
 
     Args:
-        verdicts: what was found.
-        most_bytes: how long it may be. Where it would be longer, the facts of nodes are left out
-            that have passed without a remark, then such nodes, then others, each the last first;
-            the report counts what is left out. None: whatever it takes.
+        verdicts: the verdicts on all nodes.
+        most_bytes: maximum size. A report that would be larger leaves out, in this order: the
+            system information of nodes that passed without a warning, then such nodes, then other
+            nodes, each from the last to the first. The report counts what is left out. None: no
+            limit.
     """
     entries = [_entry(found) for found in verdicts.nodes]
     frame: dict[str, Any] = {
@@ -46,7 +47,7 @@ def _entry(found: NodeVerdict) -> dict[str, Any]:
 
 
 def _cut(entries: list[dict[str, Any]], frame: dict[str, Any], most_bytes: int) -> None:
-    """Make room: take facts out of entries, then empty whole ones."""
+    """Reduce the size: remove system information from entries, then empty whole entries."""
     sizes = [len(_dump(entry)) + len(_COMMA) for entry in entries]
     excess = sum(sizes) + len(_dump(frame)) + _FRAME_BYTES - most_bytes
     is_plain = [e["verdict"] == _PASSED and not e["remarks"] for e in entries]
@@ -76,7 +77,7 @@ def report_from_json(text: str) -> Verdicts:
     """Return the verdicts of a report that ``report_to_json`` has written.
 
     Raises:
-        ValueError: it is no such report.
+        ValueError: the text is not such a report.
     """
     try:
         report = json.loads(text)

@@ -1,7 +1,7 @@
-"""What the ladder has found so far: the one thing that its plan and its verdict look at. Pure.
+"""The results of the ladder so far: the only input of its plan and its verdict. Pure.
 
-A *meeting* is a few nodes that carry out one order together; a *step* is all meetings of one
-moment. What follows from the outcomes for single nodes is worked out here, once for both.
+A *meeting* is a few nodes that carry out one order together; a *step* is all meetings at one time.
+This module derives what the outcomes mean for single nodes, for both the plan and the verdict.
 """
 
 import enum
@@ -28,26 +28,27 @@ METRIC_WORDS = {
     "latency_us": ("inter-node latency", "µs"),
     "bandwidth_gb_per_s": ("inter-node bandwidth", "GB/s"),
 }
-"""What each metric is called in a sentence, and its unit."""
+"""The name of each metric in a sentence, and its unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """By what the results are judged."""
+    """The rules by which the results are judged."""
 
     straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
-    """How many times worse than the median of its peers makes a straggler."""
+    """A node is a straggler if it is worse than the median of its peers by this factor."""
     minimums: Metrics = field(default_factory=Metrics)
-    """What each metric must reach at least; for a latency, what it must not exceed."""
+    """The minimum of each metric; for a latency, the maximum."""
     compute_threshold: float = 0.0
-    """The threshold of the matrix product, which varies less than the others; 0: the same."""
+    """The threshold of the matrix product, which varies less than the others; 0: the same
+    threshold."""
 
     @staticmethod
     def of(spec: CheckSpec) -> "Rules":
-        """Return the rules that a job wants.
+        """Return the rules that a job requests.
 
         Raises:
-            ValueError: a minimum names no metric or no number.
+            ValueError: a minimum does not name a metric or is not a number.
         """
         minimums = {}
         for text in spec.floors:
@@ -61,7 +62,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is to be done next, all at once."""
+    """The next orders, all at the same time."""
 
     phase: Phase
     meetings: tuple[Meeting, ...]
@@ -69,44 +70,46 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A step and what became of it. A node without a record was lost before it answered."""
+    """A step and its result. A node without a record was lost before it answered."""
 
     step: Step
     records: Mapping[str, Record]
 
 
 class MeetingOutcome(enum.Enum):
-    """What a meeting shows."""
+    """The result of a meeting."""
 
     PASSED = 1
     FAILED = 2
     UNKNOWN = 3
-    """One of its nodes was lost, or could not begin: it says nothing of the others."""
+    """One of its nodes was lost or could not start: the meeting gives no information on the
+    others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was found of a node when it passed."""
+    """The results of a node when it passed."""
 
     metrics: Mapping[str, float]
-    """The best value of each metric that was measured, by its name."""
+    """The best value of each measured metric, by its name."""
     facts: Mapping[str, Fact]
-    """Those that are compared between nodes."""
+    """The values that are compared between nodes."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """All that is known of the nodes of one ladder."""
+    """All results of the nodes of one ladder."""
 
     nodes: tuple[str, ...]
     """The nodes that are checked, in the order in which they meet."""
     vouched: frozenset[str] = frozenset()
-    """Those of them that have passed before: they only meet others."""
+    """Those of the nodes that have passed before: they only meet others."""
     steps: tuple[Answered, ...] = ()
     lost: frozenset[str] = frozenset()
     rules: Rules = field(default_factory=Rules)
     known: Mapping[str, Known] = field(default_factory=dict)
-    """What nodes that passed before are compared by; nothing where another master found it."""
+    """Values for the comparison of nodes that passed before; empty where another master checked
+    them."""
 
     # --- phases that a node goes through alone -----------------------------------------------
 
@@ -118,11 +121,11 @@ class Results:
         for phase, _, record in self._records(Phase.FACTS, Phase.SOLO):
             failure = record.failure
             if phase is Phase.SOLO:
-                if record.node not in passed:  # else only new check workers were made ready
+                if record.node not in passed:  # otherwise only new check workers were started
                     failure = failure or self._unmeasured(record.metrics)
                 had_no_time = NOT_CARRIED_OUT in failure or NO_ANSWER in failure
                 if had_no_time and record.node in passed:
-                    continue  # it has shown that it can
+                    continue  # it has passed this before
                 if not failure:
                     passed.add(record.node)
             if failure:
@@ -134,9 +137,9 @@ class Results:
         return NOT_CARRIED_OUT not in self.solo_failures.get(node, ("", NOT_CARRIED_OUT))[1]
 
     def _unmeasured(self, metrics: Metrics) -> str:
-        """Return, in words, which metric has a minimum and was not measured; empty for none.
+        """Return, as text, which metric has a minimum and was not measured; empty for none.
 
-        Nothing says that it would reach the minimum: fail closed.
+        Nothing shows that it would reach the minimum: fail closed.
         """
         for metric in SOLO_METRICS:
             minimum = getattr(self.rules.minimums, metric)
@@ -147,7 +150,7 @@ class Results:
 
     @cached_property
     def sound(self) -> tuple[str, ...]:
-        """Nodes that are there and have not failed alone."""
+        """Nodes that are connected and have not failed alone."""
         return tuple(n for n in self.nodes if n not in self.lost and n not in self.solo_failures)
 
     @cached_property
@@ -160,9 +163,9 @@ class Results:
         }
 
     def median_of_peers(self, metric: str, node: str) -> float | None:
-        """Return the median of what the sound nodes but one have reached; None without any.
+        """Return the median of the values of all sound nodes but one; None without any.
 
-        In O(log n), since it is asked for every one of thousands of nodes.
+        It takes O(log n), since it is called for each of thousands of nodes.
         """
         values = self._sound_values[metric]
         count = len(values)
@@ -192,7 +195,7 @@ class Results:
     # --- meetings ----------------------------------------------------------------------------
 
     def outcome(self, answered: Answered, meeting: Meeting) -> MeetingOutcome:
-        """Return what a meeting shows."""
+        """Return the outcome of a meeting."""
         records = [answered.records.get(node) for node in meeting]
         if any(record is None or NOT_CARRIED_OUT in record.failure for record in records):
             return MeetingOutcome.UNKNOWN
@@ -200,7 +203,7 @@ class Results:
         return MeetingOutcome.FAILED if failed else MeetingOutcome.PASSED
 
     def reason(self, answered: Answered, meeting: Meeting) -> str:
-        """Return why a meeting failed, in the words of the first node that says it."""
+        """Return why a meeting failed, as given by the first node that reports a reason."""
         said = (answered.records[node].failure for node in meeting if node in answered.records)
         return next((words for words in said if words), "")
 
@@ -216,17 +219,17 @@ class Results:
 
     @cached_property
     def failures(self) -> dict[Meeting, str]:
-        """The meetings of two nodes that failed, in their order, and why."""
+        """The failed meetings of two nodes, in their order, and the reasons."""
         return {m: words for m, outcome, words in self.meetings if outcome is MeetingOutcome.FAILED}
 
     @cached_property
     def last_failure(self) -> dict[str, str]:
-        """Why the last meeting of each node failed that did."""
+        """The reason of each node's last failed meeting."""
         return {node: words for meeting, words in self.failures.items() for node in meeting}
 
     @property
     def rounds(self) -> int:
-        """How many rounds of meetings of two there were."""
+        """The number of rounds of meetings of two."""
         return sum(a.step.phase in (Phase.PAIR, Phase.SUSPECTS) for a in self.steps)
 
     @cached_property
@@ -248,7 +251,7 @@ class Results:
         return found
 
     def met(self, node: str) -> set[str]:
-        """Return the partners with which a node has had a meeting that shows something."""
+        """Return the partners with which a node has had a meeting with a valid result."""
         return self.passed[node] | self.failed[node]
 
     @cached_property
@@ -258,15 +261,15 @@ class Results:
 
     @property
     def before(self) -> frozenset[str]:
-        """Nodes that pass whatever becomes of the others: their world has passed before.
+        """Nodes that pass whatever the results of the others: their world has passed before.
 
-        None, where all have passed before: they are here because they have not met.
+        None, where all have passed before: they are being checked because they have not met.
         """
         return self.vouched if len(self.vouched) < len(self.nodes) else frozenset()
 
     @cached_property
     def bad_links(self) -> tuple[Meeting, ...]:
-        """Pairs that failed although each of the two is known to be good."""
+        """Pairs that failed although both nodes are known to be good."""
         return tuple(m for m in self.failures if self.trusted.issuperset(m))
 
     def all_steps(self) -> list[Answered]:
@@ -279,8 +282,7 @@ class Results:
     def best(self) -> dict[str, dict[str, float]]:
         """The best value of each metric that each node has reached, by metric and node.
 
-        A meeting is as fast as its slowest node, so that a node's own speed is that of its best
-        meeting.
+        A meeting is as fast as its slowest node, so a node's own speed is that of its best meeting.
         """
         found: dict[str, dict[str, float]] = {m: {} for m in (*SOLO_METRICS, *MEETING_METRICS)}
         for node in self.vouched & self.known.keys():
@@ -300,10 +302,10 @@ class Results:
 
     @cached_property
     def slow_in_meetings(self) -> frozenset[str]:
-        """Nodes that might be slow: worse, by the threshold, than the fastest, or below a minimum.
+        """Nodes that may be slow: worse, by the threshold, than the fastest, or below a minimum.
 
-        The fastest rather than the median: where slow nodes are in most pairs, few pairs show
-        how fast the others are. This decides only which nodes meet again.
+        The reference is the fastest rather than the median: where slow nodes are in most pairs, few
+        pairs show the speed of the others. This decides only which nodes meet again.
         """
         found = set()
         for metric in MEETING_METRICS:
@@ -327,7 +329,7 @@ class Results:
         return value * threshold < reference
 
     def misses_minimum(self, metric: str, value: float) -> bool:
-        """Return whether a value is worse than what the user asks for at least."""
+        """Return whether a value is worse than the minimum that the user requires."""
         minimum = getattr(self.rules.minimums, metric)
         if minimum is None:
             return False

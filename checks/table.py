@@ -1,4 +1,4 @@
-"""The verdict on all nodes for people: a table, the reasons, the conclusion."""
+"""The verdict on all nodes as text: a table, the reasons, the conclusion."""
 
 import io
 from collections.abc import Iterable
@@ -29,17 +29,17 @@ _STYLES: Final = {
     Standing.LOST: "red",
 }
 _WIDE: Final = 120
-"""From so many columns on, the reasons have a column of their own."""
+"""From this terminal width in columns on, the reasons have a column of their own."""
 _OUTLIER: Final = "!"
 _MANY: Final = 32
-"""Nodes; more than a person reads one by one before a job starts."""
+"""Number of nodes; more than a person reads one by one before a job starts."""
 
 
 def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
-    """Write the table, a line for each reason that has no room in it, and the conclusion.
+    """Write the table, a line for each reason that does not fit into it, and the conclusion.
 
-    Metrics that no node has are left out; a cell that makes its node a straggler is marked by
-    ``!`` and by colour. Nothing is folded that a person would search for by line.
+    Metrics that no node has are left out. A cell that makes its node a straggler is marked by ``!``
+    and by color. Text that a person would search for line by line is not wrapped.
     """
     from rich.table import Table
 
@@ -71,7 +71,7 @@ def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
 
 
 def table_text(verdicts: Verdicts, width: int, *, colour: bool) -> str:
-    """Return what ``print_verdicts`` writes, for a terminal of so many columns."""
+    """Return the output of ``print_verdicts`` for a terminal of this many columns."""
     from rich.console import Console
 
     file = io.StringIO()
@@ -84,7 +84,7 @@ def table_text(verdicts: Verdicts, width: int, *, colour: bool) -> str:
 
 
 def noteworthy_nodes(verdicts: Verdicts) -> Verdicts:
-    """Return the verdicts without the nodes that have nothing to tell, where there are many."""
+    """Return the verdicts without the nodes that have nothing to report, where there are many."""
     if len(verdicts.nodes) <= _MANY:
         return verdicts
     nodes = tuple(filter(has_to_tell, verdicts.nodes))
@@ -93,12 +93,12 @@ def noteworthy_nodes(verdicts: Verdicts) -> Verdicts:
 
 
 def has_to_tell(node: NodeVerdict) -> bool:
-    """Return whether there is more to say of a node than that it has passed."""
+    """Return whether there is more to report on a node than that it has passed."""
     return node.standing is not Standing.PASSED or bool(node.remarks)
 
 
 def reasons(node: NodeVerdict) -> str:
-    """Return why a node has its verdict, and what else should be known of it."""
+    """Return the reasons of a node's verdict, and its warnings."""
     return "; ".join(part for part in (node.reason, *node.remarks) if part)
 
 
@@ -126,5 +126,5 @@ def _metric(node: NodeVerdict, name: str) -> "Text":
 def _text(text: str, style: str = "") -> "Text":
     from rich.text import Text
 
-    # Names and reasons come from other hosts: no control character of theirs reaches a terminal.
+    # Names and reasons come from other hosts: their control characters must not reach a terminal.
     return Text("".join(c if c.isprintable() else "?" for c in text), style=style)

@@ -1,7 +1,7 @@
-"""What the results mean for each node, with the reason in words. Pure.
+"""Derives the verdict on each node from the results, with the reason as text. Pure.
 
-Fail closed: only a node known to be good passes. But only a node known to be bad is condemned:
-what failed and cannot be told from a bad link or a bad partner is undecided, and worth retrying.
+Fail closed: only a node known to be good passes. Only a node known to be bad is excluded. A failure
+that cannot be distinguished from a bad link or a bad partner is undecided, and worth a retry.
 """
 
 import enum
@@ -29,56 +29,56 @@ _NAMED = 4
 
 
 class Standing(enum.Enum):
-    """What a node is found to be."""
+    """The verdict on a node."""
 
     PASSED = "passed"
     SLOW = "slow"
     """Healthy, but a straggler."""
     FAULTY = "faulty"
     UNDECIDED = "undecided"
-    """It failed, or could not be checked to the end, and others may be to blame."""
+    """It failed, or its checks were not completed, and others may be to blame."""
     LEFT_OUT = "left out"
-    """Healthy, but it and another healthy node cannot reach each other."""
+    """Healthy, but it and another healthy node cannot connect to each other."""
     LOST = "lost"
-    """It went away during the checks."""
+    """It disconnected during the checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """What was found of one node."""
+    """The verdict on one node, with its details."""
 
     node: str
     standing: Standing
     reason: str
-    """In words; empty for a node that passed without a remark."""
+    """The reason as text; empty for a node that passed without a warning."""
     metrics: Mapping[str, float]
-    """The best value of each metric that was measured, by its name."""
+    """The best value of each measured metric, by its name."""
     slow: tuple[str, ...] = ()
     """The metrics by which it is a straggler."""
     remarks: tuple[str, ...] = ()
-    """What a person should know although the node passed."""
+    """Warnings on a node that passed."""
     facts: Mapping[str, Fact] = field(default_factory=dict)
-    """What the node says of itself, where it was asked."""
+    """System information, if the node was asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What was found of all nodes."""
+    """The verdicts on all nodes."""
 
     nodes: tuple[NodeVerdict, ...]
     bad_links: tuple[tuple[str, str], ...]
     sentence: str
     """The conclusion."""
     left_out: int = 0
-    """How many nodes there was no room for."""
+    """The number of nodes that did not fit into the report."""
 
     def of(self, node: str) -> NodeVerdict:
-        """Return what was found of one node."""
+        """Return the verdict on one node."""
         return next(verdict for verdict in self.nodes if verdict.node == node)
 
 
 def verdict(results: Results) -> Verdicts:
-    """Return what the results mean; ``plan`` must have nothing more to ask."""
+    """Return the verdicts; ``plan`` must have no further step."""
     fit = frozenset(together(results))
     all_failure = _failure_of_all(results)
     unclear = _unclear_metrics(results)
@@ -138,9 +138,9 @@ def _standing(
 
 
 def _was_alone(results: Results, node: str) -> bool:
-    """Whether a node has passed the phases that need no partner, and all partners are gone.
+    """Whether a node has passed the phases without partners, and all its partners were lost.
 
-    A meeting that failed may have been its own fault, unless the partner is known to be bad.
+    A failed meeting may have been its own fault, unless the partner is known to be bad.
     """
     if any(not results.is_bad_alone(partner) for partner in results.failed[node]):
         return False
@@ -179,7 +179,7 @@ def _link_words(results: Results, node: str) -> str:
 
 
 def _failure_of_all(results: Results) -> str:
-    """Return why not all fit nodes could work together; empty where they could."""
+    """Return why the fit nodes could not work together; empty where they could."""
     nodes = together(results)
     if len(nodes) < 2 or results.before.issuperset(nodes):
         return ""
@@ -204,7 +204,7 @@ def _failure_of_all(results: Results) -> str:
 
 
 def _stragglers(results: Results, node: str, unclear: frozenset[str]) -> list[str]:
-    """Return by which metrics a node is a straggler, confirmed by a second measurement."""
+    """Return the metrics by which a node is a straggler, confirmed by a second measurement."""
     found = [
         metric
         for metric in SOLO_METRICS
@@ -225,8 +225,8 @@ def _stragglers(results: Results, node: str, unclear: frozenset[str]) -> list[st
 def _unclear_metrics(results: Results) -> frozenset[str]:
     """Return the metrics by which half of the nodes are slower than their peers.
 
-    Which nodes are slow is then unknown, but for a minimum. A meeting that was slow lowers two
-    nodes at once.
+    Which nodes are slow is then unknown, except for a minimum. One slow meeting lowers the values
+    of two nodes.
     """
     return frozenset(metric for metric in MEETING_METRICS if _are_many_slow(results, metric))
 
@@ -257,7 +257,7 @@ _FactsByNode = dict[str, Mapping[str, Fact]]
 
 
 def _facts(results: Results) -> tuple[_FactsByNode, dict[str, list[str]]]:
-    """Return what each node says of itself, and in what it differs from others, in words."""
+    """Return the warnings on each node, including its differences from other nodes, as text."""
     facts: _FactsByNode = {}
     known = {node: results.known[node].facts for node in results.vouched & results.known.keys()}
     found: list[tuple[str, str]] = []
@@ -266,7 +266,7 @@ def _facts(results: Results) -> tuple[_FactsByNode, dict[str, list[str]]]:
             told = {node: record.facts for node, record in answered.records.items() if record.facts}
             found += different_clocks(told)
             facts |= told
-        elif answered.step.phase is Phase.SOLO:  # what shows under load only
+        elif answered.step.phase is Phase.SOLO:  # values that are visible only under load
             for node, record in answered.records.items():
                 if record.facts:
                     facts[node] = {**facts.get(node, {}), **record.facts}
@@ -299,7 +299,7 @@ def _remarks(
 
 
 def exit_code(found: NodeVerdict, spec: CheckSpec) -> int:
-    """Return what a node ends with; 0: it may stay."""
+    """Return the exit code of a node; 0: it is accepted."""
     match found.standing:
         case Standing.FAULTY:
             return exit_codes.NODE_EXCLUDED
@@ -333,7 +333,7 @@ def _sentence(
     passed = sum(v.standing in (Standing.PASSED, Standing.SLOW) for v in nodes)
     for standing in (Standing.FAULTY, Standing.UNDECIDED, Standing.SLOW, Standing.LOST):
         names = [verdict.node for verdict in nodes if verdict.standing is standing]
-        # Where no node passes, the reason says it all.
+        # Where no node passes, the reason is sufficient.
         if names and (passed or standing is not Standing.UNDECIDED or not all_failure):
             parts.append(f"{standing.value}: {_names(names)}")
     if all_failure:

@@ -1,9 +1,9 @@
 """A check worker: one process per local worker, for as long as the node is being checked.
 
-It reads orders from its standard input and answers on its standard output (``worker_config`` has
-the words). End-of-file ends it. It imports torch once, while it has nothing else to do; each order
-that needs other workers has a process group of its own. Whatever a library writes to standard
-output goes to standard error instead, of which the crew keeps the end for its reports.
+It reads orders from its standard input and answers on its standard output (``worker_config``
+defines the messages). End-of-file ends it. It imports torch once, while it is idle. Each order that
+needs other workers has a process group of its own. Output of libraries to standard output is
+redirected to standard error. The crew keeps the end of that output for its reports.
 """
 
 import importlib
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
     from .measure_group import GroupProbe
 
 _PATIENCE: Final = 0.85
-"""The part of an order's time after which a collective gives up: its reason then still counts."""
+"""The fraction of an order's time after which a collective times out: its reason still counts."""
 
 _LAST_RESORT: Final = 0.05
-"""The part after which a call that does not return is given up, with the process."""
+"""The fraction after which the worker gives up a call that does not return, and exits."""
 
 
 _GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 
 
 class CheckError(Exception):
-    """Raised when a check cannot be carried out, or its outcome makes no sense."""
+    """Raised when a check cannot be carried out, or its result is implausible."""
 
 
 class CheckWorker:
@@ -69,7 +69,7 @@ class CheckWorker:
         self._answers_fd = answers_fd
         self._binds_gloo = _GLOO_INTERFACE not in os.environ
         self._interface = ""
-        """The one that leads to the store of the present order."""
+        """The network interface that leads to the store of the present order."""
         self._stage = ""
         self._has_torch = False
         self._on_gpu = False
@@ -79,10 +79,10 @@ class CheckWorker:
         self._saying = threading.Lock()
         self._last_resort: threading.Timer | None = None
         self._must_end = False
-        """The state of this process can no longer be trusted: the crew starts another."""
+        """The state of this process can no longer be trusted: the crew starts another one."""
 
     def run(self) -> None:
-        """Serve until end-of-file."""
+        """Serve orders until end-of-file."""
         with self._orders:
             while not self._must_end:
                 if not self._has_torch and not self._has_order():
@@ -102,7 +102,7 @@ class CheckWorker:
     def _import_torch(self) -> None:
         if not self._has_torch:
             self._enter(IMPORTING)
-            # What is wrong with it is said in the answer to the first order that needs it.
+            # The answer to the first order that needs it reports the error.
             with suppress(Exception):
                 importlib.import_module("torch")
                 importlib.import_module("torch.distributed")
@@ -123,8 +123,8 @@ class CheckWorker:
                     return replace(record, metrics=plausible(metrics), facts=facts)
                 case _:
                     return replace(record, metrics=plausible(self._together(order)))
-        except Exception as error:  # every way to fail is the outcome of a check
-            # A broken context or communicator cannot be trusted to come down in order.
+        except Exception as error:  # every exception is the result of a check
+            # A broken context or communicator cannot be trusted to shut down cleanly.
             self._must_end = self._must_end or self._on_gpu
             return replace(record, failure=self._in_words(error))
 
@@ -169,7 +169,7 @@ class CheckWorker:
             metrics = Metrics(compute, memory, probe.copy_gb_per_s())
         else:
             with self._group(order, device, faults) as group:
-                # Workers share PCIe: what one of them is left with shows if all copy at once.
+                # Workers share PCIe: the bandwidth left to each shows only if all copy at once.
                 group.meet()
                 self._enter("copy to the device")
                 copy = probe.copy_gb_per_s()
@@ -179,7 +179,7 @@ class CheckWorker:
         return metrics, facts
 
     def _throttled(self, device: "torch.device") -> dict[str, Fact]:
-        """Return what slows the GPU down while it is hot from work."""
+        """Return what throttles the GPU while it is hot from work."""
         if device.type == "cpu":
             return {}
         import torch
@@ -209,8 +209,8 @@ class CheckWorker:
 
         budget = BUDGETS[Level(order.level)]
         if order.phase == Phase.ALL.value:
-            # That it works, and its values, are all that counts: how fast all together are is
-            # no node's own speed.
+            # Only success and correct values count here: the speed of all together is not a node's
+            # own speed.
             budget = replace(budget, latency_s=0.0, bandwidth_s=0.0)
         self._enter(MEETING)
         if self._binds_gloo:
@@ -224,7 +224,7 @@ class CheckWorker:
         """Return the device and the faults of this order.
 
         Raises:
-            Exception: there is no such device, or no torch; or a fault was injected.
+            Exception: the device or torch is not available, or a fault was injected.
         """
         self._import_torch()
         import torch
@@ -259,10 +259,10 @@ class CheckWorker:
             self._last_resort = None
 
     def _give_up(self, order: CheckOrder) -> None:
-        """Tell what hangs, and end. In a thread of its own."""
+        """Report what hangs, and exit. Runs in a thread of its own."""
         with self._saying:
             if self._last_resort is None:
-                return  # it is answered after all
+                return  # the order was answered after all
             self._must_end = True
             failure = f"{self._stage}: it does not return, and has timed out"
             self._answer(order, Record(self._config.node, Phase(order.phase), failure=failure))
@@ -289,9 +289,9 @@ class CheckWorker:
 
 
 def bind_gloo(interface: str) -> None:
-    """Have gloo listen on an interface; where none is known (empty), choose for itself.
+    """Bind gloo to an interface; with an empty name, gloo chooses for itself.
 
-    The one of an order before, such as the loopback, may lead nowhere.
+    The interface of an earlier order, e.g. the loopback, may not reach the peers.
     """
     if interface:
         os.environ[_GLOO_INTERFACE] = interface
@@ -300,36 +300,36 @@ def bind_gloo(interface: str) -> None:
 
 
 def _environ_of_node(config: CheckWorkerConfig) -> Mapping[str, str]:
-    """Return the environment in which the GPUs of all workers of the node can be seen."""
+    """Return the environment in which the GPUs of all workers of the node are visible."""
     if config.devices is None:
         return os.environ
     return os.environ | {"CUDA_VISIBLE_DEVICES": config.devices}
 
 
 class Gpus(Protocol):
-    """What is asked of ``torch.cuda``."""
+    """The part of ``torch.cuda`` that is used here."""
 
     def is_available(self) -> bool:
         """Return whether there is a device that torch can use."""
 
     def device_count(self) -> int:
-        """Return how many it can see."""
+        """Return the number of devices that torch can see."""
 
     def init(self) -> None:
-        """Start CUDA; raises with the reason where that is not possible."""
+        """Initialize CUDA; raises with the reason where that is not possible."""
 
 
 def has_gpu(config: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
-    """Return whether a worker checks its GPU; else it checks a CPU.
+    """Return whether a worker checks its GPU; otherwise it checks a CPU.
 
     Args:
-        config: says which GPU that would be, what was asked for and what the machine shows.
-        gpus: what torch can use.
+        config: the worker's GPU, the requested accelerator and the GPUs that the machine shows.
+        gpus: the devices that torch can use.
         built_for: the kind of GPUs that torch was built for; None for none.
 
     Raises:
-        CheckError: a GPU was asked for, or torch was built for those that the machine shows, and it
-            can use none; or there are others, and none for this worker.
+        CheckError: torch can use no GPU although one was requested or torch was built for those
+            that the machine shows; or there are GPUs, but none for this worker.
     """
     if config.accelerator == "cpu":
         return False
@@ -359,10 +359,10 @@ def has_gpu(config: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> boo
 
 
 def _why_no_gpu(gpus: Gpus) -> str:
-    """Return what CUDA says, such as ``: Error 802: system not yet initialized``."""
+    """Return the error of CUDA, e.g. ``: Error 802: system not yet initialized``."""
     try:
         gpus.init()
-    except Exception as error:  # whatever it is, it is the reason
+    except Exception as error:  # any exception is the reason
         said = re.search(r"Error \d+: .*", str(error))
         text = said[0] if said else first_words(str(error))
         hint = " (is nvidia-fabricmanager running?)" if "Error 802" in text else ""
@@ -374,7 +374,7 @@ def plausible(metrics: Metrics) -> Metrics:
     """Return ``metrics`` if they are numbers that a measurement can give.
 
     Raises:
-        CheckError: one is zero, infinite or no number.
+        CheckError: a value is zero, infinite or not a number.
     """
     for name, value in asdict(metrics).items():
         if value is not None and not (value > 0 and math.isfinite(value)):
@@ -383,12 +383,12 @@ def plausible(metrics: Metrics) -> Metrics:
 
 
 def main() -> NoReturn:
-    """Be a check worker until the crew has no more orders."""
-    # The standard streams belong to libraries from here on.
+    """Run a check worker until the crew has no more orders."""
+    # Libraries may write to the standard streams from here on.
     orders, answers = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     CheckWorker(CheckWorkerConfig.from_json(sys.argv[1]), orders, answers).run()
-    # A communicator that has lost its peers could wait for them in a destructor.
+    # A communicator that has lost its peers could block in a destructor.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""One node: it attends, starts and stops its workers, reports, and ends as the verdict says.
+"""One node: connects to the master, runs its workers, reports, and exits with the verdict.
 
-The node follows the group; it decides nothing for it.
+The node executes the master's orders and makes no decisions for the group.
 """

@@ -1,8 +1,8 @@
-"""The agent: what one node does from attending to the verdict.
+"""The agent: runs one node of a job, from connecting to the master until the verdict.
 
 One loop takes events from one queue: messages of the master, events of workers, signals and
-timers, with one method for each. The agent decides nothing for the group, never polls and never
-imports torch.
+timers. Each event type has one handler. The agent makes no decisions for the group, never polls
+and never imports torch.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ from .supervisor import Supervisor
 from .worker_starter import WorkerStarter
 
 _DRAIN_S = 10.0
-"""How long the workers' last output may take to appear before the verdict is printed."""
+"""The maximum time to print the workers' remaining output before the verdict is printed."""
 
 _OfWorkers = SpawnerEvent | TimeOver
 _Event = LinkEvent | _OfWorkers | FenceTick | JobOver | Signalled | PreemptionNotice | TimeIsUp
@@ -122,12 +122,12 @@ class Agent:
         """Create an agent.
 
         Args:
-            options: of this node.
-            display: shows events.
-            starter: what its workers are started with.
-            identity: of this node, and its incarnation.
-            port: where other nodes reach it, and where it would host the store.
-            crew: its check workers; None without checks.
+            options: the options of this node.
+            display: prints events.
+            starter: the resources that workers are started with.
+            identity: the identity and incarnation of this node.
+            port: the address at which other nodes reach this node; it hosts the store there.
+            crew: the check workers of this node; None without checks.
         """
         self._options, self._display, self._starter = options, display, starter
         self._identity = identity
@@ -191,7 +191,7 @@ class Agent:
     # --- what the launcher calls -------------------------------------------------------------
 
     def attend(self) -> Attend:
-        """Return what this node says first on every stream, as of now."""
+        """Return the first message that this node sends on every stream, with current values."""
         offer = self._offers.offer  # the address of this host may have changed
         return Attend(
             protocol=PROTOCOL_VERSION,
@@ -204,14 +204,14 @@ class Agent:
         )
 
     def post(self, event: _Event) -> None:
-        """Take an event; it is handled in its turn."""
+        """Queue an event; events are handled in order."""
         self._events.put_nowait(event)
 
     async def run(self, connect: Callable[["Agent"], MasterLink]) -> int:
-        """Attend until the job is over for this node; return the exit status.
+        """Run until the job is over for this node; return the exit status.
 
         Args:
-            connect: makes the link to the master; it calls ``attend`` and ``post``.
+            connect: creates the link to the master; the link calls ``attend`` and ``post``.
 
         Raises:
             RefusedError: the master refuses this node.
@@ -244,14 +244,14 @@ class Agent:
         self._saves.close()
         self._snapshots.close()
         self._draining.close()
-        await self._checks.rest()  # or the end of the crew would start a new one
+        await self._checks.rest()  # otherwise the end of the crew would start a new crew
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
             self._display.hurry()
         return self._life.status()
 
     def _watch_for_notices(self, source: str, loop: asyncio.AbstractEventLoop) -> None:
-        # The agent of a job without them does not load these modules.
+        # Imported here: a job without preemption notices does not load these modules.
         from ..preemption.watch import watch
 
         self._watching = loop.create_task(watch(source, os.environ, self.post, self._event))
@@ -260,7 +260,7 @@ class Agent:
     # --- the master --------------------------------------------------------------------------
 
     def _fence(self) -> None:
-        """Kill the workers: no host has led for too long."""
+        """Kill the workers: there has been no leader for longer than the limit."""
         group = self._workers.group
         if group is not None and not group.state.is_killed:
             self._event(WorkersFenced(self._fencing.limit_s))
@@ -322,7 +322,7 @@ class Agent:
                 self._live(event)
 
     def _renamed(self, node_id: str) -> None:
-        """Another host has this one's name: what is said from now on is said as another node."""
+        """Take the identity that the master assigned, because of a duplicate host name."""
         if node_id != self._identity.node_id:
             self._event(ThisNodeRenamed(self._identity.node_id, node_id))
             self._identity.given(node_id)
@@ -338,9 +338,9 @@ class Agent:
             self._event(ChecksProgressed(text))
 
     async def _take_finding(self, found: CheckVerdict) -> None:
-        """Go on or leave: the checks of this node are over."""
+        """Continue or leave: the checks of this node are complete."""
         if not self._checks.hear(found):
-            return  # said twice
+            return  # a duplicate message
         await self._rest_from_checks()
         self._claim.is_checked = not found.exit_code
         if self._options.checks is not None:
@@ -425,7 +425,7 @@ class Agent:
                 await self._spawner_gone()
 
     async def _spawner_gone(self) -> None:
-        """End what workers had started: the spawner is dead, the kernel has killed the workers."""
+        """Kill orphaned processes: the spawner is dead, and the kernel has killed the workers."""
         relay = self._starter.relay
         spare = (relay.pid if relay is not None else None, self._saves.pid)
         await kill_orphans(spare=spare)
@@ -436,7 +436,7 @@ class Agent:
     # --- leaving and the end -----------------------------------------------------------------
 
     def _live(self, event: LifeEvent) -> None:
-        """Do what follows from an event for the life of this node."""
+        """Pass an event to ``Lifecycle`` and execute the orders that it returns."""
         group = self._workers.group
         situation = Situation(
             time.monotonic(),
@@ -464,12 +464,12 @@ class Agent:
                     self._event(order)
 
     def _runs(self, round_number: int) -> bool:
-        """Return whether workers of a round are here, or have just succeeded."""
+        """Return whether workers of a round are running here, or have just succeeded."""
         group = self._workers.group
         return group is not None and group.assignment.round == round_number
 
     async def _conclude(self) -> None:
-        """Save what the workers have left, before it is gone with this node."""
+        """Write the workers' snapshots to storage before this node exits."""
         verdict = self._life.verdict
         has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
         snapshot = None
@@ -477,11 +477,11 @@ class Agent:
             if verdict is not None and verdict.saving is not None:
                 snapshot = self._snapshots.part(verdict.saving)
             elif self._claim.is_first_but(verdict.failures if verdict is not None else ()):
-                snapshot = self._snapshots.newest_whole()  # what all nodes have, one writes
+                snapshot = self._snapshots.newest_whole()  # all nodes have it; one writes it
         await self._saves.conclude(self._life.time_left_s(time.monotonic()), snapshot)
 
     def last_word(self) -> None:
-        """Print how the job ended, once, after everything else."""
+        """Print the result of the job, once, after all other output."""
         if (verdict := self.verdict) is None:
             return
         self._event_log.ended(verdict)
@@ -494,7 +494,7 @@ class Agent:
 
     @property
     def verdict(self) -> Verdict | None:
-        """How the job ended; None while it runs, or if this node left before the end."""
+        """The result of the job; None while it runs, or if this node left before the end."""
         return self._life.verdict
 
     @property

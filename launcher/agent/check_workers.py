@@ -1,4 +1,4 @@
-"""The check workers of this node: as many as will train, on the same devices."""
+"""The check workers of this node: as many as training workers, on the same devices."""
 
 import os
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ def crew_plan(
     """Return the configuration of the check workers.
 
     Args:
-        node: its identity, as records have it.
-        options: of the job.
-        commands: of the workers that will train.
-        gpus_shown: the kinds of GPUs that the machine shows, and how they were counted.
+        node: the node id, as in records.
+        options: the options of the job.
+        commands: the commands of the training workers.
+        gpus_shown: the kinds of GPUs found on the machine, and how they were counted.
         cpus: the CPUs that each worker is bound to.
     """
     only_checked = options.checks.log_dir if options.checks is not None else None
@@ -66,16 +66,16 @@ def check_crew(
     """Return the check workers; none is started yet.
 
     Args:
-        options: of the job.
-        display: shows what becomes of their fork server.
-        spawner: starts them and no others.
-        starter: what the workers that will train are started with.
+        options: the options of the job.
+        display: prints the events of their fork server.
+        spawner: starts the check workers only.
+        starter: the resources that training workers are started with.
         gpus_shown: likewise for ``crew_plan``.
-        node: its identity, as records have it.
+        node: the node id, as in records.
     """
 
     def fork_server_changed(event: ForkServerEvent) -> None:
-        # A preload that fails also fails for the workers that train: this is reported once.
+        # A preload that fails also fails for the training workers: it is reported once.
         changed = PreloadChanged(event.state, options.preload, event.text, is_of_checks=True)
         display.event(changed, None if options.only_checks else Severity.DEBUG)
 

@@ -1,4 +1,4 @@
-"""What this node reports of its last round, so that a new master can take the round over."""
+"""This node's report of its last round, with which a new master can take the round over."""
 
 import time
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class OwnClaim:
         self._failures: list[_Weighed] = []
         self._since = 0.0
         self.is_checked = False
-        """The master has found this node fit for the job."""
+        """Record that this node passed the checks."""
 
     def present(self) -> Claim | None:
         """Return the claim as of now; None before the node's first round."""
@@ -32,7 +32,7 @@ class OwnClaim:
 
     @property
     def state(self) -> ClaimState | None:
-        """How far the workers of the round are; None before the first."""
+        """The state of the workers of the round; None before the first round."""
         return self._claim.state if self._claim is not None else None
 
     @property
@@ -42,10 +42,10 @@ class OwnClaim:
         return claim.rank_offset if claim is not None and claim.nodes else None
 
     def is_first_but(self, failures: Iterable[Failure]) -> bool:
-        """Return whether this node had the least rank of the last round, less those that were lost.
+        """Return whether this node had the lowest rank of the last round, except for lost nodes.
 
         Args:
-            failures: in which a lost node has its rank.
+            failures: of the round; the failure of a lost node has its rank.
         """
         claim = self._claim
         if claim is None or not claim.nodes:
@@ -63,7 +63,7 @@ class OwnClaim:
         return self._claim is None or self._claim.round <= round_number
 
     def started(self, assignment: Assignment) -> None:
-        """Begin the claim of a round: its workers are started."""
+        """Start the claim of a round whose workers are being started."""
         self._since = time.monotonic()
         self._failures = []
         self._claim = Claim(
@@ -80,7 +80,7 @@ class OwnClaim:
         )
 
     def became_spare(self) -> None:
-        """Claim to be in no round's world, so that no later master takes this node for a member."""
+        """Claim to be in no round's world, so that no later master counts this node as a member."""
         known = self._claim
         self._failures = []
         self._claim = Claim(
@@ -97,7 +97,7 @@ class OwnClaim:
         )
 
     def failed(self, failure: Failure) -> None:
-        """A worker of the round failed."""
+        """Record the failure of a worker of the round."""
         assert self._claim is not None
         self._failures.append(_Weighed.of(failure))
         _bound(self._failures)
@@ -105,18 +105,18 @@ class OwnClaim:
         self._claim = replace(self._claim, failures=failures)
 
     def done(self) -> None:
-        """The workers that decide have exited 0."""
+        """Record that the deciding workers have exited with 0."""
         assert self._claim is not None
         self._claim = replace(self._claim, state=ClaimState.DONE)
 
     def stopped(self, round_number: int) -> None:
-        """Note that no worker of that round is alive; ignored for another round."""
+        """Record that no worker of that round is alive; ignored for another round."""
         if self._claim is not None and self._claim.round == round_number:
             self._claim = replace(self._claim, state=ClaimState.STOPPED)
 
 
 class _Weighed(NamedTuple):
-    """A failure and its rank among failures, which is slow to compute."""
+    """A failure and its cached sort key, which is slow to compute."""
 
     can_go: bool
     evidence: Evidence
@@ -133,7 +133,7 @@ class _Weighed(NamedTuple):
 def _bound(failures: list[_Weighed]) -> None:
     """Drop failures until the claim fits a message, and a verdict shows all of them.
 
-    Likely root causes stay, the first among equals, and every worker that survives SIGKILL.
+    Likely root causes are kept, the first among equals, and every worker that survives SIGKILL.
     """
     while len(failures) > 1 and (
         len(failures) > defaults.FAILURES_IN_VERDICT

@@ -1,4 +1,4 @@
-"""From the exit of a worker to its failure record: error file, last lines, OOM killer."""
+"""Creates the failure record of a worker: error file, last lines of stderr, OOM kill."""
 
 import json
 import os
@@ -17,26 +17,26 @@ from ..spawner.client import Exited
 from .worker_group import WorkerGroup
 
 STDERR_WAIT_S = 0.2
-"""How long the report of a failure waits for the end of the worker's stderr."""
+"""The maximum time that a failure report waits for the end of the worker's stderr."""
 
 SHORTAGE = os.EX_TEMPFAIL
-"""The kernel had no process or file for it; this may pass."""
+"""Exit code: the kernel had no free process or file descriptor; this may be transient."""
 
 
 class FailureRecords:
-    """Makes the records of one node's failures."""
+    """Creates the failure records of one node."""
 
     def __init__(self, host: str, role: str) -> None:
-        """Of the node with this name, whose workers have this role."""
+        """Create the records of the node with this name, whose workers have this role."""
         self._host, self._role = host, role
         self._oom = OomWatch()
 
     def begin(self) -> None:
-        """A round begins."""
+        """Start a round."""
         self._oom.begin()
 
     async def of_worker(self, group: WorkerGroup, event: Exited, *, after_stop: bool) -> Failure:
-        """Return that of a worker that exited non-zero, with the last of what it wrote."""
+        """Return the record of a worker that exited non-zero, with its last output."""
         tail = await group.stderr_tail(
             event.local_rank, defaults.STDERR_TAIL_MAX_BYTES, 0.0 if after_stop else STDERR_WAIT_S
         )
@@ -54,12 +54,12 @@ class FailureRecords:
         )
 
     def of_start(self, at: Assignment, local_rank: int, exit_code: int, why: str) -> Failure:
-        """Return that of a worker that could not be started; the arguments: ``start_failure``."""
+        """Return the record of a worker that did not start; arguments as in ``start_failure``."""
         host, role = self._host, self._role
         return start_failure(at, local_rank, host=host, role=role, exit_code=exit_code, why=why)
 
     def of_store(self, group: WorkerGroup, exit_code: int, log: str) -> Failure:
-        """Return that of a store process, of which ``log`` is the last that it wrote."""
+        """Return the record of a store process; ``log`` is its last output."""
         return store_failure(
             group.assignment,
             host=self._host,
@@ -71,7 +71,7 @@ class FailureRecords:
         )
 
     def of_stuck(self, at: Assignment, pids: Sequence[int]) -> Failure:
-        """Return that of processes that survive SIGKILL."""
+        """Return the record of processes that survive SIGKILL."""
         return stuck_failure(at, host=self._host, role=self._role, pids=pids)
 
     def _is_out_of_memory(self, exit_code: int) -> bool:
@@ -79,8 +79,8 @@ class FailureRecords:
 
 
 _RANK_PREFIX = r"(?m)^\[rank[0-9]+\]: ?"
-"""What torch puts before each line of an uncaught exception, and of its warnings, once its process
-group is there. The record names the rank itself."""
+"""The prefix that torch writes before each line of an uncaught exception and of its warnings, once
+its process group exists. The record has the rank in a field."""
 
 
 def worker_failure(
@@ -121,7 +121,7 @@ def worker_failure(
 
 
 def ended_by_timer(failure: Failure, scope: str) -> Failure:
-    """Return the record of a worker that was killed because a timer of its own ran out."""
+    """Return the record of a worker that was killed because a timer that it set has expired."""
     why = f"its timer {scope!r} expired (torch.distributed.elastic.timer)"
     return replace(failure, message=why, error_json=json.dumps({"message": {"message": why}}))
 
@@ -132,10 +132,10 @@ def start_failure(
     """Return the record of a worker that could not be started.
 
     Args:
-        assignment: of the node.
-        local_rank: of the worker.
-        host: of the node.
-        role: of the node.
+        assignment: the assignment of the node.
+        local_rank: the local rank of the worker.
+        host: the name of the node.
+        role: the role of the node.
         exit_code: ``NOT_EXECUTED`` or ``SHORTAGE``.
         why: the reason, as part of a sentence.
     """
@@ -166,13 +166,13 @@ def store_failure(
     """Return the record of a store process that ended while workers needed it.
 
     Args:
-        assignment: of the node that hosted it.
-        host: of that node.
-        role: of that node.
-        pid: of the process; 0 if it could not be started.
-        exit_code: as ``subprocess`` has it.
-        log: the last lines of what it wrote.
-        out_of_memory: the kernel's OOM killer did it.
+        assignment: the assignment of the node that hosted the store.
+        host: the name of that node.
+        role: the role of that node.
+        pid: the process id; 0 if the process could not be started.
+        exit_code: in the form of ``subprocess``.
+        log: the last lines of its output.
+        out_of_memory: whether the kernel's OOM killer ended it.
     """
     return Failure(
         kind=FailureKind.STORE,
@@ -211,7 +211,7 @@ def stuck_failure(assignment: Assignment, *, host: str, role: str, pids: Sequenc
 
 
 def _last_line(text: str) -> str:
-    """Return the last line that is not blank: in a Python traceback, type and text."""
+    """Return the last line that is not blank; in a Python traceback, exception type and text."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip()[:MESSAGE_MAX_CHARS] if lines else ""
 

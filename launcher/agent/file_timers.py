@@ -1,11 +1,11 @@
-"""The agent's end of ``torch.distributed.elastic.timer``: in a worker, ``with expires(60): ...``.
+"""The agent's side of ``torch.distributed.elastic.timer``: in a worker, ``with expires(60): ...``.
 
 With ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` a worker writes lines of JSON to the FIFO that
 ``TORCHELASTIC_TIMER_FILE`` names (torch's ``file_based_local_timer.py``):
 
     {"version": 1, "pid": 17, "scope_id": "train.py#5", "expiration_time": 1.7e9, "signal": 9}
 
-sets a timer, in Unix time of this host; a negative time takes it back. Anything else is ignored.
+sets a timer, in Unix time of this host; a negative time cancels it. Other lines are ignored.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ _MAX_TIMERS = 10_000
 _READ_BYTES = 65_536
 
 Expired = Callable[[int, str, int], None]
-"""Takes the process id, the name of the timer, and the signal to send (0: none)."""
+"""Receives the process id, the name of the timer, and the signal to send (0: none)."""
 
 
 class FileTimers:
-    """The FIFO, and the timers that run. One per agent."""
+    """The FIFO and the active timers. One per agent."""
 
     def __init__(self, path: str) -> None:
-        """Make the FIFO; one that an earlier agent left is replaced.
+        """Create the FIFO; one that an earlier agent left behind is replaced.
 
         Raises:
-            UsageError: there can be no FIFO at ``path``.
+            UsageError: no FIFO can be created at ``path``.
         """
         try:
             if os.path.lexists(path) and stat.S_ISFIFO(os.lstat(path).st_mode):
                 os.unlink(path)
             os.mkfifo(path, 0o600)
-            # Also for writing: without a writer it would be at its end, and readable for ever.
+            # Also opened for writing: without a writer the FIFO would be at EOF, always readable.
             self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise UsageError(
@@ -56,17 +56,17 @@ class FileTimers:
         self._expired: Expired | None = None
 
     def listen(self, loop: asyncio.AbstractEventLoop, expired: Expired) -> None:
-        """Read requests from now on; call ``expired`` for each timer that runs out."""
+        """Read requests from now on; call ``expired`` for each timer that expires."""
         self._expired = expired
         loop.add_reader(self._fifo, self._read)
 
     def forget(self, pid: int | None = None) -> None:
-        """Stop the timers of a process; None: all timers."""
+        """Cancel the timers of a process; None: all timers."""
         for key in [key for key in self._timers if pid in (None, key[0])]:
             self._timers.pop(key).cancel()
 
     def close(self) -> None:
-        """Remove the FIFO, unless it is gone or another agent has made its own there."""
+        """Remove the FIFO, unless it is gone or another agent has created its own at the path."""
         self.forget()
         with contextlib.suppress(OSError):
             if os.path.samestat(os.lstat(self.path), os.fstat(self._fifo)):
@@ -102,10 +102,10 @@ class FileTimers:
 
 
 def make_file_timers(environ: MutableMapping[str, str]) -> FileTimers | None:
-    """Return the timers and name their FIFO in ``environ``, if the user has asked for them.
+    """Return the timers and set the FIFO's variable in ``environ``, if the user enabled timers.
 
     Raises:
-        UsageError: there can be no FIFO where the user wants it.
+        UsageError: no FIFO can be created at the user's path.
     """
     if environ.get(_ENABLED) != "1":
         return None

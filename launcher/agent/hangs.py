@@ -1,4 +1,4 @@
-"""This node's part in finding hangs: it tells of late workers, and where its workers are."""
+"""This node's part in hang detection: reports late workers, and the stacks of its workers."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ from ..stacks.reports import StackReports
 from .worker_group import WorkerGroup, WorkerGroupState
 
 STACKS_FILE = "hang.txt"
-"""In the folder of the attempt."""
+"""The file name in the folder of the attempt."""
 
 
 class Hangs:
-    """Sleeps until a worker could be late, and tells the master once of each that is."""
+    """Sleeps until a worker could be late, and reports each late worker to the master once."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class Hangs:
         send: Callable[[StackReport | Suspicion], None],
         note: Callable[[Event], None],
     ) -> None:
-        """Create it.
+        """Create the hang detection of one node.
 
         Args:
             spec: when a worker is late; None: never.
-            host: this node's name, for people.
-            send: says something to the master.
-            note: takes events.
+            host: the display name of this node.
+            send: sends a message to the master.
+            note: receives events.
         """
         self._reports = StackReports(host, send)
         self._lateness = Lateness(spec.timeout_s, spec.start_s) if spec is not None else None
@@ -44,21 +44,21 @@ class Hangs:
         self._timer: asyncio.TimerHandle | None = None
 
     def report(self, number: int, group: WorkerGroup | None) -> None:
-        """Answer the master, which asks where the workers are."""
+        """Send the stacks of the workers, which the master has requested."""
         if group is not None:
             self._reports.report(number, group.assignment.node_rank, group.running)
         else:
             self._reports.report(number, -1, ())
 
     def begin(self, group: WorkerGroup | None) -> None:
-        """The workers of a round have been started."""
+        """Start to watch the workers of a round, which have been started."""
         self._group = group
         if self._lateness is not None and group is not None:
             self._lateness.begin(time.monotonic())
             self._look()
 
     def answered(self, answer: NoHang) -> None:
-        """The master has looked: late workers do not hang."""
+        """Handle the master's decision that late workers do not hang."""
         if self._lateness is None or (group := self._running) is None:
             return
         at = group.assignment
@@ -69,25 +69,25 @@ class Hangs:
             self._look()
 
     def repeat(self) -> None:
-        """The master may be another one, which has heard of nothing."""
+        """Report late workers again: the master may be a new one."""
         if self._lateness is not None:
             self._lateness.repeat()
             self._look()
 
     def keep(self, stop: Stop, group: WorkerGroup) -> None:
-        """Write where all ranks were when the workers hung, where log files are kept."""
+        """Write the stacks of all ranks of the hang to the log folder, if log files are kept."""
         directory = group.logs.directory
         if not stop.stacks or directory is None:
             return
         path = os.path.join(directory, STACKS_FILE)
-        with contextlib.suppress(OSError):  # a full disk: the report has the beginning of it
+        with contextlib.suppress(OSError):  # a full disk: the report has the first part
             with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{stop.reason}\n\n{stop.stacks}\n")
             at = group.assignment
             self._note(StacksKept(at.round, at.node_rank, path))
 
     def close(self) -> None:
-        """Look no more, and send no report."""
+        """Stop watching, and send no further report."""
         self._reports.close()
         self._look_no_more()
 

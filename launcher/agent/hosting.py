@@ -1,4 +1,4 @@
-"""Whether this agent hosts the master, and the agent's link to it."""
+"""Decides whether this agent hosts the master, and creates the agent's link to it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ Note = Callable[[Event], None]
 
 
 class Hosting:
-    """The master of this process, if it has one, and how its agent reaches the job's master."""
+    """The master in this process, if any, and the agent's link to the job's master."""
 
     def __init__(
         self, options: RendezvousOptions, note: Note, trust: "Trust | None" = None
@@ -56,27 +56,27 @@ class Hosting:
         self._trust = trust
         self._note = note
         self._address: Endpoint | None = None
-        """Where the master would listen, if it belongs in this process; None if it does not."""
+        """The listen address, if the master belongs in this process; otherwise None."""
         self._port_is_taken = False
         self._retry: asyncio.Task[None] | None = None
         self._server: MasterServer | None = None
         self._succession: Succession | None = None
         self._master: Master | None = None
         self._over: asyncio.Future[Verdict] | None = None
-        """The verdict, when this host has led the job to its end, as one of several that may."""
+        """The verdict, when this host was the last leader among several candidates."""
         self.where = "standalone"
-        """A sentence about the master that this node attends."""
+        """A description, for the user, of the master that this node connects to."""
 
     @property
     def master(self) -> Master | None:
-        """The master in this process; where several hosts may lead, while this one does."""
+        """The master in this process; with several candidates, only while this host leads."""
         return self._master if self._succession is None else self._succession.master
 
     async def start(self) -> None:
         """Start the master if it belongs in this process.
 
         Raises:
-            UsageError: the endpoint cannot be listened at.
+            UsageError: this process cannot listen at the endpoint.
         """
         endpoint = self._options.endpoint
         if endpoint is None:
@@ -104,7 +104,7 @@ class Hosting:
         if address is None:
             if not self._options.hosts_master:
                 return
-            # The name is that of a service or a translated address in front of this host.
+            # The name belongs to a service or to a translated address in front of this host.
             address = Endpoint(any_address(), endpoint.port)
         self._address = address
         await self._serve(address)
@@ -112,7 +112,7 @@ class Hosting:
     def connect(self, agent: "Agent") -> MasterLink:
         """Return the agent's link to the master."""
         if self._succession is not None:
-            # A node that is not connected when the job ends would look for a leader, in vain.
+            # A node that is disconnected when the job ends would search for a leader in vain.
             self._succession.over.add_done_callback(
                 lambda over: agent.post(JobOver(unheard(over.result())))
             )
@@ -120,10 +120,10 @@ class Hosting:
                 lambda refused: agent.post(Refused(refused.result()))
             )
         if self._over is not None:
-            # Also if it leads: this host's own master ends with the agent.
+            # Also while this host leads: its own master ends with the agent.
             self._over.add_done_callback(lambda over: agent.post(JobOver(over.result())))
         if self.master is not None:
-            # Without a socket: it cannot break, and needs no pings.
+            # There is no socket: the link cannot break, and needs no pings.
             return LocalLink(self.master, agent.attend, agent.post)
         from ...rendezvous.transport.client import GrpcLink
 
@@ -134,7 +134,7 @@ class Hosting:
             agent.attend,
             self._watched(agent.post) if self._port_is_taken else agent.post,
             silence_s=self._options.timeouts.silence_s,
-            # Also if the holder of the port does not answer: it may be a master that is frozen.
+            # Also if the owner of the port does not respond: it may be a frozen master.
             connect_timeout_s=self._options.timeouts.connect_timeout_s,
             master_timeout_s=self._options.timeouts.master_timeout_s,
             port_is_taken=self._port_is_taken,
@@ -144,31 +144,31 @@ class Hosting:
 
     @property
     def serves_others(self) -> bool:
-        """Whether the master is here and other nodes attend it."""
+        """Whether the master is in this process and other nodes connect to it."""
         return self._server is not None and self._succession is None
 
     @property
     def is_needed(self) -> bool:
-        """Whether the master is here and the other nodes are about to need it."""
+        """Whether the master is in this process and other nodes are about to need it."""
         is_here = self._server is not None and self.master is not None
         return is_here and self.master is not None and not self.master.group.is_settled
 
     async def settled(self) -> None:
-        """Return when the master is not needed (``is_needed``)."""
+        """Wait until the master is not needed (``is_needed``)."""
         if self.master is not None:
             await self.master.settled()
 
     async def stop(self, *, wait: bool) -> None:
-        """End the master.
+        """Stop the master.
 
         Args:
-            wait: until every node has heard the verdict.
+            wait: first wait until every node has received the verdict.
         """
         if self._retry is not None:
-            await self._retry  # it takes a moment, and what it has begun must be ended
+            await self._retry  # this is short, and the server that it starts must be stopped
         master, verdict = self.master, None
         if master is not None and self._succession is not None:
-            # If it was elected after the verdict of an earlier leader, it may never give one.
+            # A leader elected after the verdict of an earlier leader may never give one.
             wait &= master.group.verdict is not None
         if master is not None and wait:
             verdict = await master.finished()
@@ -187,8 +187,8 @@ class Hosting:
         try:
             await server.start(address)
         except PortInUseError:
-            # Another agent of this host was first, or the master of the previous job is
-            # about to end; or it is something else, as we shall see.
+            # The port belongs to another agent of this host, to the master of the previous job,
+            # which is about to exit, or to another program. The connection will show which.
             await server.stop()
             self._port_is_taken = True
             return
@@ -197,10 +197,10 @@ class Hosting:
         tell_if_open(address, self._trust, self._note)
 
     def _watched(self, post: Callable[[LinkEvent], None]) -> Callable[[LinkEvent], None]:
-        """Take over the port if it becomes free before a master there has answered.
+        """Take over the port if it becomes free before a master there has responded.
 
-        It then belonged to the previous job, whose master does not answer a new node. A master
-        that has answered is waited for: the scheduler restarts it in its place.
+        The port then belonged to the previous job, whose master does not respond to a new node.
+        If a master has responded, this node waits for it: the scheduler restarts that master.
         """
         has_spoken = False
 
@@ -245,7 +245,7 @@ class Hosting:
 
 
 def tell_if_open(address: Endpoint, trust: "Trust | None", note: Note) -> None:
-    """Say that others may reach a master without a token."""
+    """Warn that unauthenticated clients can reach a master that has no token."""
     if trust is None and not is_loopback(address.host):
         note(UnauthenticatedClientsAccepted(str(address)))
 
@@ -258,13 +258,14 @@ async def listed_host(
     note: Note,
     trust: "Trust | None",
 ) -> "tuple[Succession, MasterServer] | None":
-    """Vote, and lead when nothing else does, at the first endpoint that is of this host and free.
+    """Become a candidate at the first free endpoint of this host: vote, and lead if elected.
 
     Returns:
-        What votes and what listens; None where no endpoint is of this host, or none is free.
+        The succession, which votes, and its server; None where no endpoint belongs to this host,
+        or none of them is free.
 
     Raises:
-        UsageError: it cannot be listened at.
+        UsageError: this process cannot listen at the endpoint.
     """
     from ...rendezvous.lease.succession import Succession
     from ...rendezvous.transport.lease_calls import LeaseCalls
@@ -302,7 +303,7 @@ async def listed_host(
 def group_settings(
     timeouts: Timeouts, rescale_delay_s: float = defaults.RESCALE_DELAY_S
 ) -> GroupSettings:
-    """Return the time limits of a master; ``rescale_delay_s`` is for jobs that set none."""
+    """Return the time limits of a master; ``rescale_delay_s`` applies to jobs that set none."""
     return GroupSettings(
         join_timeout_s=timeouts.join_timeout_s,
         last_call_timeout_s=timeouts.last_call_timeout_s,
@@ -315,7 +316,7 @@ def group_settings(
 def new_examiner() -> Examiner:
     """Return the function that starts the checks of a job.
 
-    Results of nodes that pass are kept: nodes that come later are compared with them.
+    Results of nodes that pass are kept, for comparison with nodes that connect later.
     """
     known: dict[str, Known] = {}
 
@@ -328,7 +329,7 @@ def new_examiner() -> Examiner:
 
 
 def unheard(exit_code: int) -> Verdict:
-    """Return the verdict for a node of which only the exit status has been told."""
+    """Return the verdict for a node that received only the exit status."""
     has_succeeded = exit_code == exit_codes.SUCCESS
     return Verdict(
         outcome=Outcome.SUCCEEDED if has_succeeded else Outcome.RENDEZVOUS_FAILED,

@@ -1,4 +1,4 @@
-"""This node's identity, which stays the same when its agent is restarted, and its incarnation."""
+"""This node's identity, which is stable across restarts of the agent, and its incarnation."""
 
 import contextlib
 import fcntl
@@ -14,18 +14,18 @@ _MOST_PER_HOST = 4096
 class NodeIdentity:
     """The identity of this agent, held for as long as the process lives.
 
-    It is the host's name and the first number that no other agent of the same job on this host
-    has. The number is held by a lock on a file in a folder that only this user can write to; the
-    kernel frees it with the process. An agent that is restarted in place finds its old file free
-    and is the same node again. Where the master has given it another number, because another host
-    has the same name, the file says which. A file that nothing holds is harmless.
+    The identity is the host's name and the first number that no other agent of the same job on this
+    host has. The number is held by a lock on a file, in a folder that only this user can write to;
+    the kernel releases the lock with the process. An agent that is restarted on the same host finds
+    its old file unlocked and is the same node again. If the master has assigned another number,
+    because of a duplicate host name, the file contains that number. An unlocked file is harmless.
     """
 
     def __init__(self, job_id: str) -> None:
         """Take the first free number.
 
         Args:
-            job_id: agents of one job and one user do not get the same number on one host.
+            job_id: numbers are unique among one user's agents of one job on one host.
         """
         self.host = socket.gethostname()
         self.incarnation = os.urandom(8).hex()
@@ -33,17 +33,17 @@ class NodeIdentity:
         self.node_id = f"{self.host}/{number}"
 
     def given(self, node_id: str) -> None:
-        """The master has given another identity; a restarted agent begins with it."""
+        """Take the identity that the master assigned; a restarted agent starts with it."""
         self.node_id = node_id
         number = node_id.rpartition("/")[2]
         if number.isascii() and number.isdecimal():
             self._write(number)
 
     def close(self, *, is_over: bool = False) -> None:
-        """Free the number.
+        """Release the number.
 
         Args:
-            is_over: the job is over: the next one of this name begins anew.
+            is_over: the job is over: the next job of this name starts without an assigned number.
         """
         if self._file is not None:
             if is_over:
@@ -53,14 +53,14 @@ class NodeIdentity:
 
     def _write(self, number: str) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk: then a restart asks for the old one
+            with contextlib.suppress(OSError):  # a full disk: a restart requests the old number
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, number.encode(), 0)
 
 
 def _claim_number(job_id: str) -> tuple[int | None, int]:
-    """Return the file that holds a number, and the number; no file where there can be none."""
-    # Two ids with one sum only skip numbers. Each network namespace is a host.
+    """Return the locked file and its number; no file where none can be created."""
+    # Two ids with the same checksum only skip numbers. Each network namespace is a host.
     name = f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}.{_network()}"
     taken: set[int] = set()
     try:
@@ -75,7 +75,7 @@ def _claim_number(job_id: str) -> tuple[int | None, int]:
                 os.close(file)
                 taken.add(number)
                 continue
-            while number in taken:  # a neighbour was given the number that would be ours
+            while number in taken:  # the master assigned this number to another agent here
                 number += 1
             return file, number
     except OSError:
@@ -99,12 +99,12 @@ def _folder() -> Path:
     """Return the folder of the locks, which no other user can write to.
 
     Raises:
-        OSError: there is none, and none can be made.
+        OSError: there is none, and none can be created.
     """
     places = [_shared_folder()]
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     if given.startswith("/"):
-        places.append(Path(given) / "ft-run")  # another user stands in the way of the first
+        places.append(Path(given) / "ft-run")  # the first may belong to another user
     for place in places:
         with contextlib.suppress(OSError):
             place.mkdir(mode=0o700)
@@ -114,7 +114,7 @@ def _folder() -> Path:
 
 
 def _shared_folder() -> Path:
-    # Not what TMPDIR or the session names: all agents of a user on a host have to find it.
+    # Independent of TMPDIR and the session: all agents of a user on a host must find it.
     return Path(f"/tmp/ft-run-{os.getuid()}")  # noqa: S108 - its owner and mode are looked at
 
 

@@ -1,10 +1,10 @@
-"""What may still happen to this node: every state of its life, and every way to the next one.
+"""The lifecycle of this node: its states and the transitions between them.
 
     RUNNING → PREEMPTED → LEAVING → AWAITING_MASTER → LEFT
        └──────────┴──→ JOB_OVER, or FAILED
 
-Nothing here waits, sends or reads a clock. An event and what the agent knows at that moment go in,
-orders come out; the agent carries them out one after the other.
+This module is pure: it does not wait, send messages or read a clock. Its input is an event and the
+agent's current ``Situation``. Its output is a list of orders, which the agent executes in order.
 """
 
 import enum
@@ -33,26 +33,27 @@ from ..options import LaunchOptions
 from ..preemption.notice import PreemptionNotice
 
 MASTER_WAIT_S: Final = 5.0
-"""The longest time that a leaving node waits for an absent master, to tell it why."""
+"""The maximum time that a leaving node waits for a disconnected master, to report the reason."""
 PATIENCE_MIN_S: Final = 1.0
-"""What workers have to end after SIGTERM at least, however late it is."""
+"""The minimum time that workers have to exit after SIGTERM, even if the deadline has passed."""
 
 
 class Stage(enum.Enum):
-    """How far the life of a node is."""
+    """The stage of a node's lifecycle."""
 
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """The machine will be gone: all ranks save one state first."""
+    """The node is being preempted: all ranks save a consistent snapshot first."""
     FAILED = "failed"
-    """It ends for a reason of its own; its workers are being stopped."""
+    """The node ends because of a local error; its workers are being stopped."""
     LEAVING = "leaving"
-    """A signal or a notice has asked it to leave; its workers are being stopped, and time runs."""
+    """A signal or a preemption notice has ended this node's part in the job; its workers are being
+    stopped within a time limit."""
     AWAITING_MASTER = "awaiting master"
-    """No worker is left. A master that is absent would take this node for lost."""
+    """No worker is running. The master is disconnected and would count this node as lost."""
     LEFT = "left"
     JOB_OVER = "job over"
-    """The verdict has come."""
+    """The verdict has been received."""
 
 
 NEXT: Final[Mapping[Stage, frozenset[Stage]]] = {
@@ -69,27 +70,27 @@ NEXT: Final[Mapping[Stage, frozenset[Stage]]] = {
 _MAY_LEAVE: Final = frozenset(stage for stage, after in NEXT.items() if Stage.LEAVING in after)
 
 
-# --- events: what happens to a node; besides these, some messages of the master ------------------
+# --- events; some messages of the master are events as well --------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """This process got a signal."""
+    """This process received a signal."""
 
     number: int
 
 
 class TimeIsUp:
-    """The time of the last ``Wake`` is over."""
+    """The timer of the last ``Wake`` has expired."""
 
 
 class WorkersGone:
-    """Nothing is left of the workers."""
+    """All processes of the workers have exited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The job is over; ``override`` is why this node ends differently from it."""
+    """The job is over; ``override`` is the error with which this node ends instead."""
 
     verdict: Verdict
     override: FtRunError | None = None
@@ -97,53 +98,53 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """The job is over, says this host, which may lead it: its agent may not have been connected."""
+    """The job is over, as known to the master on this host; the agent may be disconnected."""
 
     verdict: Verdict
 
 
 _OfMaster = Stop | MayLeave | LinkUp
 LifeEvent = Signalled | PreemptionNotice | TimeIsUp | WorkersGone | FtRunError | Judged | _OfMaster
-"""An error is a reason of this node's own to end."""
+"""An ``FtRunError`` is a local error that ends this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the agent knows when something happens."""
+    """The agent's knowledge at the time of an event."""
 
     now: float
-    """Seconds of a clock that no one sets."""
+    """Seconds of a monotonic clock."""
     workers: int | None = None
-    """How many have not exited; None: nothing is left of them."""
+    """Number of workers that have not exited; None: none of their processes is left."""
     may_save: bool = False
-    """Workers run, and have neither been told to end nor all succeeded."""
+    """Workers are running; they are not being stopped, and have not all succeeded."""
     asks_for_notices: bool = False
-    """A worker of the round has asked whether nodes are being preempted."""
+    """A worker of the round has requested preemption notices."""
     is_master_missed: bool = False
-    """The master would take this node for lost, if it left now."""
+    """The master would count this node as lost if it exited now."""
 
 
-# --- orders: what follows, besides what the user and the master are told --------------------------
+# --- orders; events for the user and messages to the master are orders as well --------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """Signal the workers to end, and kill those that are left when their time is over."""
+    """Send a signal to the workers, and kill those that are left after the timeout."""
 
     number: int = signal.SIGTERM
     """The signal."""
     lets_settle: bool = False
-    """First give workers that are ending by themselves a moment."""
+    """First wait briefly for workers that are already exiting."""
     is_hung: bool = False
-    """They hang, and are not given the time to save anything; what NCCL's flight recorder has of
-    them is written first."""
+    """The workers hang: they get no time to save anything. The dumps of NCCL's flight recorder are
+    written first."""
     patience_s: float | None = None
-    """How long they have at most; None: as long as workers have."""
+    """The maximum time to exit; None: the usual time."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndWorkers:
-    """This node needs its workers no longer; ``gently``: they have succeeded."""
+    """This node no longer needs its workers; ``gently``: they have succeeded."""
 
     gently: bool
 
@@ -155,7 +156,7 @@ class KillWorkers:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Bring ``TimeIsUp`` after some seconds, in place of the one that was asked for before."""
+    """Post ``TimeIsUp`` after some seconds; this replaces an earlier timer."""
 
     seconds: float
 
@@ -164,34 +165,34 @@ LifeOrder = Event | Notice | Leave | Heard | StopWorkers | EndWorkers | KillWork
 
 
 class Lifecycle:
-    """The stage of this node, and what is known of its end."""
+    """The stage of this node, and the reason for its end."""
 
     def __init__(self, options: LaunchOptions) -> None:
-        """Begin to run.
+        """Start in the stage ``RUNNING``.
 
         Args:
-            options: ``--shutdown-timeout``, and whether the exit status is the root cause's.
+            options: has ``--shutdown-timeout``, and whether the root cause's exit status is used.
         """
         self._limit_s = options.shutdown_timeout_s
         self._propagates = options.propagate_exit_code
         self.stage = Stage.RUNNING
         self.signal: int | None = None
-        """The signal that asked this node to leave; SIGTERM for a notice."""
+        """The signal that made this node leave; SIGTERM for a preemption notice."""
         self.verdict: Verdict | None = None
-        """How the job ended; None while it runs, or if this node left before the end."""
+        """The result of the job; None while it runs, or if this node left before the end."""
         self._error: FtRunError | None = None
         self._asked_at = 0.0
         self._heard: set[str] = set()
-        """The reasons of all notices."""
+        """The reasons of all preemption notices."""
         self._notice = ""
-        """Why this machine will be gone; empty: it will not."""
+        """The reason of the preemption; empty: this node is not being preempted."""
         self._gone_at = self._save_until = math.inf
 
     # --- what others ask -------------------------------------------------------------------------
 
     @property
     def goes_on(self) -> bool:
-        """Whether this node neither leaves nor has come to its end: workers may be started."""
+        """Whether this node neither leaves nor has ended: workers may be started."""
         return self.stage in (Stage.RUNNING, Stage.PREEMPTED)
 
     @property
@@ -201,11 +202,11 @@ class Lifecycle:
 
     @property
     def is_preempted(self) -> bool:
-        """Whether a notice has come that the ranks had time for."""
+        """Whether a preemption notice was received while workers were training."""
         return bool(self._notice)
 
     def time_left_s(self, now: float) -> float:
-        """Return how many seconds this node has for what remains, now that no worker is left."""
+        """Return the seconds that this node has before it must exit, once all workers are gone."""
         left_s = self._shutdown_left_s(now)
         return min(left_s, self._patience_s(now)) if self._notice else left_s
 
@@ -224,7 +225,7 @@ class Lifecycle:
     # --- what happens ----------------------------------------------------------------------------
 
     def handle(self, event: LifeEvent, at: Situation) -> list[LifeOrder]:
-        """Take an event; return what to do, in this order."""
+        """Handle an event; return the orders to execute, in this order."""
         match event:
             case Signalled(number):
                 return self._signalled(number, at)
@@ -232,13 +233,13 @@ class Lifecycle:
                 return self._noticed(event, at)
             case MayLeave(_, step):
                 return self._leave_preempted(at, step)
-            case Stop():  # the next round does without a machine that will be gone
+            case Stop():  # the next round does not include a node that is being preempted
                 return self._leave_preempted(at)
             case TimeIsUp():
                 return self._leave_preempted(at) or self._end_wait()
             case WorkersGone():
                 return self._workers_gone(at)
-            case LinkUp():  # the first words on a stream say that this node leaves
+            case LinkUp():  # the first message on a stream reports that this node leaves
                 self._end_wait()
                 return self._notify(at.now)
             case FtRunError():
@@ -258,9 +259,10 @@ class Lifecycle:
         return self._leave(number, name, NodeSignalled(name, at.workers or 0), None, at)
 
     def _noticed(self, notice: PreemptionNotice, at: Situation) -> list[LifeOrder]:
-        """Have all ranks save one state first, if they train; the earliest of the notices holds.
+        """Have all ranks save a consistent snapshot first, if they are training.
 
-        They have all of the time but what the workers need to end, and half of it at least.
+        The earliest notice applies. The ranks get the time of the notice less
+        ``--shutdown-timeout``, but at least half of it.
         """
         if self.stage not in _MAY_LEAVE:
             return []
@@ -285,7 +287,7 @@ class Lifecycle:
         return [Notice(self._notice, max(0.0, self._save_until - now))]
 
     def _leave_preempted(self, at: Situation, step: int = -1) -> list[LifeOrder]:
-        """Leave, if there was a notice: the ranks have saved ``step``, or have had their time."""
+        """Leave, if there was a notice: the ranks have saved ``step``, or their time is over."""
         if not self._notice or self.stage not in _MAY_LEAVE:
             return []
         return self._leave_for(self._notice, at, step)
@@ -305,10 +307,10 @@ class Lifecycle:
         return [*orders, StopWorkers(number, patience_s=patience_s)]
 
     def _workers_gone(self, at: Situation) -> list[LifeOrder]:
-        """Leave, but wait for an absent master: else a restart is the price for the others.
+        """Leave, after waiting for a disconnected master; otherwise the other nodes need a restart.
 
-        There is no wait after Ctrl-C, and none beyond ``--shutdown-timeout``: SIGKILL may follow
-        the signal after that.
+        There is no wait after Ctrl-C. The wait ends with ``--shutdown-timeout``, since SIGKILL may
+        follow the signal after that.
         """
         if self.stage is not Stage.LEAVING:
             return []
@@ -326,7 +328,7 @@ class Lifecycle:
         return []
 
     def _fail(self, error: FtRunError) -> None:
-        """End for a reason of its own; the first of several reasons gives the exit status."""
+        """End because of a local error; the first of several errors sets the exit status."""
         if self.goes_on:
             self._go(Stage.FAILED)
             self._error = error
@@ -344,11 +346,11 @@ class Lifecycle:
     # --- times -----------------------------------------------------------------------------------
 
     def _patience_s(self, now: float) -> float:
-        """Return how long workers have to end, now that they get SIGTERM."""
+        """Return how long workers have to exit after SIGTERM."""
         return max(PATIENCE_MIN_S, self._gone_at - now) if self._notice else PATIENCE_MIN_S
 
     def _shutdown_left_s(self, now: float) -> float:
-        """Return what is left of ``--shutdown-timeout``, which counts from the signal."""
+        """Return the remaining part of ``--shutdown-timeout``, which starts with the signal."""
         if self.signal is None:
             return self._limit_s
         return max(0.0, self._limit_s - (now - self._asked_at))
@@ -359,20 +361,20 @@ class Lifecycle:
 
 
 class Starts:
-    """The master's orders to start: each once, and none while this node may have no leader."""
+    """The master's start orders: each is executed once, and none while this node is fenced."""
 
     def __init__(self) -> None:
-        """Begin before the first round."""
+        """Start before the first round."""
         self._ordered: Assignment | None = None
         self._newest = -1
         """The last round that was started here."""
 
     def due(self, event: object, *, is_fenced: bool) -> Assignment | None:
-        """Return what is to be started now: it is ordered, or the stream has outlived the doubt.
+        """Return the assignment to start now: it was just ordered, or this node is not fenced now.
 
         Args:
-            event: whichever; a start that is held back is forgotten with its round or its stream.
-            is_fenced: no worker may live here now.
+            event: any event; a delayed start is discarded when its round or its stream ends.
+            is_fenced: no worker may run here now.
         """
         if isinstance(event, Stop | LinkUp | LinkDown):
             self._ordered = None

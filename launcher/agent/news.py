@@ -1,4 +1,4 @@
-"""What of the master's messages and connection is worth an event, and how often."""
+"""Decides which messages and connection changes of the master become events, and how often."""
 
 import math
 import time
@@ -24,10 +24,10 @@ def waits(message: Waiting, options: LaunchOptions) -> NodeWaits:
 
 
 def is_news(message: Waiting, before: Waiting | None) -> bool:
-    """Return whether a waiting node has news to print.
+    """Return whether the state of a waiting node has changed enough to print it.
 
-    The master sends a newcomer the state at once, and soon after it tells all nodes which ones
-    have come; its reminders are a minute apart.
+    The master sends the state to a new node at once. Soon after, it informs all nodes which nodes
+    have connected. Its reminders are a minute apart.
     """
     if before is None or message.backoff_s or before.backoff_s:
         return True
@@ -55,7 +55,7 @@ def round_begun(
 
 
 class LinkNews:
-    """Reports the connection to the master: each change once, and reminders."""
+    """Reports the state of the connection to the master: each change once, and reminders."""
 
     def __init__(
         self,
@@ -66,27 +66,27 @@ class LinkNews:
         """Begin with nothing reported.
 
         Args:
-            note: takes events.
-            where: the master is.
+            note: receives events.
+            where: the address of the master.
             clock: returns seconds.
         """
         self._note, self._where, self._clock = note, where, clock
         self._reported: set[tuple[str, WorkersAlone]] = set()
-        """While a link is cut, two reasons may take turns for minutes."""
+        """The reasons that were reported; during an outage, two may alternate for minutes."""
         self._last = -math.inf
         self._was_up = False
 
     def up(self, again: bool) -> None:
-        """The master is connected, for the first time or again."""
+        """Handle a new connection to the master, the first one or a reconnection."""
         if again or self._reported:
             self._note(MasterConnected(again))
         self._was_up = True
         self._reported.clear()
 
     def down(self, link: LinkDown, claim: Claim | None) -> None:
-        """The master is not connected any more, or cannot be; called after each attempt."""
+        """Handle a lost or failed connection to the master; called after each attempt."""
         workers = _alone(claim)
-        # What all listed hosts say is one reason: one of them is asked after the other.
+        # The replies of all listed hosts are one reason: the link tries one after the other.
         change = ("" if link.hosts else link.reason, workers)
         if change in self._reported and self._clock() - self._last < _AWAY_REMINDER_S:
             return
@@ -100,7 +100,7 @@ class LinkNews:
 
 
 def _alone(claim: Claim | None) -> WorkersAlone:
-    """Return what the workers of this node do, which has no connection to the master."""
+    """Return the state of this node's workers while there is no connection to the master."""
     if claim is None or not claim.nodes:
         return WorkersAlone.NONE
     if claim.failures:

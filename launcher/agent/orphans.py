@@ -16,13 +16,13 @@ _KILL_AGAIN_S = 0.02
 def adopt_orphans(loop: asyncio.AbstractEventLoop) -> None:
     """Adopt every descendant whose parent dies from now on, and reap it when it ends."""
     become_subreaper()
-    loop.add_signal_handler(signal.SIGCHLD, reap_all)  # also what it adopts as PID 1 of a container
+    loop.add_signal_handler(signal.SIGCHLD, reap_all)  # also children adopted as PID 1
 
 
 async def kill_orphans(*, spare: Collection[int | None]) -> None:
-    """Kill every descendant of this process but ``spare``; return when they are dead.
+    """Kill every descendant of this process except ``spare``; return when they are dead.
 
-    What is left then is in uninterruptible sleep.
+    A process that is left then is in uninterruptible sleep.
     """
     loop, left = asyncio.get_running_loop(), descendants(os.getpid())
     dying = Dying(left, loop.time(), have_devices=has_driver())

@@ -1,4 +1,4 @@
-"""``--preload``: whether workers can be forked here, and the order to start a fork server."""
+"""``--preload``: decides whether workers can be forked here, and starts the fork server."""
 
 import os
 import shutil
@@ -18,10 +18,10 @@ def start_preload(
     environ: Mapping[str, str],
     spawner: SpawnerClient,
 ) -> str | None:
-    """Have the spawner start a fork server, if one was asked for and can be of use.
+    """Have the spawner start a fork server, if ``--preload`` was given and it can be used.
 
     Returns:
-        Why none is started although it was asked for; None otherwise.
+        Why no fork server is started although ``--preload`` was given; None otherwise.
 
     Raises:
         UsageError: no worker would find a module.
@@ -35,7 +35,7 @@ def start_preload(
     if options.script.startswith("-"):
         return "--preload is ignored: the script is not a file; falling back to normal worker start"
     refuse_missing_modules(options.preload, options.script)
-    if not options.only_checks:  # or only check workers are started
+    if not options.only_checks:  # otherwise only check workers are started
         spawner.preload(
             options.preload, commands.argv(0), commands.job_env(), differing=commands.own_variables
         )
@@ -43,13 +43,13 @@ def start_preload(
 
 
 def refuse_missing_modules(modules: Sequence[str], script: str = "") -> None:
-    """Refuse a module that no worker would find: most likely its name is misspelt.
+    """Reject a module that no worker would find, most likely because of a spelling error.
 
-    Only the package of each is looked for, which imports nothing.
+    Only the top-level package is looked up, which imports nothing.
 
     Args:
-        modules: of ``--preload``.
-        script: of the workers, which has modules beside it or, as an archive, in it.
+        modules: the value of ``--preload``.
+        script: the workers' script; modules may be beside it or, if it is an archive, in it.
 
     Raises:
         UsageError: there is no such package.
@@ -58,13 +58,13 @@ def refuse_missing_modules(modules: Sequence[str], script: str = "") -> None:
     from importlib.util import find_spec
 
     if sys.flags.ignore_environment or sys.flags.no_user_site:
-        return  # workers look in more places than this process
+        return  # workers search more folders than this process
     folders = [os.getcwd(), script, os.path.dirname(os.path.realpath(script)), *sys.path]
     for module in modules:
         package = module.partition(".")[0]
         if package in sys.modules or PathFinder.find_spec(package, folders) is not None:
             continue
-        if find_spec(package) is None:  # built in, or known to a finder that is installed
+        if find_spec(package) is None:  # not built in, and unknown to all installed finders
             raise UsageError(
                 f"--preload was given {shown(module)}, but Python finds no module "
                 f"{shown(package)}; expected a module that {sys.executable} can import, e.g. "

@@ -8,14 +8,14 @@ from ...training.worker import snapshot_page as page
 from ..saver.saves import HeldShard
 
 NO_WORKER = -1
-"""Instead of a local rank: no worker has requested the checkpoint."""
+"""The value instead of a local rank where no worker has requested the checkpoint."""
 
 
 class RankMemory:
     """The page and the buffers, as memfds."""
 
     def __init__(self) -> None:
-        """Create them.
+        """Create the page and the buffers.
 
         Raises:
             OSError: no descriptor or memory is available.

@@ -19,7 +19,7 @@ Report = Failed | Done | Stopped
 
 
 class NodeReports:
-    """The supervisor's ``Listener``. It also answers an order to stop when nothing runs."""
+    """The supervisor's ``Listener``. It also replies to an order to stop when nothing runs."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class NodeReports:
         """Create the reports of one node.
 
         Args:
-            claim: what this node claims; updated with each report.
-            life: of this node.
-            offers: what this node offers for the next round.
+            claim: the claim of this node; updated with each report.
+            life: the lifecycle of this node.
+            offers: the offers of this node for the next round.
             send: sends a report to the master.
-            left: is called when nothing of a round is left here.
-            are_ready: whether workers of a round that have succeeded have only made themselves
-                ready, since nodes will be gone; the master is then told that.
+            left: is called when no process of a round is left here.
+            are_ready: returns whether workers that exited with 0 did so only because nodes are
+                being preempted; it then reports this to the master.
             rank0_decides: ``--success-policy rank0``.
         """
         self._claim = claim
@@ -54,13 +54,13 @@ class NodeReports:
         self._told_to_stop = -1
 
     def told_to_stop(self, round_number: int) -> None:
-        """Note the order to stop a round: success here no longer decides it."""
+        """Record the order to stop a round: success here no longer decides it."""
         self._told_to_stop = round_number
 
     def nothing_runs(self, round_number: int) -> None:
-        """Answer the order to stop a round that has no worker here.
+        """Reply to the order to stop a round that has no worker here.
 
-        This includes rounds that this node never heard of.
+        This includes rounds that this node was never informed of.
         """
         self._claim.stopped(round_number)
         if self._claim.knows_nothing_after(round_number):
@@ -74,29 +74,29 @@ class NodeReports:
             self.workers_done(assignment)
 
     def worker_failed(self, assignment: Assignment, failure: Failure) -> None:
-        """Tell the master of a failed worker, now and in every claim."""
+        """Report a failed worker to the master, now and in every claim."""
         if self._has_won() and failure.kind is FailureKind.WORKER:
-            return  # it misses rank 0, which has succeeded
+            return  # it failed because rank 0, which has succeeded, is gone
         self._claim.failed(failure)
         self._send(Failed(assignment.round, failure))
 
     def workers_done(self, assignment: Assignment) -> None:
-        """Tell the master that all workers here have succeeded, or the one that decides."""
+        """Report to the master that all workers here, or the deciding one, have succeeded."""
         if self._claim.state is not ClaimState.DONE and not self._are_ready(assignment.round):
             self._claim.done()
             self._send(Done(assignment.round))
 
     def workers_gone(self, assignment: Assignment, progress: Progress | None) -> None:
-        """Tell the master that nothing of the round is left here, and how far the workers came."""
+        """Report to the master that no process of the round is left here, and the progress."""
         if self._has_won() and self._told_to_stop != assignment.round and self._life.signal is None:
-            return  # the verdict is on its way, from this master or a new one
+            return  # the verdict will follow, from this master or a new one
         self._claim.stopped(assignment.round)
         if self._life.verdict is None:
             self._send(Stopped(assignment.round, self._offers.renew(), progress))
         self._left()
 
     def goes_on(self) -> bool:
-        """Return whether this node neither leaves nor has heard of the end of the job."""
+        """Return whether this node neither leaves nor was informed of the end of the job."""
         return self._life.goes_on
 
     def _has_won(self) -> bool:

@@ -1,4 +1,4 @@
-"""One node on the event loop: the master if it is hosted here, the agent, the live line."""
+"""Runs one node on the event loop: the master if it is hosted here, the agent, the live line."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..preflight.crew import CheckCrew
 
 _REGROUP_S = 5.0
-"""From the end of the workers to the next round: kills, reaping, memory of devices."""
+"""The time from the end of the workers to the next round: kills, reaping, device memory."""
 
 
 async def run_node(
@@ -41,19 +41,19 @@ async def run_node(
     trust: "Trust | None",
     conclude: Callable[[Agent], None] | None = None,
 ) -> int:
-    """Attend the job until it is over for this node; return the exit status.
+    """Run this node until the job is over for it; return the exit status.
 
     Args:
-        options: of the node.
-        count: how many workers it has, and why.
-        starter: what they are started with.
-        display: shows events.
+        options: the options of the node.
+        count: the number of workers, and how it was determined.
+        starter: the resources that workers are started with.
+        display: prints events.
         new_crew: returns the check workers of a node with this id; None without checks.
-        trust: what closes the wire; None: plain text, or a node by itself.
+        trust: the mutual TLS credentials; None: plain text, or a single node without a network.
         conclude: is called with the agent when the job is over.
 
     Raises:
-        FtRunError: as ``Agent.run`` and ``Hosting.start``.
+        FtRunError: from ``Agent.run`` and ``Hosting.start``.
     """
     rendezvous = options.rendezvous
     for warning in options.warnings:
@@ -76,7 +76,7 @@ async def run_node(
             await _hand_over(hosting, options, display)
         await hosting.stop(wait=agent.verdict is not None)
     except NodeExcludedError:
-        # The job goes on without this node's workers, but not without the master.
+        # The job continues without this node's workers, but not without the master.
         await _host_on(hosting, options, display)
         raise
     except BaseException:
@@ -98,7 +98,7 @@ async def run_node(
 
 
 def advertised(rendezvous: RendezvousOptions, note: Callable[[Event], None]) -> Callable[[], str]:
-    """Return what finds the address that this node advertises."""
+    """Return a function that determines the address that this node advertises."""
     endpoint, name = rendezvous.endpoint, rendezvous.master_addr
     is_only = endpoint is None and rendezvous.local_addr is None
     if is_only and name is not None and any(map(is_local_address, resolve(name))):
@@ -113,7 +113,7 @@ def advertised(rendezvous: RendezvousOptions, note: Callable[[Event], None]) -> 
 
 
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
-    """Host the master until the job is over, or until a signal asks this node to go away."""
+    """Host the master until the job is over, or until a signal asks this node to exit."""
     if hosting.serves_others:
         display.event(MasterKept(is_excluded=True))
         await unless_asked(hosting.stop(wait=True), options.signals)
@@ -121,10 +121,10 @@ async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -
 
 
 async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
-    """Host the master until the others run without this node, which was asked to leave.
+    """Host the master until the other nodes run without this node, which is leaving.
 
-    They were told to stop when this node was, and have the same time for it. A second signal ends
-    the wait. So does SIGKILL, which leaves the others no worse off than no wait at all.
+    The other nodes were ordered to stop at the same time, with the same time limit. A second signal
+    ends the wait. SIGKILL ends it too; the other nodes are then no worse off than without a wait.
     """
     if hosting.is_needed:
         display.event(MasterKept(is_excluded=False))
@@ -133,9 +133,9 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
 
 
 def _pass_on_error_file(agent: Agent) -> None:
-    """Copy the root cause's error file to where a scheduler above this agent looks for it.
+    """Copy the root cause's error file to the path where the scheduler of this agent expects it.
 
-    As torchrun does, with the exit code added: a worker that was killed could not write it.
+    This matches torchrun, with the exit code added: a killed worker could not write it.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     cause = agent.verdict.cause if agent.verdict is not None else None

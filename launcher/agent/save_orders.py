@@ -17,7 +17,7 @@ class SaveOrder:
 
 
 class Next(Enum):
-    """What to do after a request."""
+    """The action after a request."""
 
     WAIT = auto()
     """Other ranks of this node have not sent their requests yet."""
@@ -30,7 +30,7 @@ class SaveOrders:
     """The pending requests of this round."""
 
     def __init__(self, workers: int) -> None:
-        """Begin without requests.
+        """Start without requests.
 
         Args:
             workers: number of workers on this node.
@@ -43,7 +43,7 @@ class SaveOrders:
         self._refused_step: int | None = None
 
     def begin(self) -> None:
-        """Begin a round."""
+        """Start a round."""
         self._waiting.clear()
         self._asked.clear()
         self._refused_step = None
@@ -52,8 +52,8 @@ class SaveOrders:
         """Add a request; return what to do.
 
         Args:
-            order: of a worker.
-            shard: its shard of the step; None: it has none.
+            order: the request of a worker.
+            shard: the worker's shard of the step; None: it has none.
         """
         self._waiting[order.local_rank] = order
         self._asked[order.local_rank] += 1

@@ -1,6 +1,6 @@
-"""Which signals a node hears, and what they do when its part in the job is over.
+"""The signals that a node handles, and their effect after its part in the job is over.
 
-Before that, the agent handles them (``Agent``); then something may still be waited for.
+Before that, the agent handles them (``Agent``). Afterwards signals only end waits.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
 
 SAME_S = 0.2
-"""A signal that comes again so soon is the same one: ``timeout`` sends it to its child and to its
-process group, and wrappers pass on a Ctrl-C that the terminal has sent to all."""
+"""A signal repeated within this time is a duplicate: ``timeout`` sends it to its child and to its
+process group, and wrappers forward a Ctrl-C that the terminal has sent to all processes."""
 
 
 def hear(
@@ -25,10 +25,10 @@ def hear(
     """Handle signals from now on.
 
     Args:
-        loop: handles them.
-        signals: those that ask this node to leave; ignored ones stay ignored.
-        signalled: takes each, but those that a shell or a wrapper has only repeated.
-        pass_on: takes SIGUSR1 and SIGUSR2, which are for the workers.
+        loop: the event loop that handles the signals.
+        signals: the signals that ask this node to leave; ignored signals stay ignored.
+        signalled: receives each signal, except duplicates from a shell or a wrapper.
+        pass_on: receives SIGUSR1 and SIGUSR2, which are for the workers.
     """
     heard_at: dict[int, float] = {}
 
@@ -46,7 +46,7 @@ def hear(
 
 
 def heard(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Return those that were not ignored when this process was started (nohup, a shell's ``&``)."""
+    """Return the signals that were not ignored at process start (nohup, a shell's ``&``)."""
     return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -55,12 +55,12 @@ async def unless_asked(
     signals: Iterable[signal.Signals],
     timeout_s: float | None = None,
 ) -> bool:
-    """Wait for something, at most until a signal asks this node to leave.
+    """Wait for an awaitable, at most until a signal asks this node to leave.
 
     Args:
-        awaited: what is waited for; it is cancelled where it does not end in time.
-        signals: those that end the wait; ignored ones stay ignored.
-        timeout_s: the longest wait.
+        awaited: the awaitable; it is cancelled if it does not end in time.
+        signals: the signals that end the wait; ignored signals stay ignored.
+        timeout_s: the maximum wait.
 
     Returns:
         Whether a signal ended the wait.
@@ -81,7 +81,7 @@ async def unless_asked(
 
 
 def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> None:
-    """From now on let signals only end waits, also while the event loop closes.
+    """From now on, signals only end waits, also while the event loop closes.
 
     The outcome and the exit status are known; a signal must not change them.
     """
@@ -89,12 +89,12 @@ def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> No
     numbers = heard(signals)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:
-        loop.remove_signal_handler(number)  # closing the loop would bring back the default
+        loop.remove_signal_handler(number)  # closing the loop would restore the default
         signal.signal(number, lambda *_: hurry())
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ignore(signals: Iterable[signal.Signals]) -> None:
-    """Ignore signals: only the exit is left, with a status that is known."""
+    """Ignore signals: the exit status is known, and the process is about to exit."""
     for number in signals:
         signal.signal(number, signal.SIG_IGN)

@@ -33,7 +33,7 @@ class HeldSnapshots:
     """The snapshot memory of this node; ``close`` it."""
 
     def __init__(self, local_world_size: int, saves: Saves, replicas: int = 0) -> None:
-        """Begin without memory.
+        """Start without memory.
 
         Args:
             local_world_size: number of workers.
@@ -58,7 +58,7 @@ class HeldSnapshots:
         self._workers.listen(loop, page.address_of(os.getpid()))
 
     def begin(self, assignment: Assignment) -> None:
-        """Begin a round: discard all snapshots but the one that all ranks resume from."""
+        """Start a round: discard all snapshots except the one that all ranks resume from."""
         self._end_connections()
         self._orders.begin()
         if assignment.cause is not None and assignment.cause.kind is FailureKind.NODE_LOST:

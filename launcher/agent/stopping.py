@@ -1,9 +1,9 @@
-"""How the workers of a round are stopped: what each step waits for, and for how long.
+"""Stops the workers of a round: defines what each step waits for, and for how long.
 
-    held back → SIGTERM → SIGKILL → nothing is left, or what is left survives SIGKILL
+    delayed → SIGTERM → SIGKILL → no process is left, or some processes survive SIGKILL
 
-SIGTERM is held back where a worker that ends by itself is to show how, and where NCCL's flight
-recorder is to write what workers that hang last did.
+SIGTERM is delayed while a worker that exits by itself may still show its exit status, and while
+NCCL's flight recorder writes the last collectives of workers that hang.
 """
 
 import asyncio
@@ -21,25 +21,26 @@ from .lifecycle import StopWorkers
 from .worker_group import WorkerGroup, WorkerGroupState
 
 SETTLE_S = 0.2
-"""How long SIGTERM is held back where the known failure may follow from one of a worker that is
-just ending: SIGTERM would hide how that one ends."""
+"""The delay of SIGTERM where the known failure may be a consequence of the failure of a worker that
+is just exiting: SIGTERM would hide that worker's exit status."""
 HUNG_S = 2.0
-"""From SIGTERM to SIGKILL for workers that hang, or wait for one that does: they save nothing."""
+"""The time from SIGTERM to SIGKILL for workers that hang, or wait for one that hangs; they save
+nothing."""
 LEFTOVERS_S = 5.0
-"""How long processes that successful workers left running may take to end after SIGTERM, unless
+"""The time from SIGTERM to SIGKILL for processes that successful workers left running, unless
 ``--shutdown-timeout`` is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeOver:
-    """The time for the present state of a worker group is over."""
+    """The timeout of the current state of a worker group has expired."""
 
     group: WorkerGroup
     state: WorkerGroupState
 
 
 class GroupStop:
-    """The stop of one group; made when it begins, and at an end with the group."""
+    """The stop of one worker group, from its first step until no process is left."""
 
     def __init__(
         self,
@@ -49,14 +50,14 @@ class GroupStop:
         post: Callable[[TimeOver], None],
         note: Callable[[Event], None],
     ) -> None:
-        """Begin; nothing is done to the workers yet.
+        """Create the stop; nothing is done to the workers yet.
 
         Args:
-            group: is stopped.
-            spawner: knows what is left of it.
-            shutdown_timeout_s: how long workers have from SIGTERM to SIGKILL at most.
-            post: queues a timer that ran out; it comes back through ``time_over``.
-            note: takes events.
+            group: the group to stop.
+            spawner: reports which of its processes are left.
+            shutdown_timeout_s: the maximum time from SIGTERM to SIGKILL.
+            post: queues an expired timer; the agent passes it to ``time_over``.
+            note: receives events.
         """
         self._group, self._spawner = group, spawner
         self._shutdown_timeout_s = self._limit_s = shutdown_timeout_s
@@ -64,12 +65,12 @@ class GroupStop:
         self._timer: asyncio.TimerHandle | None = None
         self._is_held_back = False
         self._recorders: FlightRecorders | None = None
-        """Those of workers that hang, where they are on."""
+        """The flight recorders of workers that hang, where they are enabled."""
         self._dying: Dying | None = None
         """The workers that were killed."""
 
     def stop(self, order: StopWorkers = StopWorkers()) -> None:  # noqa: B008 - a value
-        """Signal the workers to end, or hold that back; a second time, nothing else follows."""
+        """Send the signal to the workers, or delay it; a second call has no effect."""
         group = self._group
         before = group.state
         if order.is_hung and not before.is_ending:
@@ -79,19 +80,19 @@ class GroupStop:
         self._is_held_back = False
         group.stop(order.number)
         if group.state is before:
-            return  # it is being stopped already, and its time runs
+            return  # it is already being stopped, with a timeout
         if order.patience_s is not None:
             self._limit_s = min(self._limit_s, order.patience_s)
         self._arm()
 
     def kill(self) -> None:
-        """Kill everything that descends from the workers."""
+        """Kill the workers and all of their descendants."""
         self._is_held_back = False
         self._group.kill()
         self._arm()
 
     def end_leftovers(self) -> None:
-        """End what successful workers left running: with SIGTERM first."""
+        """Stop processes that successful workers left running, with SIGTERM first."""
         if leftovers := self._leftovers():
             self._note(LeftoversEnded(leftovers))
         self._group.end_leftovers()
@@ -99,7 +100,7 @@ class GroupStop:
         self._arm()
 
     def exited(self) -> None:
-        """A worker has exited, and the group knows it."""
+        """Handle the exit of a worker, which the group has recorded."""
         if self._group.state is WorkerGroupState.KILLING:
             self._arm()
         elif self._is_held_back and not self._group.alive:
@@ -110,14 +111,14 @@ class GroupStop:
         group = self._group
         if group.state is WorkerGroupState.RUNNING:
             if not self._are_recording():
-                self.stop()  # what was ending has ended
+                self.stop()  # the workers that were exiting have exited
             return ()
         if group.state is WorkerGroupState.STOPPING:
             self._note_killed()
             self.kill()
             return ()
         pids = tuple(self._spawner.left())
-        if not pids:  # all were killed, and the spawner does not say so: it is of no use
+        if not pids:  # all were killed, but the spawner does not report it: it is unusable
             self._spawner.give_up()
             return ()
         assert self._dying is not None
@@ -134,7 +135,7 @@ class GroupStop:
             self._timer.cancel()
 
     def _holds_back(self, order: StopWorkers) -> bool:
-        """Return whether SIGTERM is held back; ``time_over`` sends it then."""
+        """Return whether SIGTERM is delayed; ``time_over`` sends it then."""
         if order.is_hung and self._recorders is None:
             recorders = FlightRecorders(os.environ)
             ranks = [worker.rank for worker in self._group.running]
@@ -150,7 +151,7 @@ class GroupStop:
         self._arm(seconds)
 
     def _are_recording(self) -> bool:
-        """Look whether flight recorders still write, and when to look again; tell what they did."""
+        """Poll the flight recorders: set the next poll while they write, then report the result."""
         if (recorders := self._recorders) is None:
             return False
         if recorders.are_writing(asyncio.get_running_loop().time()):
@@ -165,7 +166,7 @@ class GroupStop:
         return False
 
     def _leftovers(self) -> tuple[int, ...]:
-        """Return the processes that descend from workers and are not the store's."""
+        """Return the descendants of workers, without those of the store."""
         return tuple(pid for pid in self._spawner.left() if pid != self._group.store_pid)
 
     def _note_killed(self) -> None:
@@ -176,7 +177,7 @@ class GroupStop:
             self._note(WorkersKilled(at.round, at.node_rank, workers, limit_s, is_option, left))
 
     def _arm(self, held_back_s: float = 0.0) -> None:
-        """Limit the time that the group spends in its present state."""
+        """Limit the time that the group spends in its current state."""
         self.close()
         group, loop = self._group, asyncio.get_running_loop()
         seconds = held_back_s

@@ -1,7 +1,7 @@
-"""Watches over this node's workers: what each exit means, and how long a stop may take.
+"""Supervises this node's workers: classifies each exit, and limits the time of a stop.
 
-It starts the workers of a round, finds out what failed and why, and drives a stop until nothing is
-left. It tells its listener, which decides what follows for the job.
+The supervisor starts the workers of a round, determines what failed and why, and continues a stop
+until no process is left. It notifies its listener, which reports to the master.
 """
 
 import asyncio
@@ -40,19 +40,19 @@ _SCOPE_MAX_CHARS = 200
 
 
 class Listener(Protocol):
-    """Is told what becomes of the workers."""
+    """Receives the lifecycle events of the workers."""
 
     def worker_failed(self, assignment: Assignment, failure: Failure) -> None:
-        """A worker of the round failed; the others here are stopped next."""
+        """A worker of the round failed; the other workers of this node are stopped next."""
 
     def worker_succeeded(self, assignment: Assignment, rank: int) -> None:
-        """A worker of the round, not being stopped, exited with 0."""
+        """A worker of the round exited with 0 and was not being stopped."""
 
     def workers_done(self, assignment: Assignment) -> None:
         """All workers of the round exited with 0."""
 
     def workers_gone(self, assignment: Assignment, progress: Progress | None) -> None:
-        """Nothing of the round is left here; the workers came so far, where that is known."""
+        """No process of the round is left here; ``progress`` is None where it is not known."""
 
     def goes_on(self) -> bool:
         """Return whether workers of another round may be started here."""
@@ -60,7 +60,7 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Round:
-    """What is known of the workers of a round."""
+    """The state of the workers of a round."""
 
     group: WorkerGroup
     programs: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class _Round:
     """Process id → name of the timer for which the worker was killed."""
     stop: GroupStop | None = None
     is_over: bool = False
-    """The listener was told that the workers are gone, or need not be."""
+    """The listener was notified that the workers are gone, or needs no notification."""
 
 
 class Supervisor:
@@ -89,13 +89,13 @@ class Supervisor:
         """Create a supervisor; ``start`` starts workers.
 
         Args:
-            node: what this node is.
-            starter: what the workers are started with.
-            shutdown_timeout_s: how long they have from SIGTERM to SIGKILL.
-            post: queues a timer that ran out; it comes back through ``time_over``.
-            note: takes events.
-            listener: is told what becomes of the workers.
-            event_log: is told of their starts and exits.
+            node: the specification of this node.
+            starter: the resources that workers are started with.
+            shutdown_timeout_s: the time from SIGTERM to SIGKILL.
+            post: queues an expired timer; the agent passes it to ``time_over``.
+            note: receives events.
+            listener: receives the lifecycle events of the workers.
+            event_log: records starts and exits of workers.
         """
         self._node = node
         self._starter, self._spawner = starter, starter.spawner
@@ -109,26 +109,26 @@ class Supervisor:
 
     @property
     def group(self) -> WorkerGroup | None:
-        """The workers of the present round, or of the last one until the listener is told.
+        """The workers of the current round, or of the last one until the listener is notified.
 
-        It is told that they are gone when the memory that they had on GPUs is free.
+        The listener is notified once the workers' GPU memory is free.
         """
         return self._round.group if self._round is not None and not self._round.is_over else None
 
     @property
     def running(self) -> tuple[AskedWorker, ...]:
-        """The workers that have been started and have not exited."""
+        """The workers that were started and have not exited."""
         return self.group.running if self.group is not None else ()
 
     @property
     def last_pids(self) -> tuple[int, ...]:
-        """Process ids, by local rank, of the workers that were started last."""
+        """Process ids, by local rank, of the most recently started workers."""
         return self._round.group.pids if self._round is not None else ()
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read the timers that workers set themselves, if the user asked for them.
+        """Read the timers that workers set, if the user enabled them.
 
-        What is in use on GPUs before there are workers is asked for now, while others are met.
+        The GPU memory in use before any worker starts is measured now, during the rendezvous.
         """
         self._gpu_memory.remember()
         if (timers := self._starter.timers) is not None:
@@ -137,7 +137,7 @@ class Supervisor:
     # --- what the agent orders ---------------------------------------------------------------
 
     def start(self, assignment: Assignment) -> None:
-        """Start the workers of a round. Those of earlier rounds must be gone."""
+        """Start the workers of a round. All workers of earlier rounds must be gone."""
         assert self.group is None
         starter = self._starter
         logs = starter.log_dir.attempt(assignment.restarts, self._node.local_world_size)
@@ -157,25 +157,25 @@ class Supervisor:
             self._note(PreloadAwaited(assignment.round, assignment.node_rank))
 
     def stop(self, order: StopWorkers = StopWorkers()) -> None:  # noqa: B008 - a value
-        """Signal the workers to end, if there are any."""
+        """Send a signal to the workers, if there are any."""
         if (group := self.group) is None:
             return
         if group.state is WorkerGroupState.GONE:
-            self._tell_gone(group)  # nothing follows here: whether memory is free does not matter
+            self._tell_gone(group)  # no round follows here: the GPU memory need not be free
         else:
             self._stop_of(group).stop(order)
 
     def kill(self) -> None:
-        """Kill the workers at once, also those that are being stopped."""
+        """Kill the workers at once, even if they are already being stopped."""
         group = self.group
         if group is not None and not group.state.is_killed:
             self._stop_of(group).kill()
 
     def end(self, *, gently: bool) -> None:
-        """End what is left: this node no longer needs its workers.
+        """Stop all remaining processes: this node no longer needs its workers.
 
         Args:
-            gently: processes that successful workers left running get SIGTERM first.
+            gently: send SIGTERM first to processes that successful workers left running.
         """
         group = self.group
         if gently and group is not None and group.state is WorkerGroupState.DONE:
@@ -184,7 +184,7 @@ class Supervisor:
             self.stop()
 
     def forget(self) -> None:
-        """Forget the workers: they are gone, and the listener need not be told."""
+        """Discard the workers: they are gone, and the listener needs no notification."""
         if self._round is not None:
             self._round.group.gone()
             self._round.is_over = True
@@ -196,7 +196,7 @@ class Supervisor:
             self._round.stop.close()
 
     def _stop_of(self, group: WorkerGroup) -> GroupStop:
-        """Return the stop of the present group, which begins with the first order to end it."""
+        """Return the stop of the current group; the first order to stop it creates it."""
         assert self._round is not None
         if self._round.stop is None:
             self._round.stop = GroupStop(
@@ -238,7 +238,7 @@ class Supervisor:
             self._failed(group, self._records.of_start(group.assignment, local_rank, code, why))
 
     async def exited(self, event: Exited) -> None:
-        """Record a worker's exit and act on it."""
+        """Record a worker's exit and handle it."""
         if (of := self._round) is None or of.group.assignment.round != event.round:
             return
         group = of.group
@@ -264,7 +264,7 @@ class Supervisor:
             of.stop.exited()
 
     def empty(self) -> None:
-        """Nothing that descends from a worker is left."""
+        """Handle that no descendant of a worker is left."""
         if (group := self.group) is None or group.state is WorkerGroupState.GONE:
             return
         group.gone()
@@ -277,7 +277,7 @@ class Supervisor:
             self._tell_gone(group)
 
     async def time_over(self, event: TimeOver) -> None:
-        """Take the next step to end a worker group: its time is over."""
+        """Take the next step to stop a worker group: the timeout of its state has expired."""
         group = event.group
         if group is not self.group or group.state is not event.state:
             return
@@ -298,13 +298,13 @@ class Supervisor:
     async def _worker_failed(self, of: _Round, event: Exited, state: WorkerGroupState) -> None:
         after_stop = state in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING)
         if after_stop and event.exit_code < 0:
-            return  # ended by our own signal, or by what that signal led to
+            return  # caused by our own signal, directly or indirectly
         failure = await self._records.of_worker(of.group, event, after_stop=after_stop)
         timer = of.timed_out.get(failure.pid)
         self._failed(of.group, failure if timer is None else ended_by_timer(failure, timer))
 
     def _timer_expired(self, pid: int, scope: str, number: int) -> None:
-        """Act on a timer that a worker or its child has set and not cancelled."""
+        """Send the signal of a timer that a worker or its child has set and not cancelled."""
         of, group = self._round, self.group
         if of is None or group is None or not number:
             return
@@ -316,9 +316,9 @@ class Supervisor:
                 os.kill(pid, number)
 
     def _failed_to_open(self, group: WorkerGroup, error: OSError) -> None:
-        """No worker was started, as there was nothing to write to."""
+        """Report that no worker was started, because their output could not be opened."""
         why = f"its output cannot be opened: {shortage.explained(error)}"
-        self._stop_of(group).kill()  # the spawner has nothing to stop, and says so
+        self._stop_of(group).kill()  # the spawner has nothing to stop, and reports that
         self._failed(group, self._records.of_start(group.assignment, 0, SHORTAGE, why))
 
     def _store_exited(self, group: WorkerGroup, exit_code: int) -> None:
@@ -332,5 +332,5 @@ class Supervisor:
             self._note(WorkerFailed(at.round, at.node_rank, failure))
         self._listener.worker_failed(group.assignment, failure)
         if group.state.is_training:
-            # The whole group stops anyway: the workers here need not wait for the order.
+            # The whole group will stop: the workers here need not wait for the master's order.
             self.stop(StopWorkers(lets_settle=evidence(failure) is not Evidence.OWN))

@@ -27,7 +27,7 @@ def worker_python(environ: Mapping[str, str]) -> str:
 
 
 def check_interpreter(environ: Mapping[str, str]) -> None:
-    """Refuse a ``PYTHON_EXEC`` that cannot start a worker.
+    """Reject a ``PYTHON_EXEC`` that cannot start a worker.
 
     Raises:
         UsageError: there is no such program.
@@ -45,7 +45,7 @@ def check_interpreter(environ: Mapping[str, str]) -> None:
 
 
 def worker_environ(options: LaunchOptions, local_world_size: int) -> dict[str, str]:
-    """Return the agent's environment with what is set for every worker of this node."""
+    """Return the agent's environment with the variables for every worker of this node."""
     from ..machine.cpu_limit import read_cpu_limit
     from ..machine.worker_count import omp_num_threads
 
@@ -68,7 +68,7 @@ class WorkerCommands:
     def __init__(
         self, options: LaunchOptions, local_world_size: int, environ: Mapping[str, str]
     ) -> None:
-        """Check what can be checked before a round.
+        """Validate the options that can be validated before a round.
 
         Raises:
             UsageError: ``--virtual-local-rank`` with fewer visible devices than workers.
@@ -112,7 +112,7 @@ class WorkerCommands:
         """Whether the workers write the exception that ends them to their error files."""
         if not self._options.capture_errors or self._options.mode is ScriptMode.COMMAND:
             return False
-        # What wraps an interpreter is left alone: a shell script, a profiler.
+        # A wrapper of an interpreter, e.g. a shell script or a profiler, is not changed.
         return os.path.basename(worker_python(os.environ)).startswith(("python", "pypy"))
 
     def store_argv(self, assignment: Assignment) -> tuple[str, ...]:
@@ -129,9 +129,9 @@ class WorkerCommands:
             "LOCAL_WORLD_SIZE": self.local_world_size,
             "TORCHELASTIC_MAX_RESTARTS": rendezvous.max_restarts,
             "TORCHELASTIC_RUN_ID": rendezvous.job_id,
-            # False: rank 0 hosts the store, as under srun. The agent never does, it loads no torch.
+            # False: rank 0 hosts the store, as under srun. The agent never hosts it: no torch here.
             "TORCHELASTIC_USE_AGENT_STORE": self.separate_store,
-            # For a worker that starts processes with torch's own PContext.
+            # Needed by a worker that starts processes with torch's own PContext.
             "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(s.name for s in self._options.signals),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": self._environ.get(
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
@@ -181,7 +181,7 @@ class WorkerCommands:
 
     @property
     def devices(self) -> tuple[Mapping[str, str], ...]:
-        """As ``virtual_devices`` returns them."""
+        """The result of ``virtual_devices``."""
         return self._devices
 
 
@@ -191,8 +191,9 @@ def virtual_devices(
     """Return the variables that show each worker one device under ``--virtual-local-rank``.
 
     Without that flag there are none. The device is the worker's own entry of
-    ``HIP_VISIBLE_DEVICES``, which on ROCm overrides ``CUDA_VISIBLE_DEVICES``; where it is not set,
-    of the latter. What is set is set to that entry, and ``CUDA_VISIBLE_DEVICES`` always is.
+    ``HIP_VISIBLE_DEVICES``, which on ROCm overrides ``CUDA_VISIBLE_DEVICES``; if it is not set, the
+    entry of the latter. Each variable that was set is set to that entry, and
+    ``CUDA_VISIBLE_DEVICES`` always is.
 
     Raises:
         UsageError: there are fewer visible devices than workers.

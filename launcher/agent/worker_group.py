@@ -1,9 +1,9 @@
-"""This node's workers in one round: started together, watched, stopped together.
+"""This node's workers in one round: started together, supervised, stopped together.
 
     STARTING → RUNNING → DONE
         └─────────┴────────┴──→ STOPPING → KILLING → GONE
 
-Nothing here waits: methods take what happened and return what follows.
+This module does not wait: methods record events and return the consequences.
 """
 
 import contextlib
@@ -26,31 +26,31 @@ from .worker_starter import WorkerStarter
 
 
 class WorkerGroupState(enum.Enum):
-    """The state of the workers of a round; the module's docstring has the legal order."""
+    """The state of the workers of a round; the module's docstring has the legal transitions."""
 
     STARTING = "starting"
     RUNNING = "running"
     DONE = "done"
     STOPPING = "stopping"
-    """Signalled to end; workers that ignore it are killed when their time is over."""
+    """The workers received a signal to exit; workers that ignore it are killed after a timeout."""
     KILLING = "killing"
-    """Everything that descends from a worker was sent SIGKILL."""
+    """SIGKILL was sent to all descendants of workers."""
     GONE = "gone"
     """No process of the round is left."""
 
     @property
     def is_ending(self) -> bool:
-        """Whether the workers were told to end, or have ended after that."""
+        """Whether the workers were signalled to exit, or have exited after that."""
         return self in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING, WorkerGroupState.GONE)
 
     @property
     def is_training(self) -> bool:
-        """Whether workers run, or are about to, that nothing has told to end."""
+        """Whether workers run, or are being started, and were not signalled to exit."""
         return self in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING)
 
     @property
     def is_killed(self) -> bool:
-        """Whether everything that descends from a worker was sent SIGKILL, or is gone."""
+        """Whether SIGKILL was sent to all descendants of workers, or none are left."""
         return self in (WorkerGroupState.KILLING, WorkerGroupState.GONE)
 
 
@@ -59,7 +59,7 @@ class _Worker:
     pid: int = 0
     exit_code: int | None = None
     stderr_stream: int | None = None
-    """The relay's number of its standard error, when it goes through the relay."""
+    """The relay's stream number of its standard error, if that goes through the relay."""
     watch: WorkerWatch | None = None
 
 
@@ -78,12 +78,12 @@ class WorkerGroup:
         self._store: _Worker | None = None
         """The store process, where this node hosts one; the spawner's next index."""
         self.streams: list[int] = []
-        """The relay's numbers of this round's streams."""
+        """The relay's stream numbers of this round."""
         self.progress: Progress | None = None
-        """How far the workers came, when they are gone; None: not known."""
+        """The progress of the workers, once they are gone; None: not known."""
 
     def start(self) -> tuple[str, ...]:
-        """Ask the spawner for all workers at once; return the program of each.
+        """Order all workers from the spawner at once; return the program of each.
 
         Raises:
             OSError: their output cannot be opened; no worker is started.
@@ -121,7 +121,7 @@ class WorkerGroup:
 
     @property
     def running(self) -> tuple[AskedWorker, ...]:
-        """The workers that have been started and have not exited."""
+        """The workers that were started and have not exited."""
         return tuple(
             AskedWorker(self.assignment.rank_offset + local_rank, worker.pid, worker.watch)
             for local_rank, worker in enumerate(self._workers)
@@ -139,7 +139,7 @@ class WorkerGroup:
 
     @property
     def alive(self) -> int:
-        """How many workers have not exited."""
+        """Number of workers that have not exited."""
         return sum(worker.exit_code is None for worker in self._workers)
 
     @property
@@ -156,7 +156,7 @@ class WorkerGroup:
             self.state = WorkerGroupState.RUNNING
 
     def exited(self, event: Exited) -> None:
-        """Record an exit; after the last one the round is done here or is cleared."""
+        """Record an exit; after the last one, the round is done, or its leftovers are killed."""
         self._workers[event.local_rank].exit_code = event.exit_code
         if self.alive:
             return
@@ -166,12 +166,12 @@ class WorkerGroup:
             self.state = WorkerGroupState.DONE
 
     def store_log_tail(self, max_bytes: int) -> bytes:
-        """Return the last bytes of what the store process wrote."""
+        """Return the last bytes of the store process's output."""
         path = self._store_log
         return tail_of_file(path, max_bytes) if path is not None else b""
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Signal all workers to end; ``kill`` must follow when their time is over."""
+        """Send a signal to all workers; ``kill`` must follow after the timeout."""
         if not self.state.is_ending:
             self.state = WorkerGroupState.STOPPING
             if self.alive:
@@ -180,7 +180,7 @@ class WorkerGroup:
                 self.kill()
 
     def end_leftovers(self) -> None:
-        """Send SIGTERM to what successful workers left running; ``gone`` follows."""
+        """Send SIGTERM to processes that successful workers left running; ``gone`` follows."""
         assert self.state is WorkerGroupState.DONE
         self.state = WorkerGroupState.STOPPING
         self._spawner.terminate_all()
@@ -192,7 +192,7 @@ class WorkerGroup:
             self._spawner.kill()
 
     def gone(self) -> None:
-        """Record that nothing is left of the round."""
+        """Record that no process of the round is left."""
         if self.state is not WorkerGroupState.GONE:
             self.progress = self._came_so_far()
         self.state = WorkerGroupState.GONE
@@ -202,7 +202,7 @@ class WorkerGroup:
                 worker.watch = None
 
     def _came_so_far(self) -> Progress | None:
-        """Return how far the workers are; None where some may have come further than is known."""
+        """Return the workers' progress; None where some may have progressed further than known."""
         watches = [worker.watch for worker in self._workers]
         known = [watch.progress() if watch is not None else None for watch in watches]
         there = [progress for progress in known if progress is not None]
@@ -216,7 +216,7 @@ class WorkerGroup:
         """Return the last bytes of a worker's standard error, where they were captured."""
         number = self._workers[local_rank].stderr_stream
         if number is not None and self._relay is not None:
-            # A child of the worker may keep the pipe open: then what has arrived is used.
+            # A child of the worker may keep the pipe open: then the output so far is used.
             if await self._relay.drained([number], timeout_s):
                 return await self._relay.tail(number, timeout_s)
             return self._relay.last_tail(number)
@@ -233,7 +233,7 @@ class WorkerGroup:
         self._store = _Worker()
         output = None
         if self._store_log is not None:
-            with contextlib.suppress(OSError):  # a full disk: it writes to the agent's own streams
+            with contextlib.suppress(OSError):  # a full disk: it writes to the agent's streams
                 output = open_log(self._store_log)
                 fds.append(output)
         return WorkerCommand(

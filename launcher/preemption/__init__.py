@@ -1,1 +1,1 @@
-"""What a node does when it will be gone soon: its workers leave their state first."""
+"""Preemption of a node: its workers save a consistent snapshot before it exits."""

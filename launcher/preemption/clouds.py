@@ -1,7 +1,7 @@
-"""What the metadata services of three clouds say of the end of this machine, as they document it.
+"""Reads preemption notices from the metadata services of three clouds, as documented by them.
 
-Each function returns when the machine will be gone, and raises ``MetadataError`` where that cannot
-be asked. Cadences are those that the clouds recommend.
+Each function returns when this machine is being preempted, and raises ``MetadataError`` if the
+service cannot be queried. The polling intervals are those that the clouds recommend.
 
 - Google: ``instance/preempted`` becomes ``TRUE``; 30 s later the machine is off. A request can wait
   for the change.
@@ -23,7 +23,7 @@ from .metadata import MetadataError, Reply, Service
 
 GOOGLE_S = AZURE_S = 30.0
 AWS_S = 120.0
-"""How long the machine is there after the notice, where the notice does not say it."""
+"""The time from the notice to the end of the machine, where the notice has no time."""
 _LONGEST_S = 900.0
 _LONG_POLL_S = 60
 _TOKEN_S = 21600
@@ -36,7 +36,7 @@ _AZURE_ENDS = ("Preempt", "Terminate")
 
 
 async def google(service: Service) -> float:
-    """Return in how many seconds the machine is gone, when Google says that it will be."""
+    """Wait for a notice of Google; return the seconds until the machine is stopped."""
     path, answer_s = "/computeMetadata/v1/instance/preempted", 5.0
     while True:
         reply = await service.get(path, _FLAVOR, answer_s)
@@ -51,7 +51,7 @@ async def google(service: Service) -> float:
 
 
 async def aws(service: Service, every_s: float = 5.0) -> float:
-    """Return in how many seconds the machine is gone, when AWS says that it will be."""
+    """Wait for a notice of AWS; return the seconds until the machine is stopped."""
     token = ""
     while True:
         if not token:
@@ -62,7 +62,7 @@ async def aws(service: Service, every_s: float = 5.0) -> float:
         reply = await service.get(
             "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token}
         )
-        if reply.status == 401:  # the token is too old
+        if reply.status == 401:  # the token has expired
             token = ""
             continue
         if reply.status != 404:
@@ -72,7 +72,7 @@ async def aws(service: Service, every_s: float = 5.0) -> float:
 
 
 async def azure(service: Service, every_s: float = 1.0) -> float:
-    """Return in how many seconds the machine is gone, when Azure says that it will be."""
+    """Wait for a notice of Azure; return the seconds until the machine is stopped."""
     path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
     reply = await service.get(path, _AZURE)
     _expect(reply, 200)
@@ -118,7 +118,7 @@ def _azure_time(text: str) -> float:
 
 
 def _until(usual_s: float, read: Callable[[str], float], text: str) -> float:
-    """Return the seconds until a time; as usual where it cannot be read."""
+    """Return the seconds until a time; the cloud's default if the time cannot be parsed."""
     try:
         left_s = read(text) - time.time()
     except (ValueError, TypeError, OverflowError):

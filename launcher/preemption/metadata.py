@@ -1,4 +1,4 @@
-"""Asks a cloud's metadata service: HTTP to an address of this host, bounded in size and time."""
+"""Queries a cloud's metadata service: HTTP to a host-local address, bounded in size and time."""
 
 import asyncio
 import http.client
@@ -16,44 +16,44 @@ _HEAD_MAX = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the service has answered."""
+    """A reply of the service."""
 
     status: int
     body: str
     headers: Mapping[str, str]
-    """By name in lower case."""
+    """By lower-case name."""
 
 
 class MetadataError(Exception):
-    """Raised when the service does not answer, or not as it should; the text is for people."""
+    """Raised for a missing or invalid reply of the service; the text is for the user."""
 
 
 class Service:
     """A metadata service."""
 
     def __init__(self, host: str, port: int, name: str = "") -> None:
-        """Ask nothing yet.
+        """Create the service; this sends no request.
 
         Args:
-            host: where it is.
-            port: likewise.
-            name: what it is called in requests; empty: as its host.
+            host: its address.
+            port: its port.
+            name: its name in requests; empty: the host.
         """
         self._host, self._port, self._name = host, port, name or host
 
     async def get(
         self, path: str, headers: Mapping[str, str], timeout_s: float = ANSWER_S
     ) -> Reply:
-        """Return the answer to a GET; raises as ``ask``."""
+        """Return the reply to a GET; raises the errors of ``ask``."""
         return await self.ask("GET", path, headers, timeout_s)
 
     async def ask(
         self, method: str, path: str, headers: Mapping[str, str], timeout_s: float = ANSWER_S
     ) -> Reply:
-        """Return the answer to a request.
+        """Return the reply to a request.
 
         Raises:
-            MetadataError: there is none in time, or it is none of HTTP.
+            MetadataError: there is no reply in time, or it is not valid HTTP.
         """
         try:
             return await asyncio.wait_for(self._ask(method, path, headers), timeout_s)
@@ -99,7 +99,7 @@ async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
 
 
 class _Received:
-    """Stands for a socket of which all has been read."""
+    """Replaces a socket whose data was all read."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

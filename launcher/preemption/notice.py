@@ -1,12 +1,12 @@
-"""What a cloud, a file or a signal says of this machine."""
+"""The preemption notice of a cloud, a file or a signal."""
 
 from ...values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """This machine will be gone."""
+    """This machine is being preempted."""
 
     reason: str
     seconds: float
-    """From now."""
+    """Seconds from now until the machine is stopped."""

@@ -1,4 +1,4 @@
-"""The page in which the workers of this node are told that nodes will be gone."""
+"""The shared page that notifies the workers of this node of preemptions."""
 
 import asyncio
 import mmap
@@ -12,14 +12,14 @@ from ..processes.worker_socket import WorkerSocket
 
 
 class NoticePage:
-    """The page, and the workers of the round that know it; ``close`` it."""
+    """The page, and the workers of the round that have mapped it; ``close`` it."""
 
     def __init__(self, left: Callable[[], None], *, saves: bool) -> None:
-        """Hold nothing yet.
+        """Start without a page.
 
         Args:
-            left: is called when a rank says that it has left its state.
-            saves: what would be lost is to be written to storage.
+            left: is called when a rank reports that it has saved its shard.
+            saves: snapshots that would be lost are written to storage.
         """
         self._left, self._saves = left, saves
         self._fd = -1
@@ -28,10 +28,10 @@ class NoticePage:
         self._workers = WorkerSocket(self._answer)
         self._asked: set[int] = set()
         self._steps: dict[int, int | None] = {}
-        """By rank, of those that leave a state: of which step they have; None: not yet."""
+        """By rank, the step of the shard that it has saved; None: not yet."""
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer workers that ask; where that is not possible, they are told nothing."""
+        """Accept workers' requests; if that is not possible, they receive no notice."""
         try:
             self._fd = os.memfd_create("ft-run-notices")
             os.ftruncate(self._fd, notices.PAGE_BYTES)
@@ -42,7 +42,7 @@ class NoticePage:
         self._workers.listen(loop, notices.address_of(os.getpid()))
 
     def begin(self) -> None:
-        """A round begins: its workers are told nothing, and none has asked."""
+        """Start a round: its workers have no notice, and none has requested notices."""
         self._asked.clear()
         self._steps.clear()
         if self._words is not None:
@@ -52,12 +52,12 @@ class NoticePage:
 
     @property
     def is_used(self) -> bool:
-        """Whether a worker of the round has asked."""
+        """Whether a worker of the round has requested notices."""
         return bool(self._asked)
 
     @property
     def step(self) -> int | None:
-        """The step whose state all ranks here have left; -1: none leaves one; None: not yet."""
+        """The step that all ranks here have saved; -1: no rank saves one; None: not yet."""
         steps = set(self._steps.values())
         if not steps:
             return None if self._asked else -1
@@ -66,15 +66,15 @@ class NoticePage:
 
     @property
     def only_ask(self) -> bool:
-        """Whether workers have asked, and none will say that it has left a state."""
+        """Whether workers have requested notices, and none will report a saved shard."""
         return bool(self._asked) and not self._steps
 
     def tell(self, seconds: float, *, is_whole: bool) -> None:
-        """Tell the workers that nodes will be gone.
+        """Notify the workers that nodes are being preempted.
 
         Args:
-            seconds: how long they may take to leave one state; an order that runs keeps its time.
-            is_whole: all nodes of the job will be gone.
+            seconds: the time to save a consistent snapshot; an active order keeps its deadline.
+            is_whole: all nodes of the job are being preempted.
         """
         if self._words is None:
             return
@@ -83,7 +83,7 @@ class NoticePage:
             self._words[notices.UNTIL_NS] = time.monotonic_ns() + int(seconds * 1e9)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         self._workers.close()
         if self._words is not None and self._map is not None:
             self._words.release()

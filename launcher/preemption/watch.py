@@ -1,4 +1,4 @@
-"""``--preemption-notice``: waits until a cloud, or a file, says that this machine will be gone."""
+"""``--preemption-notice``: waits for a preemption notice of a cloud or a file."""
 
 import asyncio
 import math
@@ -13,12 +13,12 @@ from .notice import PreemptionNotice
 
 CLOUDS = ("gcp", "aws", "azure")
 FILE_S = 30.0
-"""How long this machine is there after its file has come, where the file does not say it."""
+"""The time from the file's creation to the end of this machine, where the file has no time."""
 _FILE_LONGEST_S = 86400.0
 _FILE_MAX = 4096
 _FILE_EVERY_S = 0.5
 _AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""After failures running."""
+"""The delay after consecutive failures."""
 _ADDRESS = "169.254.169.254"
 _GOOGLE_NAME = "metadata.google.internal"
 _DMI = "/sys/class/dmi/id"
@@ -27,7 +27,7 @@ _VENDORS = {
     "aws": ("sys_vendor", "Amazon EC2"),
     "azure": ("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77"),
 }
-"""The file of the firmware that names the cloud, and its content."""
+"""The firmware (DMI) file that identifies the cloud, and its content."""
 
 
 async def watch(
@@ -37,14 +37,14 @@ async def watch(
     tell: Callable[[Event], None],
     dmi: str = _DMI,
 ) -> None:
-    """Wait for a notice, for as long as it takes; what goes wrong is told once.
+    """Wait for a notice, without a time limit; an error is reported once.
 
     Args:
         source: the value of the flag.
-        environ: has the variables that name another address of a service.
-        found: takes the notice.
-        tell: tells the user.
-        dmi: where the firmware's names are.
+        environ: has the variables that override the address of a service.
+        found: receives the notice.
+        tell: receives events for the user.
+        dmi: the folder of the firmware's files.
     """
     cloud = source
     if source == "auto":
@@ -60,7 +60,7 @@ async def watch(
 
 
 def cloud_of(dmi: str) -> str:
-    """Return which cloud this machine is of, as its firmware says; empty: none that is known."""
+    """Return the cloud of this machine according to its firmware; empty: no known cloud."""
     for cloud, (name, word) in _VENDORS.items():
         if _content(os.path.join(dmi, name)) == word:
             return cloud
@@ -68,7 +68,7 @@ def cloud_of(dmi: str) -> str:
 
 
 def _content(path: str) -> str | None:
-    """Return what a small file holds; None: it cannot be read."""
+    """Return the content of a small file; None: it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(_FILE_MAX).decode("ascii", "replace").strip()
@@ -77,7 +77,7 @@ def _content(path: str) -> str | None:
 
 
 def _asker(cloud: str, environ: Mapping[str, str]) -> Callable[[], Awaitable[float]]:
-    if cloud == "gcp":  # the variable is that of Google's libraries, the next that of AWS's
+    if cloud == "gcp":  # this variable is from Google's libraries, the next one from AWS's
         host = environ.get("GCE_METADATA_HOST") or _ADDRESS
         name = _GOOGLE_NAME if host == _ADDRESS else ""
         service = _service(host, name)
@@ -112,7 +112,7 @@ async def _persistently(
 
 
 async def _file(path: str) -> float:
-    """Return the seconds that a file says, when it is there."""
+    """Wait for the file; return the seconds that it contains."""
     while (text := _content(path)) is None:  # noqa: ASYNC110 - any file system, also of other hosts
         await asyncio.sleep(_FILE_EVERY_S)
     try:

@@ -1,4 +1,4 @@
-"""One check worker as the agent sees it: its pipes, its progress, the result of its order."""
+"""The agent's view of one check worker: its pipes, its progress, the result of its order."""
 
 import asyncio
 import os
@@ -29,10 +29,10 @@ _READ_BYTES: Final = 65536
 
 
 class CheckMember:
-    """One check worker of a crew. A new process is a new member."""
+    """One check worker of a crew. Each process has its own object."""
 
     def __init__(self, local_rank: int, changed: Callable[[], None], stage: str) -> None:
-        """Open the pipes of a worker that is about to be started.
+        """Open the pipes of a worker that will be started.
 
         Raises:
             OSError: there are too many open files.
@@ -50,21 +50,21 @@ class CheckMember:
         self._order: CheckOrder | None = None
         self._record: Record | None = None
         self._end = ""
-        """How the process ended, in words."""
+        """How the process ended, as text."""
         self._says_farewell = False
         self._asked_at = 0.0
-        """When it got its order, in seconds of the event loop's clock."""
+        """When it received its order, in seconds of the event loop's clock."""
         self._ready_at = 0.0
         """When it had imported torch, by the same clock."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone, or is about to go."""
+        """Whether the process has exited, or is about to exit."""
         return bool(self._end) or self._says_farewell
 
     @property
     def is_done(self) -> bool:
-        """Whether the order has no more results to come."""
+        """Whether no more results of the order will follow."""
         return self._record is not None or bool(self._end)
 
     @property
@@ -74,11 +74,11 @@ class CheckMember:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it can be given another order."""
+        """Whether it can receive another order."""
         return self._record is not None and not self.has_ended
 
     def started(self) -> None:
-        """Listen at the pipes, now that the process has its ends."""
+        """Read the pipes, now that the process has its ends."""
         self._close_theirs()
         loop = asyncio.get_running_loop()
         for fd in (self._answers_from, self._errors_from, self._orders_to):
@@ -92,12 +92,12 @@ class CheckMember:
         self.close()
 
     def begun(self) -> None:
-        """Record that the process runs: the fork server was ready, or none is used."""
+        """Record that the process runs: the fork server is ready, or none is used."""
         if self._stage == WAITING:
             self._stage = STARTING
 
     def ask(self, delivery: Delivery) -> None:
-        """Give an order; the result of the previous one is dropped."""
+        """Send an order; the result of the previous one is discarded."""
         self._order, self._record = delivery.order, None
         self._asked_at = asyncio.get_running_loop().time()
         if self._stage not in STARTUP_STAGES:
@@ -106,11 +106,11 @@ class CheckMember:
             os.write(self._orders_to, (delivery.to_json() + "\n").encode())
 
     def not_started(self, why: str) -> None:
-        """The program could not be executed."""
+        """Record that the program could not be executed."""
         self._end = f"{NOT_CARRIED_OUT}: the check worker could not be started: {why}"
 
     def exited(self, code: int) -> None:
-        """The process has ended."""
+        """Record the end of the process."""
         self._read(self._answers_from)
         self._read(self._errors_from)
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with {code}"
@@ -119,11 +119,11 @@ class CheckMember:
         self._end = self._end or (f"{text}: {last}" if last else text)
 
     def outcome(self, order: CheckOrder, *, was_cut_short: bool) -> WorkerAnswer:
-        """Return the result of the order, also if the worker did not answer.
+        """Return the result of the order, also if the worker did not reply.
 
         Args:
-            order: the one that was asked.
-            was_cut_short: whether its time is not over, but another worker has failed.
+            order: the order that was sent.
+            was_cut_short: whether another worker has failed before the deadline.
         """
         if self._record is not None:
             record = self._record
@@ -174,7 +174,7 @@ class CheckMember:
             return
         number, _, text = rest.partition(" ")
         if self._order is None or number != str(self._order.number):
-            return  # the answer to an order that is no longer awaited
+            return  # the result of an order that is no longer awaited
         try:
             self._record = record_from_json(text)
         except RecordError as error:

@@ -1,9 +1,9 @@
-"""The check workers of this node: started once, given orders one by one, ended together.
+"""The check workers of this node: started once, sent orders one by one, stopped together.
 
-They have a spawner of their own, so that checks and the workers that train are never mixed up. A
-crew that missed a deadline or lost a worker cannot be trusted: all of it is killed, and a new crew
-imports torch while the node waits for its next order. With ``--preload`` all check workers are
-forked from a fork server (``spawner.forkserver``), which imports torch once.
+They have their own spawner, which keeps them separate from training workers. A crew that missed a
+deadline or lost a worker is unreliable: all of its workers are killed, and a new crew imports torch
+while the node waits for its next order. With ``--preload`` all check workers are forked from a fork
+server (``spawner.forkserver``), which imports torch once.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ from ..version import VERSION
 from .check_worker import CheckMember
 
 _RUN_MODULE: Final = str(Path(__file__).resolve().parents[1] / "processes" / "run_module.py")
-"""Another interpreter need not know of ft-run, and must not be given the libraries of this one."""
+"""Another interpreter may not have ft-run installed, and must not get this one's libraries."""
 _LOOPBACK: Final = "127.0.0.1"
 _OTHERS_S: Final = 1.0
-"""How long a failed check waits for the other workers' reasons."""
+"""How long a failed check waits for the errors of the other workers."""
 _KILL_S: Final = 10.0
 _LEFT: Final = "the previous ones have not exited"
 _GONE: Final = "the process that starts them has exited"
 _KILL_GPUS_S: Final = 60.0
-"""The kernel gives back what a process has pinned page by page: hundreds of GB take their time."""
+"""The kernel releases pinned memory page by page: this takes long for hundreds of GB."""
 _ENVIRONMENT: Final = {
     # A check says by itself what hangs, in its own time, and is not ended by NCCL's watchdog.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -53,21 +53,21 @@ _ENVIRONMENT: Final = {
     # Nor does it tune matrix products for minutes.
     "PYTORCH_TUNABLEOP_ENABLED": "0",
 }
-"""What check workers have, whatever the training has."""
+"""Variables of check workers, which override those of the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrewPlan:
-    """How the check workers of a node are started: as those that will train there."""
+    """How the check workers of a node are started: like its training workers."""
 
     worker: CheckWorkerConfig
-    """What each of them is told, less what is its own."""
+    """The configuration that is common to all check workers."""
     python: str = sys.executable
     """The interpreter of the workers."""
     visible_devices: tuple[Mapping[str, str], ...] = ()
     """The variables that show each worker one device under ``--virtual-local-rank``; else empty."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """What is set on top of the agent's environment, such as ``OMP_NUM_THREADS``."""
+    """Variables added to the agent's environment, e.g. ``OMP_NUM_THREADS``."""
     cpus: tuple[frozenset[int], ...] | None = None
     """The CPUs that each worker is bound to."""
     preload: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class CrewPlan:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether the machine shows GPUs, or an option asks for them."""
+        """Whether the machine has GPUs, or an option requires them."""
         return bool(self.worker.gpus_asked_by or self.worker.gpus_shown)
 
 
@@ -91,9 +91,9 @@ class CheckCrew:
         """Create a crew; no worker is started before the first order.
 
         Args:
-            spawner: one of the crew's own; ``close`` ends it.
-            plan: what the workers are.
-            fork_server_changed: is called with what becomes of the fork server.
+            spawner: the crew's own spawner; ``close`` stops it.
+            plan: how the workers are started.
+            fork_server_changed: is called with each change of the fork server's state.
         """
         self._spawner = spawner
         self._plan = plan
@@ -101,14 +101,14 @@ class CheckCrew:
         self._members: list[CheckMember] = []
         self._generation = 0
         self._passed_alone = 0
-        """The generation that has measured everything that a node measures alone; 0 for none."""
+        """The generation that has completed all single-node measurements; 0 for none."""
         self._changed = asyncio.Event()
         """Set when a worker or the spawner has reported."""
         self._spawner_gone = False
         self._empty = True
         self._closed = False
         self._renewal: asyncio.Task[None] | None = None
-        """Ends workers that cannot go on, and starts others."""
+        """Kills workers that cannot continue, and starts new ones."""
         self._fork_server_changed = fork_server_changed
         spawner.listen(self._heard_from_spawner)
         if plan.preload:
@@ -120,13 +120,13 @@ class CheckCrew:
     def start(self) -> None:
         """Start the workers, so that they import torch before the first order.
 
-        None is started while some of an earlier crew are left.
+        No worker is started while workers of an earlier crew are left.
 
         Raises:
-            OSError: there are too many open files; nothing is started, and nothing stays open.
+            OSError: there are too many open files; no worker is started, and no file stays open.
         """
         if self._members or not self._empty or self._spawner_gone or self._closed:
-            return  # workers that survive SIGKILL may hold a device: start no others beside them
+            return  # workers that survive SIGKILL may hold a device: start no new ones
         stage = WAITING if self._spawner.preloading else STARTING
         members: list[CheckMember] = []
         with ExitStack() as undo:
@@ -144,11 +144,11 @@ class CheckCrew:
             member.started()
 
     async def run(self, order: CheckOrder) -> Record:
-        """Carry out one order and return this node's record of it, at the latest in its time.
+        """Execute one order and return this node's record of it before the order's deadline.
 
-        In the phases that a node goes through alone, the ranks and the address of the order are not
-        used: the workers of this node meet on the loopback interface. A check that goes wrong does
-        not raise: the record has the failure.
+        Single-node phases do not use the ranks and the address of the order: the workers of this
+        node connect on the loopback interface. A check that fails raises nothing: the record has
+        the failure.
         """
         deadline = asyncio.get_running_loop().time() + order.deadline_s
         if not await self._is_renewed(deadline):
@@ -175,17 +175,17 @@ class CheckCrew:
         if phase is Phase.SOLO and not record.failure and not self._passed_alone:
             self._passed_alone = self._generation
         if not all(member.can_go_on for member in asked):
-            # A worker may take long to die. The answer goes out meanwhile: it has a deadline.
+            # A worker may take long to die. The record is sent meanwhile: it has a deadline.
             self._renewal = asyncio.create_task(self._renew())
         return record
 
     async def rest(self) -> None:
-        """End the workers; the next order starts others. Devices are free when this returns."""
+        """Stop the workers; the next order starts new ones. Devices are free on return."""
         await self._is_renewed()
         await self._kill()
 
     async def close(self) -> None:
-        """End the workers and the spawner. Their memory on devices is free when this returns."""
+        """Stop the workers and the spawner. Their device memory is free on return."""
         self._closed = True
         await self._is_renewed()
         await self._kill()
@@ -193,7 +193,7 @@ class CheckCrew:
 
     async def _renew(self) -> None:
         await self._kill()
-        with suppress(OSError):  # said by the next order
+        with suppress(OSError):  # the next order reports it
             self.start()
 
     async def _is_renewed(self, deadline: float | None = None) -> bool:
@@ -202,7 +202,7 @@ class CheckCrew:
         if renewal is not None:
             loop = asyncio.get_running_loop()
             limit_s = None if deadline is None else max(deadline - loop.time(), 0.0)
-            await asyncio.wait([renewal], timeout=limit_s)  # goes on if this wait is cancelled
+            await asyncio.wait([renewal], timeout=limit_s)  # continues if this wait is cancelled
             if not renewal.done():
                 return False
             self._renewal = None
@@ -215,13 +215,13 @@ class CheckCrew:
 
     @contextmanager
     def _at_home(self, order: CheckOrder) -> Iterator[Delivery]:
-        """Give the workers their order; their meeting port is reserved meanwhile."""
+        """Send the workers their order; their store's port is reserved meanwhile."""
         now = time.time()
         if Phase(order.phase) not in (Phase.FACTS, Phase.SOLO):
             yield Delivery(order, interface_towards(order.master_addr) or "", now)
             return
-        # Workers in the place of others that hung with a partner have to get ready to meet the
-        # next one. What the node's own all-reduce is like is known, and NCCL is slow to start.
+        # Workers that replace others, which hung with a partner, must be ready for the next
+        # partner. The node's own all-reduce is already measured, and NCCL is slow to start.
         is_replaced = self._passed_alone not in (0, self._generation)
         port = PortReservation(lambda: _LOOPBACK, None)
         try:
@@ -237,10 +237,10 @@ class CheckCrew:
             port.close()
 
     async def _answers(self, asked: list[CheckMember], deadline: float) -> bool:
-        """Wait until all workers have answered, or waiting for the others is useless.
+        """Wait until all workers have replied, or waiting for the others is useless.
 
         Returns:
-            Whether this was before the deadline.
+            Whether the wait ended before the deadline.
         """
         loop = asyncio.get_running_loop()
         limit = deadline
@@ -248,27 +248,27 @@ class CheckCrew:
             if all(member.is_done for member in asked):
                 break
             if any(member.has_failed for member in asked):
-                # Peers of a worker that is gone hang, or soon fail with an error that blames it.
+                # Peers of a worker that exited hang, or soon fail with an error that blames it.
                 limit = min(limit, loop.time() + _OTHERS_S)
             if not await self._next_change(limit):
                 break
         return loop.time() < deadline
 
     async def _kill(self) -> None:
-        """Kill all workers, and return when none is left."""
+        """Kill all workers; return when none is left."""
         limit_s = _KILL_GPUS_S if self._plan.has_gpus else _KILL_S
         deadline = asyncio.get_running_loop().time() + limit_s
         if not self._empty and not self._spawner_gone:
             self._spawner.kill()
         while not self._empty and not self._spawner_gone:
             if not await self._next_change(deadline):
-                break  # in uninterruptible sleep; the spawner's end is their end too
+                break  # in uninterruptible sleep; they end with the spawner
         for member in self._members:
             member.close()
         self._members = []
 
     async def _next_change(self, deadline: float) -> bool:
-        """Wait for the next report; return False when the time is over."""
+        """Wait for the next report; return False after the deadline."""
         remaining_s = deadline - asyncio.get_running_loop().time()
         if remaining_s <= 0:
             return False

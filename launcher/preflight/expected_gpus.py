@@ -1,4 +1,4 @@
-"""Which GPUs a check has to find: what asked for them, and what the machine shows. No torch."""
+"""Which GPUs a check must find: from the options, and from the machine. No torch."""
 
 import os
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from ..machine.accelerators import AUTO, AcceleratorKind, find_accelerators
 from ..machine.nvml import NvmlLoader
 
 _KINDS = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
-"""Those that are torch's ``cuda`` devices."""
+"""The kinds of GPUs that are torch's ``cuda`` devices."""
 
 
 def gpus_asked_by(nproc_per_node: str, accelerator: str) -> str:
-    """Return the option that asks for GPUs, as it was written; empty where none does.
+    """Return the option that requires GPUs, as the user wrote it; empty if no option does.
 
     Args:
         nproc_per_node: ``--nproc-per-node``.
@@ -33,8 +33,8 @@ def shown_gpus(
     """Return the kinds of GPUs that the workers should find, and how they were counted, as text.
 
     Args:
-        accelerator: ``--accelerator``; the machine is looked at with ``auto`` only.
-        environ: with the ``…_VISIBLE_DEVICES`` variables; None: that of this process.
+        accelerator: ``--accelerator``; the machine is inspected with ``auto`` only.
+        environ: has the ``…_VISIBLE_DEVICES`` variables; None: that of this process.
         root: the directory below which ``sys`` and ``dev`` are looked up.
         nvml: as for ``find_accelerators``.
     """

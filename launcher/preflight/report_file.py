@@ -1,7 +1,7 @@
-"""``--check-report``: where the report may be written, and how.
+"""``--check-report``: validates the path of the report, and writes it.
 
-A file is replaced in one step: a process that waits for it never sees half of it. A path that
-is not a file (a terminal, a pipe, a device) is written to and not replaced.
+A file is replaced atomically: a process that waits for it never reads a partial report. A path
+that is not a regular file (a terminal, a pipe, a device) is written to and not replaced.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from typing import Final
 from ...errors import UsageError
 
 _READER_S: Final = 5.0
-"""How long to wait for a reader in all before the report is given up: the job waits too."""
+"""The total time to wait for a reader before the report is discarded: the job waits too."""
 
 
 def check_report_path(path: str | None) -> None:
-    """Refuse a report that could not be written, before the time of a check is spent.
+    """Reject a path that cannot be written, before the checks start.
 
     Raises:
-        UsageError: it is a folder, or one of the folder and of what is there is not writable.
+        UsageError: the path is a folder, or the path or its folder is not writable.
     """
     if path is None:
         return
@@ -51,12 +51,12 @@ def write_report(path: str, report: str) -> None:
     stream = _own_stream(found)
     try:
         if stream is not None:
-            sys.stdout.flush()  # in the order of the program, on one of its own streams
+            sys.stdout.flush()  # keeps the order of output on this process's own streams
             _write_all(stream, text.encode())
         elif found is None or stat.S_ISREG(found.st_mode):
             _replace(Path(path).resolve(), text)
         else:
-            # A pipe that nothing reads is an error and not something to wait for.
+            # A pipe without a reader is an error; there is no wait for a reader.
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
             try:
                 _write_all(fd, text.encode())
@@ -74,9 +74,9 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _own_stream(found: os.stat_result | None) -> int | None:
-    """Return which of this process's own streams a path leads to (``/dev/stdout``), if to any.
+    """Return this process's own stream that a path refers to (``/dev/stdout``), if any.
 
-    Opening it again would write at its beginning, or fail for a socket.
+    Opening the path again would write at the file's beginning, or fail for a socket.
     """
     for fd in (1, 2):
         with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ def _replace(target: Path, text: str) -> None:
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    """Write to what may be a pipe whose reader is slow.
+    """Write to a file that may be a pipe with a slow reader.
 
     Raises:
         OSError: it cannot be written, or its reader is too slow.

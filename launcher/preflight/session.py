@@ -1,9 +1,9 @@
-"""The checks on this node: orders from the master to the crew, its records back.
+"""The checks on this node: passes the master's orders to the crew, and sends its records back.
 
-Orders are carried out one at a time, as they came; the crew ends each by its deadline. A meeting
-that an earlier master has ordered is given up when the next one orders something else: the partner
-may never have been told, and the time of the checks would go by. The crew is ended before the
-workers that train start, so that no check worker holds a device.
+Orders are executed one at a time, in the order received; the crew ends each by its deadline. A
+check with a partner that an earlier master ordered is cancelled when the next master orders a
+different one: the partner may never have received the order, and the checks would time out. The
+crew is stopped before training workers start, so that no check worker holds a device.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 _ALONE = ("facts", "solo")
-"""The phases in which a node waits for no other."""
+"""The phases in which a node does not wait for another node."""
 
 
 class Crew(Protocol):
-    """Carries out orders on this node: ``CheckCrew``."""
+    """Executes orders on this node: ``CheckCrew``."""
 
     def start(self) -> None:
         """Start the check workers, so that they import torch before the first order.
@@ -39,14 +39,14 @@ class Crew(Protocol):
         """
 
     async def run(self, order: CheckOrder) -> "Record":
-        """Carry out one order and return this node's record of it, at the latest in its time."""
+        """Execute one order and return this node's record of it before the order's deadline."""
 
     async def rest(self) -> None:
-        """End the check workers; the next order starts others."""
+        """Stop the check workers; the next order starts new ones."""
 
 
 class CheckSession:
-    """Takes orders, has the crew carry them out, and answers."""
+    """Receives orders, has the crew execute them, and sends the results."""
 
     def __init__(
         self,
@@ -56,51 +56,51 @@ class CheckSession:
         *,
         is_all: bool = False,
     ) -> None:
-        """Create a session; nothing is started.
+        """Create a session; no worker is started.
 
         Args:
-            crew: the check workers; None: there are none, and no order comes.
-            renew: reserves another port for a store and returns where.
-            post: takes each answer.
-            is_all: the checks are the whole job.
+            crew: the check workers; None: there are none, and the master sends no order.
+            renew: reserves another port for a store and returns its address.
+            post: receives each result.
+            is_all: the job consists only of checks.
         """
         self._crew = crew
         self.node_id = ""
-        """Which the master has given in place of the one that the crew knows; empty: none."""
+        """The node id that the master assigned in place of the crew's; empty: none."""
         self._renew = renew
         self._post = post
         self._is_all = is_all
         self._task: asyncio.Task[None] | None = None
         self._next: CheckOrder | None = None
         self._order: CheckOrder | None = None
-        """The last one that was taken up."""
+        """The last order that was started."""
         self._result: CheckResult | None = None
-        """The answer to it, once there is one."""
+        """The result of that order, once it is available."""
         self._is_of_old_stream = False
-        """Whether that order came on an earlier stream."""
+        """Whether that order was received on an earlier stream."""
         self._newest = 0
-        """The highest number of an order on the present stream to the master."""
+        """The highest order number on the current stream to the master."""
         self._found: CheckVerdict | None = None
         """The result for this node, until it is checked again."""
 
     def prepare(self) -> None:
         """Start the check workers before the first order."""
         if self._crew is not None:
-            with suppress(OSError):  # said by the first order
+            with suppress(OSError):  # the first order reports it
                 self._crew.start()
 
     def connected(self) -> None:
-        """Note a new stream, perhaps to another master, which numbers its orders from the start."""
+        """Record a new stream; it may lead to another master, whose order numbers start again."""
         self._newest, self._is_of_old_stream = 0, True
 
     def take(self, order: CheckOrder) -> bool:
-        """Take an order; return whether it is a new one."""
+        """Accept an order; return whether it is new."""
         if order.number < self._newest:
             return False
         self._newest = order.number
         if order in (self._order, self._next):
             if order == self._order and self._result is not None:
-                self._post(self._result)  # the first answer was lost with a broken stream
+                self._post(self._result)  # the first reply was lost with a broken stream
             return False
         self._next, self._found = order, None
         before = self._task
@@ -117,7 +117,7 @@ class CheckSession:
         return self._is_of_old_stream and order is not None and order.phase not in _ALONE
 
     def hear(self, found: CheckVerdict) -> bool:
-        """Take the result for this node; return whether it is new."""
+        """Record the result for this node; return whether it is new."""
         is_news = found != self._found
         self._found = found
         return is_news
@@ -133,7 +133,7 @@ class CheckSession:
         )
 
     async def rest(self) -> None:
-        """End the running check and the check workers."""
+        """Stop the running check and the check workers."""
         # Another master may use the same number: its order is not the one that is dropped here.
         self._next = self._order = self._result = None
         task, self._task = self._task, None
@@ -164,5 +164,5 @@ class CheckSession:
         self._task = None
 
     def _is_overtaken(self) -> bool:
-        """Whether another order has come meanwhile, perhaps from another master."""
+        """Whether another order was received meanwhile, possibly from another master."""
         return self._next is not None

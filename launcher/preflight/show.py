@@ -1,4 +1,4 @@
-"""Output of the checks: a table or a line for each verdict, and the report file."""
+"""Output of the checks: a table, or a line for each verdict, and the report file."""
 
 import os
 import sys
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from ...checks.verdict import Verdicts
 
 _UNFOLDED: Final = 10_000
-"""Columns; more than any line has."""
+"""Width in columns, larger than any line."""
 
 
 def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -> None:
-    """Show what the checks found, and write it to a file where that was asked for.
+    """Print the result of the checks, and write the report file if the user requested it.
 
     Args:
-        found: the master's message; it gives the whole report to one node of the job.
-        display: takes the lines; the table or JSON of ``ft-run check`` goes to standard output.
-        options: of the checks.
+        found: the master's message; the master sends the whole report to one node of the job.
+        display: prints the lines; ``ft-run check`` writes its table or JSON to standard output.
+        options: the options of the checks.
     """
     has_table = bool(found.report) and display.live and not options.spec.only
     if found.report:
@@ -40,10 +40,10 @@ def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -
         if options.report is not None:
             _write(found.report, options.report, display)
     if found.exit_code:
-        return  # the sentence is the last that this agent says
+        return  # the error is the last line of this agent
     if found.sentence:
         display.event(NodePassedWithWarning(found.sentence))
-    if not has_table:  # which ends with it
+    if not has_table:  # the table ends with this line
         display.event(ChecksEnded(found.conclusion))
 
 
@@ -72,7 +72,7 @@ def _print_table(verdicts: "Verdicts") -> None:
 
     from ...checks.table import print_verdicts
 
-    # Into a pipe nothing is folded, so that it can be searched by line.
+    # Output to a pipe is not wrapped, so that it can be searched by line.
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
     print_verdicts(verdicts, Console(highlight=False, width=None if folded else _UNFOLDED))
 

@@ -1,1 +1,1 @@
-"""What a person reads: the console, the live line, the failure report, answers."""
+"""Output for the user: the console, the live line, the failure report, replies of commands."""

@@ -1,9 +1,9 @@
 """The console: one line per event and, on a terminal, a live line at the bottom.
 
-The workers write to the same terminal at any time. So the live line is kept outside of their area:
-the terminal scrolls all lines but its last (DECSTBM, as apt does it), and each redraw is a single
-write that saves and restores the cursor. Output of workers is not garbled, and they still see a
-terminal.
+The workers write to the same terminal at any time. The live line is therefore outside of their
+scroll region: the terminal scrolls all lines except the last (DECSTBM, as in apt), and each redraw
+is a single write that saves and restores the cursor. The workers' output is not garbled, and their
+streams are still a terminal.
 """
 
 import os
@@ -22,16 +22,16 @@ _MIN_COLUMNS: Final = 20
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _MAKE_ROOM = "\x1bD\x1b[A"
-"""One line down, which scrolls if it is the last, and up again: the column stays."""
+"""Moves one line down, which scrolls in the last line, and up again; keeps the column."""
 _BOTTOM = "\x1b[9999;1H"
-"""The first column of the last row, however many rows there are."""
+"""Moves to the first column of the last row, for any number of rows."""
 _CLEAR_LINE = "\x1b[2K"
 _RESET_SCROLLING = "\x1b[r"
 _GIVE_BACK = f"{_SAVE}{_RESET_SCROLLING}{_BOTTOM}{_CLEAR_LINE}{_RESTORE}"
 
 
 class Display:
-    """Writes event lines to standard error, and the live line where that is a terminal."""
+    """Writes event lines to standard error, and the live line if that is a terminal."""
 
     def __init__(self, *, live: bool | None = None) -> None:
         """Create a display.
@@ -45,29 +45,29 @@ class Display:
         self.colour = understands and not os.environ.get("NO_COLOR")
         """Whether colours may be used."""
         self.live = understands if live is None else live
-        """Whether there is a live line, or would be in a larger terminal."""
+        """Whether there is a live line, or would be one in a larger terminal."""
         self._rows = 0
         """Rows of the terminal while its last one is reserved; 0 otherwise."""
         self._is_resized = False
-        """The terminal has a new size, for which no row is reserved yet."""
+        """Whether the terminal has a new size, for which no row is reserved yet."""
         self._status = ""
         self._writer = LineWriter()
         self._tell_last_words: Callable[[str], None] = lambda _: None
 
     @property
     def columns(self) -> int:
-        """Columns of the terminal now; 80 if unknown."""
+        """Current number of columns of the terminal; 80 if unknown."""
         return _size()[1] or 80
 
     def event(self, event: Event, severity: Severity | None = None) -> None:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
 
-        Where there is no reader (Ctrl-S on a terminal, a pager on a pipe), the line is kept for
-        later: what stops the output must not stop the job.
+        If there is no reader (Ctrl-S on a terminal, a pager on a pipe), the line is buffered:
+        blocked output must not block the job.
 
         Args:
             event: what happened.
-            severity: how much it matters here; None: as much as the event says.
+            severity: overrides the severity of the event; None: no override.
         """
         severity = event.severity if severity is None else severity
         if severity < self._level:
@@ -78,18 +78,18 @@ class Display:
         self._writer.put(line + "\n")
 
     def line(self, text: str) -> None:
-        """Write a line for programs, without a time, whatever the level."""
+        """Write a machine-readable line, without a time stamp and at any level."""
         self._writer.put(text + "\n")
 
     def report(self, text: str, *, is_styled: bool = False) -> None:
-        """Write a text of several lines, below an empty line.
+        """Write a text of several lines, after an empty line.
 
-        The empty line is there because workers write to the same place: a worker that was stopped
-        in the middle of a line has left it unfinished.
+        The empty line is needed because workers write to the same terminal: a worker that was
+        stopped in the middle of a line has left it unfinished.
 
         Args:
             text: the lines.
-            is_styled: it has colours; text from outside in it was made printable.
+            is_styled: the text has colours; external text in it was already made printable.
         """
         text = text if is_styled else printable_lines(text)
         self._writer.put("\n" + (text if text.endswith("\n") else text + "\n"))
@@ -98,8 +98,8 @@ class Display:
         """Reserve the row of the live line.
 
         Args:
-            tell_last_words: is given the text that restores the terminal if this process is
-                killed; again when it changes.
+            tell_last_words: receives the text that restores the terminal if this process is
+                killed; called again when the text changes.
         """
         self._tell_last_words = tell_last_words
         self.refresh()
@@ -110,7 +110,7 @@ class Display:
         self.refresh()
 
     def refresh(self) -> None:
-        """Redraw in the terminal's present size, if this process is in the foreground."""
+        """Redraw in the terminal's current size, if this process is in the foreground."""
         self._writer.flush()
         if not self.live or not _in_foreground() or not self._writer.is_ready:
             return
@@ -123,26 +123,26 @@ class Display:
     def resized(self) -> None:
         """Redraw after a change of the terminal's size, which lets all rows scroll.
 
-        Workers may have written to the last row since: it is reserved anew.
+        Workers may have written to the last row since: it is reserved again.
         """
         self._is_resized = True
         self.refresh()
 
     def suspend(self) -> None:
-        """Give the terminal back until the next ``refresh``."""
+        """Release the last row until the next ``refresh``."""
         if self._rows:
             self._writer.put(_GIVE_BACK)
             self._rows = 0
             self._tell_last_words("")
 
     def close(self) -> None:
-        """Give the whole terminal back, for good; from now on, wait a few seconds for a reader."""
+        """Release the last row permanently; from now on, wait a few seconds for a reader."""
         self.suspend()
         self.live = False
         self._writer.finish()
 
     def hurry(self) -> None:
-        """Wait no more for a reader: a signal asks this process to end."""
+        """Stop waiting for a reader: a signal asks this process to exit."""
         self._writer.hurry()
 
     def _set_aside(self, rows: int) -> None:
@@ -174,7 +174,7 @@ def _in_foreground() -> bool:
 
 
 def _size() -> tuple[int, int]:
-    """Return rows and columns of the terminal; 0, 0 where it is too small for a live line.
+    """Return rows and columns of the terminal; 0, 0 if it is too small for a live line.
 
     The variables COLUMNS and LINES are not read: they do not change when the terminal does.
     """

@@ -1,4 +1,4 @@
-"""``--event-log-handler console``: one line of JSON for each event, as torchrun writes them.
+"""``--event-log-handler console``: one line of JSON for each event, in torchrun's format.
 
 The names of the events and of their fields are those of ``torch.distributed.elastic.events``.
 ``ASSIGN_WORKER_RANKS`` is not written: ft-run has no such step.
@@ -19,13 +19,13 @@ class EventLog:
     def __init__(
         self, options: LaunchOptions, host: str, entry_point: str, line: Callable[[str], None]
     ) -> None:
-        """Create a log that writes if the options ask for it.
+        """Create a log that writes if the options enable it.
 
         Args:
-            options: what the agent was asked to do.
+            options: the options of the agent.
             host: the name of this host.
             entry_point: the program that the workers execute.
-            line: writes a line to standard error, without waiting for its reader.
+            line: writes a line to standard error, without waiting for a reader.
         """
         self._wanted = options.event_log_handler == "console"
         self._options = options
@@ -38,7 +38,7 @@ class EventLog:
         self._exit_codes: dict[int, int] = {}
 
     def waits(self) -> None:
-        """Note that this node waits for a round from now on."""
+        """Record that this node waits for a round from now on."""
         self._waits_since = time.monotonic()
 
     def started(self, assignment: Assignment, pids: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class EventLog:
         self._exit_codes[local_rank] = exit_code
 
     def ended(self, verdict: Verdict) -> None:
-        """Write how the workers of the last round and the agent ended."""
+        """Write how the workers of the last round ended, and how the agent ended."""
         for local_rank in range(len(self._pids)):
             exit_code = self._exit_codes.get(local_rank)
             if verdict.outcome is Outcome.SUCCEEDED:

@@ -1,8 +1,8 @@
-"""The report of a failed job, in torchrun's form and words, which people and log scrapers know.
+"""The report of a failed job, in torchrun's format, which users and log scrapers know.
 
-It adds to torchrun's: the first line names the root cause, it has the failures of all nodes, the
-last lines of standard error stand under the root cause, and an OOM kill is named. Workers that the
-launcher itself stopped are not listed as failures.
+Additions to torchrun's report: the first line names the root cause; the failures of all nodes are
+listed; the last lines of standard error follow the root cause; an OOM kill is named. Workers that
+the launcher itself stopped are not listed as failures.
 """
 
 import json
@@ -14,12 +14,12 @@ from ...rendezvous.protocol.messages import Verdict
 
 _MAX_RULE = 60
 _OF_NODE = {FailureKind.NODE_LOST: "lost", FailureKind.PREEMPTED: "left"}
-"""What happened to a node: no worker failed there, so there is no rank, process or exit status."""
+"""Failures of a node, not of a worker: they have no rank, process or exit status."""
 _NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
 def final_report(verdict: Verdict, script: str) -> str:
-    """Return the report of a failed job, the same on every node but for the script's name."""
+    """Return the report of a failed job; nodes differ only in the script's name."""
     cause = verdict.cause
     if cause is None:
         return f"{script} FAILED: {verdict.sentence}"
@@ -85,7 +85,7 @@ def _entry(index: int, failure: Failure) -> str:
 
 
 def _time(time_s: int) -> str:
-    from datetime import datetime  # an agent that reports nothing does not load it
+    from datetime import datetime  # imported here: only a failure report needs it
 
     try:
         return datetime.fromtimestamp(time_s).isoformat(sep="_") if time_s > 0 else "<N/A>"
@@ -111,7 +111,7 @@ def _traceback(failure: Failure) -> str:
 
 
 def recorded(failure: Failure) -> dict[str, Any] | None:
-    """Return the content of a failure's error file; None where it is none."""
+    """Return the content of a failure's error file; None if it is invalid."""
     if not failure.error_json:
         return None
     try:
@@ -123,7 +123,7 @@ def recorded(failure: Failure) -> dict[str, Any] | None:
 
 
 def _recorded_traceback(error: Mapping[str, Any]) -> str:
-    """Return the traceback of an error file, or its message where it has none."""
+    """Return the traceback of an error file, or its message if it has no traceback."""
     message = error["message"]
     if not isinstance(message, dict):
         return str(message)
@@ -133,7 +133,7 @@ def _recorded_traceback(error: Mapping[str, Any]) -> str:
 
 
 def _stderr_lines(failure: Failure) -> str:
-    """Return the last lines of standard error, but for a traceback that is shown already."""
+    """Return the last lines of standard error, without a traceback that is already shown."""
     tail = failure.stderr_tail.strip()
     error = recorded(failure)
     if error is not None:
@@ -145,7 +145,7 @@ def _stderr_lines(failure: Failure) -> str:
 
 
 def _uncertainty(cause: Failure, others: Iterable[Failure]) -> str:
-    """Return a line for a root cause that is only the first of several that look the same."""
+    """Return a line for a root cause that is the first of several similar failures."""
     alike = [failure for failure in others if evidence(failure) is Evidence.UNSAID]
     if evidence(cause) is not Evidence.UNSAID or not alike:
         return ""

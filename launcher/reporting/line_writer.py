@@ -1,8 +1,8 @@
-"""Lines on standard error, written without waiting for their reader.
+"""Writes lines to standard error without waiting for a reader.
 
-Lines that cannot be written now (Ctrl-S on a terminal, a pager on a pipe) are kept for later, up to
-a bound. At the end the reader has a few seconds. Lines that it does not take are dropped; one line
-says how many, if it reads again.
+Lines that cannot be written now (Ctrl-S on a terminal, a pager on a pipe) are buffered, up to a
+limit. At the end of the job the reader has a few seconds. Lines that it does not read are dropped;
+one line reports how many, if it reads again.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from ..logs.console_file import ConsoleFile
 
 _STDERR: Final = 2
 _LAST_WORDS_S: Final = 5.0
-"""How long the end of a job waits for a console that takes nothing."""
+"""How long the end of a job waits for a console that does not accept output."""
 _SLICE_S: Final = 0.1
-"""How often a wait looks whether it was cut short."""
+"""The interval at which a wait checks whether it was cancelled."""
 _KEPT_MAX_BYTES: Final = 1 << 20
 
 
 class LineWriter:
-    """Writes texts of whole lines to standard error, in their order."""
+    """Writes texts of whole lines to standard error, in order."""
 
     def __init__(self) -> None:
         self._file: ConsoleFile | None = None
@@ -30,20 +30,20 @@ class LineWriter:
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._is_begun = False
-        """Whether a part of the first text that is kept is written: what is kept is the rest."""
+        """Whether a part of the first buffered text is already written; the buffer has the rest."""
         self._dropped = 0
         """Lines dropped since the last one that was written."""
         self._deadline: float | None = None
-        """When waiting ends (``time.monotonic``); None: nothing waits."""
+        """When waiting ends (``time.monotonic``); None: there is no wait."""
 
     @property
     def has_all_written(self) -> bool:
-        """Whether nothing is kept for later."""
+        """Whether the buffer is empty."""
         return not self._kept
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing is kept for later, and the console takes something now."""
+        """Whether the buffer is empty, and the console accepts output now."""
         return self.has_all_written and self._file is not None and self._file.is_writable(0.0)
 
     def put(self, text: str) -> None:
@@ -54,7 +54,7 @@ class LineWriter:
         self.flush()
 
     def flush(self) -> None:
-        """Write what the console takes now; at the end, wait for it while there is time."""
+        """Write what the console accepts now; at the end, wait for it until the deadline."""
         while self._kept or self._dropped:
             is_note = self._dropped > 0 and not self._is_begun
             if is_note:
@@ -69,7 +69,7 @@ class LineWriter:
                 while self._deadline is not None and len(self._kept) > self._is_begun:
                     self._drop()
                 return
-            except OSError:  # it will not be read any more, or the disk is full
+            except OSError:  # there is no reader any more, or the disk is full
                 done = len(text)
             if is_note:
                 self._dropped = 0
@@ -80,13 +80,13 @@ class LineWriter:
                 self._keep(text[done:], is_first=True)
 
     def finish(self) -> None:
-        """From now on wait for a reader, for a few seconds in all."""
+        """From now on, wait for a reader, for a few seconds in total."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _LAST_WORDS_S
         self.flush()
 
     def hurry(self) -> None:
-        """Stop waiting, also in a ``finish`` that is under way."""
+        """Stop waiting, also in a ``finish`` that is in progress."""
         self._deadline = time.monotonic()
 
     def _keep(self, text: bytes, *, is_first: bool = False) -> None:
@@ -94,14 +94,14 @@ class LineWriter:
         self._kept_bytes += len(text)
 
     def _drop(self) -> None:
-        """Drop the first text of which nothing is written: no line may be torn."""
+        """Drop the first text that is not partly written: no line may be truncated."""
         text = self._kept[self._is_begun]
         del self._kept[self._is_begun]
         self._kept_bytes -= len(text)
         self._dropped += text.count(b"\n")
 
     def _wait(self) -> bool:
-        """Wait for the console while there is time; return whether it takes something."""
+        """Wait for the console until the deadline; return whether it accepts output."""
         while self._file is not None and self._deadline is not None:
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:

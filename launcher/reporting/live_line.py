@@ -22,7 +22,7 @@ async def live_line(
 
     Args:
         display: draws the line.
-        text: returns its present text.
+        text: returns its current text.
         spawner: restores the terminal if this process is killed.
     """
     if not display.live:
@@ -45,7 +45,7 @@ async def live_line(
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # Ctrl-Z under a shell's job control
         loop.add_signal_handler(signal.SIGTSTP, stopped)
     task = asyncio.create_task(redraw())
-    task.add_done_callback(partial(show_bug, "the live line"))  # the outcome stays what it is
+    task.add_done_callback(partial(show_bug, "the live line"))  # does not change the outcome
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from .steps import is_late, rate
 
 
 def restarts_used(assignment: Assignment, options: LaunchOptions) -> int:
-    """Return how much of the restart budget is used: within the window, where there is one."""
+    """Return how much of the restart budget is used; within the window, if there is one."""
     has_window = options.policy is not None and options.policy.restart_window_s
     return assignment.restarts_in_window if has_window else assignment.restarts
 
@@ -25,8 +25,8 @@ class LiveStatus:
         """Create the text.
 
         Args:
-            options: the node's.
-            steps: returns those of this node's workers, as of now.
+            options: the options of the node.
+            steps: returns the current steps of this node's workers.
         """
         self._options = options
         self._steps = steps
@@ -42,7 +42,7 @@ class LiveStatus:
         self._assignment, self.waiting = assignment, None
 
     def text(self) -> str:
-        """Return the line as of now."""
+        """Return the current line."""
         options, assignment, waiting_ = self._options.rendezvous, self._assignment, self.waiting
         wanted = nodes_wanted(options.min_nodes, options.max_nodes)
         parts = [f"ft-run {options.job_id}"]

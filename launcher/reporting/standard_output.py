@@ -1,4 +1,4 @@
-"""Answers of commands on standard output, which may be a pipe without a reader, or a full disk.
+"""Writes replies of commands to standard output, e.g. a pipe without a reader, or a full disk.
 
 The agent's own lines go to standard error, by ``display``.
 """
@@ -16,10 +16,10 @@ from .line_writer import LineWriter
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Write an answer to standard output, to its end.
+    """Write a complete reply to standard output.
 
-    A reader that leaves early (``| head -1``) has seen enough: this is no error, and the exit
-    status stays the same.
+    A reader that closes the pipe early (``| head -1``) is no error; the exit status does not
+    change.
 
     Raises:
         UsageError: it cannot be written.
@@ -31,7 +31,7 @@ def standard_output() -> Iterator[None]:
     except BrokenPipeError:
         _drop(sys.stdout)
     except SystemExit as ending:
-        if not isinstance(ending.__context__, BrokenPipeError):  # what rich makes of it
+        if not isinstance(ending.__context__, BrokenPipeError):  # rich raises SystemExit for it
             raise
         _drop(sys.stdout)
     except OSError as error:
@@ -43,14 +43,14 @@ def standard_output() -> Iterator[None]:
 
 
 def say_last(text: str) -> None:
-    """Write a line to standard error; if that fails, the exit status says enough."""
+    """Write a line to standard error; if that fails, only the exit status reports the error."""
     writer = LineWriter()
     writer.put(printable(text) + "\n")
     writer.finish()
 
 
 def _drop(stream: TextIO) -> None:
-    """Discard what is still buffered: Python would write it again when it ends."""
+    """Discard buffered output: Python would try to write it again at exit."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

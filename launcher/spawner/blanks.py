@@ -1,8 +1,9 @@
-"""Blanks: processes that a fork server forks ahead, and that wait to be told what to become.
+"""Standby workers: processes that a fork server forks ahead and that wait for their assignment.
 
-A blank becomes a worker, which has to be a child of the spawner (the subreaper): so it is forked by
-way of a process in between that exits at once. Until it is told what to become it is in the session
-of the fork server, by which it is known not to be a worker. At end-of-file it exits.
+A standby worker becomes a worker, which has to be a child of the spawner (the subreaper). It is
+therefore forked by an intermediate process that exits at once. Until it receives its assignment it
+stays in the session of the fork server, which marks it as not being a worker. At end-of-file it
+exits.
 """
 
 import errno
@@ -15,16 +16,16 @@ from typing import Any, NamedTuple
 from ..processes.ipc import Incoming, send
 
 Order = tuple[Mapping[str, object], Sequence[int]]
-"""What a blank is told, and the descriptors for it."""
+"""The assignment of a standby worker, and the descriptors for it."""
 
 _BEGINS = b"\1"
 
 
 class Blanks:
-    """Those that were forked together, as the fork server sees them."""
+    """A group of standby workers that were forked together, as the fork server sees them."""
 
     def __init__(self, pids: list[int], channels: list[socket.socket]) -> None:
-        """Tell them nothing yet.
+        """Hold the processes; nothing is sent yet.
 
         Args:
             pids: their process ids.
@@ -33,11 +34,11 @@ class Blanks:
         self._pids, self._channels = pids, channels
 
     def are(self, count: int) -> bool:
-        """Return whether there are so many, and none has died."""
+        """Return whether the group has exactly this size and none of its processes has died."""
         return len(self._channels) == count and all(map(_is_open, self._channels))
 
     def begin(self, orders: Iterable[Order]) -> list[int]:
-        """Have each begin to become a worker, in a session of its own; that ends this.
+        """Send each process its assignment and move it to its own session; this uses up the group.
 
         Args:
             orders: one for each.
@@ -54,21 +55,21 @@ class Blanks:
         return self._pids if have_begun else []
 
     def close(self) -> None:
-        """Have those end that were told nothing."""
+        """Close the channels, so that processes without an assignment exit."""
         _close(self._channels)
 
 
 class Blank(NamedTuple):
-    """One of them, as itself."""
+    """A standby worker, as seen from its own process."""
 
     channel: socket.socket
-    """To the fork server."""
+    """The channel to the fork server."""
 
     def wait(self) -> tuple[dict[str, Any], list[int]]:
-        """Wait to be told which worker to become; then begin, in a session of its own.
+        """Wait for the assignment; then start as a worker, in a session of its own.
 
         Returns:
-            What it was told, and its descriptors. A blank that is not wanted exits.
+            The assignment and its descriptors. A standby worker that is not wanted exits.
 
         Raises:
             OSError: there are too many descriptors for this process.
@@ -84,13 +85,13 @@ class Blank(NamedTuple):
 
 
 def fork_blanks(count: int) -> Blanks | Blank:
-    """Fork; return all of them, or in each of them itself.
+    """Fork standby workers; return the group, or in each forked process its ``Blank``.
 
     Args:
-        count: how many.
+        count: number of processes.
 
     Raises:
-        OSError: there are no processes or no descriptors for them; none is left.
+        OSError: there are no processes or no descriptors for them; none of them is left running.
     """
     pairs: list[tuple[socket.socket, socket.socket]] = []
     try:
@@ -107,7 +108,7 @@ def fork_blanks(count: int) -> Blanks | Blank:
     _close((their_channel, *their_channels))
     said = _next_message(Incoming(channel)) or {"errno": errno.EIO}
     channel.close()
-    # Only when it has been reaped are its children sure to be the spawner's.
+    # Only after this process has been reaped are its children certain to be the spawner's.
     os.waitpid(between, 0)
     if "errno" in said:
         _close(channels)
@@ -116,7 +117,7 @@ def fork_blanks(count: int) -> Blanks | Blank:
 
 
 def _fork_from_between(channel: socket.socket, channels: Sequence[socket.socket]) -> Blank:
-    """Fork a blank for each channel and exit; return in each blank only."""
+    """Fork a process for each channel and exit; return only in the forked processes."""
     pids: list[int] = []
     said: dict[str, Any] = {"pids": pids}
     try:
@@ -140,7 +141,7 @@ def _next_message(incoming: Incoming) -> dict[str, Any] | None:
 
 
 def _is_open(channel: socket.socket) -> bool:
-    """Return whether the other end is."""
+    """Return whether the other end is open."""
     try:
         return bool(channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except BlockingIOError:

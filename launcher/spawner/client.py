@@ -1,4 +1,4 @@
-"""The agent's side of the spawner: forks it, has it start workers, and reads of their exits."""
+"""The agent's side of the spawner: forks it, requests workers from it, and reads their exits."""
 
 import asyncio
 import os
@@ -21,11 +21,11 @@ from .guard import guard_main
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """How one worker is started."""
+    """The command and the settings of one worker process."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    """What is set on top of the agent's own environment."""
+    """Variables that are set on top of the agent's own environment."""
     stdin: int | None = None
     """File descriptor of its standard input; None: the agent's."""
     stdout: int | None = None
@@ -34,11 +34,11 @@ class WorkerCommand:
     cpus: frozenset[int] | None = None
     """The CPUs it may run on; None: all of the agent's."""
     service: bool = False
-    """It is not a worker but serves them: it gets no signals for workers and outlives them."""
+    """The process is a service, not a worker: it gets no signals for workers and outlives them."""
     watch: WorkerWatch | None = None
-    """The files by which it is watched; None: it is not."""
+    """The files by which it is watched; None: it is not watched."""
     captures_errors: bool = False
-    """It is a Python process, and writes the exception that ends it to its error file."""
+    """It is a Python process that writes the exception that ends it to its error file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,14 @@ class Spawned:
     pids: tuple[int, ...]
     """Process ids, by local rank."""
     errors: Mapping[int, int] = field(default_factory=dict)
-    """The code (``worker_exec.error_code``) of each worker, by local rank, that could not execute
-    its program; it exits with 127."""
+    """The code (``worker_exec.error_code``) of each worker, by local rank, that could not
+    execute its program; such a worker exits with 127."""
     unforked: Mapping[int, int] = field(default_factory=dict)
-    """The errno of each for which there was no process, likewise; its process id is 0."""
+    """The errno of each worker, by local rank, for which no process was created; its process id
+    is 0."""
 
     def why_not(self, programs: Sequence[str]) -> dict[int, str]:
-        """Return why each worker, by local rank, that could not be started could not be.
+        """Return the reason for each worker, by local rank, that could not be started.
 
         Args:
             programs: of the workers, by local rank.
@@ -66,7 +67,7 @@ class Spawned:
         return why
 
     def is_shortage(self, local_rank: int) -> bool:
-        """Return whether a worker that could not be started may be when there is more room."""
+        """Return whether a worker could not be started for lack of a resource."""
         return local_rank in self.unforked or is_shortage(self.errors.get(local_rank, 0))
 
 
@@ -77,12 +78,12 @@ class Exited:
     round: int
     local_rank: int
     exit_code: int
-    """As ``subprocess`` has it: the exit status, or minus the signal's number."""
+    """In the format of ``subprocess``: the exit status, or minus the signal's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """After ``kill`` or ``terminate_all``: no worker is left, nor a process that one started."""
+    """After ``kill`` or ``terminate_all``: no worker and no descendant of one is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +93,21 @@ class SpawnerGone:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerEvent:
-    """The fork server has changed."""
+    """The fork server has changed its state."""
 
     state: PreloadState
     pid: int
-    """0: there is no fork server at the moment."""
+    """0: no fork server is running at the moment."""
     text: str = ""
-    """READY: how long it took. STALE: the file that changed. FAILED: why."""
+    """READY: how long the start took. STALE: the file that changed. FAILED: the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The workers were killed, or not started, as the time of ``fence`` was over."""
+    """The workers were killed, or not started, because the time set by ``fence`` had passed."""
 
     late_s: float
-    """How much later the spawner came to that, in seconds."""
+    """The delay between that time and the action, in seconds."""
 
 
 SpawnerEvent = Spawned | Exited | Empty | Fenced | ForkServerEvent | SpawnerGone
@@ -147,17 +148,17 @@ class SpawnerClient:
         self._channel = ours
         self._incoming = Incoming(ours)
         self._spawner_pid = 0
-        """0: not reported yet, or the spawner is gone."""
+        """0: not yet reported, or the spawner has exited."""
         self._fork_server_pid = 0
         self._clearings = 0
-        """The number of requests for ``Empty``; answers to earlier ones are ignored."""
+        """The number of requests for ``Empty``; answers to earlier requests are ignored."""
         self.preloading = False
         """Whether workers wait for modules that are being imported."""
         self._on_event: Callable[[SpawnerEvent], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def listen(self, on_event: Callable[[SpawnerEvent], None]) -> None:
-        """Call ``on_event`` for what happens, on the running event loop."""
+        """Call ``on_event`` for each event, on the running event loop."""
         self._on_event = on_event
         self._channel.setblocking(False)
         self._loop = asyncio.get_running_loop()
@@ -172,10 +173,10 @@ class SpawnerClient:
         differing: Sequence[str] = (),
         secluded: bool = False,
     ) -> None:
-        """Import modules once, and fork from then on every worker that can be forked from there.
+        """Import modules once, and from then on fork every eligible worker from that process.
 
-        Can be forked: ``<the same Python> -u`` with a script, ``-m module`` or ``-c code``.
-        ``ForkServerEvent`` follows, for as long as the spawner lives. Call it once, before
+        Eligible commands: ``<the same Python> -u`` with a script, ``-m module`` or ``-c code``.
+        ``ForkServerEvent`` follows, for as long as the spawner lives. Call this once, before
         ``listen`` or after it.
 
         Args:
@@ -183,11 +184,11 @@ class SpawnerClient:
             argv: the command line of a worker, which the modules find in ``sys.argv``.
             env: what is set on top of the agent's own environment; a worker may have more, unless
                 the modules read it when they are imported.
-            differing: variables that have another value in each worker; the modules find none of
-                them, even if the agent has one of that name.
-            secluded: the program of the workers takes its own folder off ``sys.path`` first of
-                all, so that nothing is imported from there, and what the modules read and write
-                when they are imported is nothing.
+            differing: variables that have a different value in each worker; the modules find none
+                of them, even if the agent has one of that name.
+            secluded: the program of the workers first removes its own folder from ``sys.path``, so
+                that nothing is imported from there and the modules read and write nothing there at
+                import.
         """
         order = {"modules": list(modules), "argv": list(argv), "env": dict(env)}
         more = {"differing": list(differing), "secluded": secluded}
@@ -195,7 +196,7 @@ class SpawnerClient:
         self._send({"do": "preload", **order, **more, **self._signals()})
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
-        """Start the workers of a round; ``Spawned`` follows. Local ranks are the positions."""
+        """Start the workers of a round; ``Spawned`` follows. The positions are the local ranks."""
         self._thaw()
         requests: list[dict[str, object]] = []
         fds: list[int] = []
@@ -222,27 +223,27 @@ class SpawnerClient:
         self._send({"do": "spawn", "round": round_number, "workers": requests}, fds)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the session of every living worker; services get none."""
+        """Send a signal to the session of every living worker, but not to services."""
         self._send({"do": "signal", "signal": int(number)})
 
     def stop(self, number: int) -> None:
-        """Signal workers to end; those that still wait for the fork server end at once."""
+        """Send workers the signal to end; those that still wait for the fork server end at once."""
         self._thaw()
         self._send({"do": "stop", "signal": int(number)})
 
     def terminate_all(self) -> None:
-        """SIGTERM everything that descends from a worker; ``Empty`` follows when it is gone."""
+        """Send SIGTERM to all descendants of workers; ``Empty`` follows when they have exited."""
         self._thaw()
         self._send({"do": "terminate", "number": self._next_clearing()})
 
     def kill(self) -> None:
-        """SIGKILL everything that descends from a worker; ``Empty`` follows when it is gone."""
+        """Send SIGKILL to all descendants of workers; ``Empty`` follows when they have exited."""
         self._thaw()
         self._send({"do": "kill", "number": self._next_clearing()})
-        kill_all(self.left())  # whatever the spawner is doing
+        kill_all(self.left())  # whatever state the spawner is in
 
     def fence(self, at: float) -> None:
-        """Have workers killed, and none started, from a time on, unless a later one is said.
+        """Set a time from which workers are killed and none is started; a later call extends it.
 
         Args:
             at: in seconds of CLOCK_BOOTTIME.
@@ -251,34 +252,34 @@ class SpawnerClient:
         self._send({"do": "fence", "at": at})
 
     def give_up(self) -> None:
-        """Give up a spawner that does not answer; ``SpawnerGone`` follows."""
+        """Abandon a spawner that does not answer; ``SpawnerGone`` follows."""
         with suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def set_last_words(self, text: str) -> None:
-        """Have the spawner write this to the terminal if the agent is killed."""
+        """Set the text that the spawner writes to the terminal if the agent is killed."""
         self._send({"do": "last-words", "text": text})
 
     def close(self) -> None:
-        """End the spawner; it kills what is left. Returns when it has been reaped."""
+        """End the spawner, which kills the remaining processes. Returns when it has been reaped."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._channel.fileno())
-        with suppress(OSError):  # a process that was forked later holds the socket too
+        with suppress(OSError):  # a process that was forked later holds the socket open too
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
         with suppress(ProcessLookupError, ChildProcessError):  # reaped as an unknown child
-            os.kill(self.pid, signal.SIGCONT)  # the guard sees to it that the spawner ends
+            os.kill(self.pid, signal.SIGCONT)  # the guard ensures that the spawner ends
             os.waitpid(self.pid, 0)
 
     def left(self) -> list[int]:
-        """Return the living processes that are workers or descend from one."""
+        """Return the living processes that are workers or descendants of workers."""
         found = descendants(self._spawner_pid) if self._spawner_pid else []
         server = self._fork_server_pid
         spared = family(server, found) if server else set()
         return [pid for pid in found if pid not in spared and not is_zombie(pid)]
 
     def _thaw(self) -> None:
-        """Wake a spawner that was stopped (SIGSTOP): it would not follow orders."""
+        """Wake a spawner that was stopped (SIGSTOP): it would not handle requests."""
         if self._spawner_pid:
             with suppress(ProcessLookupError):
                 os.kill(self._spawner_pid, signal.SIGCONT)
@@ -291,13 +292,13 @@ class SpawnerClient:
         return {"default_signals": self._default_signals, "blocked_signals": self._blocked}
 
     def _send(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        # The spawner reads at once, so that a blocking write is short; it cannot deadlock,
-        # because what the spawner says is small and fits the socket's buffer.
+        # The spawner reads at once, so a blocking write is short. It cannot deadlock, because the
+        # messages of the spawner are small and fit the socket's buffer.
         self._channel.setblocking(True)
         try:
             send(self._channel, request, fds)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # its end is reported by the reader
+            pass  # the reader reports its end
         finally:
             self._channel.setblocking(False)
 

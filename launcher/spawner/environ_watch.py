@@ -1,9 +1,10 @@
-"""Which variables modules look up while they are imported.
+"""Records which variables modules look up while they are imported.
 
-A worker has variables that the fork server does not have, such as ``RANK``: a module that looks one
-up while it is imported reads it too early. A module that walks over the environment, as tqdm does
-in search of a prefix, does not find them. Nor does one that copies it: of 20 common packages that
-were tried (torch, transformers, accelerate, lightning, scikit-learn, …) none keeps a copy.
+A worker has variables that the fork server does not have, e.g. ``RANK``: a module that looks one up
+at import reads it too early. A module that iterates over the environment, as tqdm does to search
+for a prefix, does not find them. A module that copies the environment does not find them either. Of
+20 common packages that were tested (torch, transformers, accelerate, lightning, scikit-learn, …)
+none keeps a copy.
 """
 
 import os
@@ -11,23 +12,23 @@ from typing import Any
 
 
 class EnvironmentWatch:
-    """Records what is looked up in ``os.environ`` between ``start`` and ``stop``."""
+    """Records lookups in ``os.environ`` between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
-        """Create a watch that has not begun."""
+        """Create a watch that is not yet active."""
         self.reads: set[str] = set()
         """The variables that were looked up, set or not."""
         self._content: dict[bytes, bytes] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start recording."""
         content = getattr(os.environ, "_data", None)
-        if isinstance(content, dict):  # else another Python: then the list of names must do
+        if isinstance(content, dict):  # else another Python: the list of names must suffice
             self._content = content
             self._replace(_Recording(content, self.reads))
 
     def stop(self) -> None:
-        """End; ``os.environ`` is what the modules have made of it."""
+        """Stop recording; ``os.environ`` keeps the changes that the modules made."""
         if self._content is not None:
             environ: Any = os.environ
             recorded = dict(environ._data)
@@ -42,7 +43,7 @@ class EnvironmentWatch:
 
 
 class _Recording(dict[bytes, bytes]):
-    """The content of ``os.environ``, which records what is looked up."""
+    """The content of ``os.environ``, with a record of each lookup."""
 
     def __init__(self, content: dict[bytes, bytes], reads: set[str]) -> None:
         super().__init__(content)

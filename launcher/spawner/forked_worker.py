@@ -1,8 +1,8 @@
-"""Makes a forked process what ``python -u script.py`` would be, and runs the script in it.
+"""Turns a forked process into the equivalent of ``python -u script.py`` and runs the script.
 
-What the interpreter does at its own start is left to the interpreter where it offers that
-(``PyRun_SimpleFile``, ``runpy``); the rest follows CPython's ``Modules/main.c`` and
-``Python/pathconfig.c``. ``docs/reference/preload.md`` lists the differences that remain.
+The interpreter does its own start-up work where it offers that (``PyRun_SimpleFile``, ``runpy``).
+The rest follows CPython's ``Modules/main.c`` and ``Python/pathconfig.c``.
+``docs/reference/preload.md`` lists the differences that remain.
 """
 
 import builtins
@@ -43,28 +43,28 @@ _TORCH_CONSTANT_SEED = 67280421310721
 """``c10::detail::default_rng_seed_val`` of torch's c10/core/GeneratorImpl.h."""
 
 _FAILED = -1
-"""What the functions above return when a program ended with an exception, which they showed."""
+"""What the functions above return when a program ended with an exception that they reported."""
 
 
 class WorkerPlace(NamedTuple):
-    """What a forked process is told about the worker it becomes."""
+    """The parameters that turn a forked process into a worker."""
 
     parent: int
     """The spawner's process id."""
     worker: dict[str, Any]
     streams: list[int]
     close: list[int]
-    """All file descriptors of the fork server that the worker must not keep."""
+    """All file descriptors of the fork server that the worker must close."""
 
 
 class Program(NamedTuple):
-    """What a worker runs, called at the bottom of its stack."""
+    """The program of a worker, called at the bottom of its stack."""
 
     function: Callable[..., object]
     arguments: tuple[object, ...]
 
     def report(self, error: BaseException) -> int:
-        """Show an exception of the program as the interpreter does, without launcher frames."""
+        """Print an exception of the program as the interpreter does, without launcher frames."""
         trace = error.__traceback__
         error.__traceback__ = trace = trace.tb_next if trace is not None else None
         _show(error, trace)
@@ -73,9 +73,9 @@ class Program(NamedTuple):
         return _FAILED
 
     def end(self, status: object) -> None:
-        """End as after the program's last line: return for success, else raise ``SystemExit``.
+        """Exit as after the program's last line: return on success, else raise ``SystemExit``.
 
-        After an interrupt the interpreter ends itself by SIGINT, when all else is done.
+        After an interrupt the interpreter ends itself with SIGINT, as its last action.
         """
         if status == _FAILED and getattr(sys, "last_type", None) is not KeyboardInterrupt:
             raise SystemExit(1)
@@ -85,7 +85,7 @@ class Program(NamedTuple):
 
 
 def first_path(argv: list[str]) -> str | None:
-    """Return what ``python -u …`` puts at the head of ``sys.path``; None: nothing."""
+    """Return what ``python -u …`` puts at the head of ``sys.path``; None for nothing."""
     if getattr(sys.flags, "safe_path", False):
         return None
     if argv[2] == "-m":
@@ -104,15 +104,15 @@ def first_path(argv: list[str]) -> str | None:
 
 
 def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) -> str | None:
-    """Have modules that are preloaded find what they would find in a worker.
+    """Show preloaded modules the same ``sys.argv`` and ``sys.path`` that a worker has.
 
     Args:
         argv: the worker's command line.
-        bare_main: what a bare interpreter has in ``__main__``.
-        is_secluded: the worker's program takes its own folder off ``sys.path`` first of all.
+        bare_main: the contents of ``__main__`` in a bare interpreter.
+        is_secluded: the worker's program first removes its own folder from ``sys.path``.
 
     Returns:
-        The head of ``sys.path``; None: nothing was put there.
+        The head of ``sys.path``; None if nothing was put there.
     """
     path0 = None if is_secluded else first_path(argv)
     if path0 is not None:
@@ -125,21 +125,21 @@ def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) ->
 
 
 def prepare() -> None:
-    """Do what is the same for each worker, in the process that will be one."""
+    """Do the part that is the same for each worker, in the process that becomes one."""
     _freshen()
     _renew_main()
 
 
 def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Program:
-    """Turn a forked process that is prepared into a worker; return what it has to run.
+    """Turn a prepared forked process into a worker; return the program that it has to run.
 
     Args:
-        place: what it becomes.
-        environ: the variables that the preload found; what it made of them stays.
+        place: the parameters of the worker.
+        environ: the variables that the preload found; changes that the preload made are kept.
         path0: the head of ``sys.path`` in the fork server.
 
     Raises:
-        OSError: the kernel refused what the worker needs.
+        OSError: the kernel refused a resource that the worker needs.
     """
     worker = place.worker
     argv: list[str] = worker["argv"]
@@ -170,19 +170,20 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
 
 
 def flush() -> None:
-    """Write what is buffered, or every worker would write it."""
+    """Write buffered output; otherwise every worker would write it again."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         if stream is not None:
-            with suppress(Exception):  # one that a module made need not have it, nor be open
+            with suppress(Exception):  # a module's stream may lack it or be closed
                 stream.flush()
     _libc.fflush(None)
 
 
 def detoured(targets: list[int]) -> str | None:
-    """Return a standard stream that would not write where the worker's do; None: all would.
+    """Return a standard stream that would not write to the worker's descriptors; None: all do.
 
-    A module may put another object in its place. One without a descriptor of its own writes by way
-    of the one before; one with another descriptor writes where the fork server itself does.
+    A module may replace a stream with another object. An object without a descriptor of its own
+    writes through the previous stream. An object with another descriptor writes to the fork
+    server's output.
 
     Args:
         targets: the descriptors that the worker is given.
@@ -204,13 +205,13 @@ def _program(argv: list[str]) -> Program:
         return _module("__main__", alter_argv=False)
     file = _libc.fopen(os.fsencode(path), b"rbe")
     if not file:
-        # The interpreter's own words and status for a script that cannot be read.
+        # The interpreter's own message and exit status for a script that cannot be read.
         os.execvpe(argv[0], argv, os.environ)
     return Program(_run_file, (file, os.fsencode(path), 1, None))
 
 
 def _module(name: str, *, alter_argv: bool) -> Program:
-    import runpy  # what the interpreter itself imports for this
+    import runpy  # the interpreter itself imports this here
 
     return Program(runpy._run_module_as_main, (name, alter_argv))  # type: ignore[attr-defined]  # it is private
 
@@ -238,7 +239,7 @@ def _set_path(old: str | None, new: str | None) -> None:
 
 
 def _new_main(bare_main: dict[str, Any]) -> ModuleType:
-    """Put a new ``__main__`` in place, with what a bare interpreter has in it."""
+    """Install a new ``__main__`` with the contents that a bare interpreter has."""
     main = ModuleType("__main__")
     main.__dict__.clear()
     for name, value in bare_main.items():
@@ -252,8 +253,8 @@ def _new_main(bare_main: dict[str, Any]) -> ModuleType:
 def _renew_main() -> None:
     """Replace ``__main__``, also under the other names that modules gave it (``__mp_main__``).
 
-    Objects that the fork server made before it froze them are not finalized when a worker ends;
-    the program's own objects are.
+    Objects that existed when the fork server froze its heap are not finalized when a worker ends.
+    The program's own objects are finalized.
     """
     old = sys.modules["__main__"]
     new = _new_main(old.__dict__)
@@ -263,10 +264,10 @@ def _renew_main() -> None:
 
 
 def _reopen(targets: list[int]) -> None:
-    """Open the standard streams anew: whether a file can seek is found out once.
+    """Reopen the standard streams: a stream determines only once whether its file can seek.
 
-    The objects stay, since modules may have taken hold of them. One that a module has put in
-    their place writes by way of them, or to the same descriptor (``detoured``): it stays too.
+    The stream objects are kept, since modules may hold references to them. A replacement that a
+    module installed writes through them, or to the same descriptor (``detoured``), and is kept too.
     """
     for fd in targets:
         stream: Any = getattr(sys, f"__{_STREAMS[fd]}__")
@@ -287,17 +288,17 @@ def _reopen(targets: list[int]) -> None:
 
 
 def _is_the_interpreters(stream: Any, fd: int) -> bool:
-    """Return whether a stream is what the interpreter has opened, and no module has closed it."""
-    with suppress(AttributeError, ValueError):  # not made by it, or without a file any more
+    """Return whether the interpreter opened a stream and no module has closed it."""
+    with suppress(AttributeError, ValueError):  # not made by the interpreter, or already detached
         return type(stream) is io.TextIOWrapper and stream.fileno() == fd and bool(stream.mode)
     return False
 
 
 def _freshen() -> None:
-    """Give this process random numbers and keys of its own where modules made theirs at import.
+    """Reseed the random generators and keys that modules created at import.
 
-    ``random`` does so by itself after a fork. torch seeds its generator when it is imported, in
-    its older versions with a constant. That of a GPU is made with its context, in the worker.
+    ``random`` reseeds itself after a fork. torch seeds its generator when it is imported, in older
+    versions with a constant. A GPU's generator is created with its context, in the worker.
     """
     numpy_random = sys.modules.get("numpy.random.mtrand")
     if numpy_random is not None:
@@ -319,7 +320,7 @@ def _freshen() -> None:
 
 
 def _show(error: BaseException, trace: TracebackType | None) -> None:
-    """Do as ``PyErr_Print``."""
+    """Do the same as ``PyErr_Print``."""
     kind = type(error)
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
     if sys.version_info >= (3, 12):
@@ -344,7 +345,7 @@ def _show(error: BaseException, trace: TracebackType | None) -> None:
 
 
 def _remember_interrupt() -> None:
-    """Have the interpreter note that an interrupt ended the program, as it does for its own."""
+    """Record in the interpreter that an interrupt ended the program, as it does for its own."""
     shown = sys.last_type, sys.last_value, sys.last_traceback
     hook, sys.excepthook = sys.excepthook, lambda *_: None
     try:

@@ -1,21 +1,22 @@
 """The fork server: a process that has imported modules once and forks workers.
 
-The spawner starts it as it starts a worker, so that a module that is preloaded finds what it would
-find in one: interpreter, flags, environment, signals, ``sys.path``. It has one thread and never
-runs a line of the training program.
+The spawner starts it in the same way as a worker, so that a preloaded module finds the same
+interpreter, flags, environment, signals and ``sys.path``. It has one thread and never runs a line
+of the training program.
 
-A worker is forked by way of a process in between (``blanks``): so it becomes a child of the spawner
-(the subreaper), which looks after it as after any other, and learns of its exit from the kernel. It
-waits for the spawner's word to begin; end-of-file instead means that it is not wanted.
+An intermediate process forks each worker (``blanks``). The worker thus becomes a child of the
+spawner (the subreaper), which supervises it like any other worker and receives its exit from the
+kernel. The worker waits for the spawner's release before it starts; end-of-file instead means that
+it is not wanted.
 
     spawner → fork server                    fork server → spawner
     {"do": "preload", "modules", …}          {"ready", "files"} or {"failed": reason}
-    {"do": "foresee", "count"}               (as many workers will soon be wanted)
+    {"do": "foresee", "count"}               (this many workers will be wanted soon)
     {"do": "fork", "workers"} + fds          {"pids"}, {"stale": path} or {"cold": reason}
 
-What the fork server needs for itself (sockets, JSON, this package) is taken out of
-``sys.modules`` before the preload: a worker finds there what its program and the preload
-imported, no more.
+The modules that the fork server itself needs (sockets, JSON, this package) are removed from
+``sys.modules`` before the preload. A worker therefore finds there only what its program and the
+preload imported.
 """
 
 import errno
@@ -41,7 +42,7 @@ from .forked_worker import Program, WorkerPlace
 from .imported_files import ImportedFiles
 
 _THREADS_GONE_S = 1.0
-"""Threads that end before a fork have this long to be gone from /proc after it."""
+"""The time that threads which end before a fork have to disappear from /proc after it."""
 
 _DEVICES = re.compile(r"/dev/(nvidia|kfd|dri/|davinci|accel)")
 
@@ -49,13 +50,13 @@ READ_BY_LIBRARIES = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|GOTO|VECLIB|NUMEXPR|LD|MALLOC|GLIBC|LC|PYTHON|NPY|TORCH_CPP)_?"
     r"[A-Z0-9_]*|LANG|TZ"
 )
-"""Variables that libraries read when they are loaded, past ``os.environ``."""
+"""Variables that libraries read when they are loaded, bypassing ``os.environ``."""
 
 _SENTENCE_MAX = 300
 
 
 class Bare(NamedTuple):
-    """What an interpreter holds when it begins to run a script."""
+    """The contents of an interpreter when it starts to run a script."""
 
     modules: frozenset[str]
     importer_paths: frozenset[str]
@@ -63,11 +64,11 @@ class Bare(NamedTuple):
 
 
 def serve(fd: int, bare: Bare) -> Program:
-    """Preload and fork workers until the spawner is gone. Returns in a worker only.
+    """Preload and fork workers until the spawner disconnects. Returns in a worker only.
 
     Args:
         fd: the socket to the spawner.
-        bare: what this interpreter held at its start.
+        bare: the contents of this interpreter at its start.
     """
     return ForkServer(socket.socket(fileno=fd), bare).serve()
 
@@ -81,7 +82,7 @@ class ForkServer:
         self._spawner = os.getppid()
         self._bare = bare
         self._environ: dict[str, str] = {}
-        """What the preload found."""
+        """The variables that the preload found."""
         self._watch = EnvironmentWatch()
         self._path0: str | None = None
         self._is_secluded = False
@@ -90,7 +91,7 @@ class ForkServer:
         self._own = {n: m for n, m in sys.modules.items() if n not in bare.modules}
 
     def serve(self) -> Program:
-        """Serve the spawner until it is gone; return in a worker only."""
+        """Serve the spawner until it disconnects; return in a worker only."""
         while True:
             messages = self._incoming.receive()
             if messages is None:
@@ -115,7 +116,7 @@ class ForkServer:
         for path in set(sys.path_importer_cache) - self._bare.importer_paths:
             del sys.path_importer_cache[path]
         for name in order["differing"]:
-            os.environ.pop(name, None)  # that of the agent is none of the workers'
+            os.environ.pop(name, None)  # the agent's value does not apply to workers
         self._environ = dict(os.environ)
         self._watch.start()
         reason = None
@@ -130,7 +131,7 @@ class ForkServer:
         self._files = ImportedFiles(list(sys.modules.values()))
         forked_worker.flush()
         gc.collect()
-        gc.freeze()  # a worker's collections do not touch, and so do not copy, what it shares
+        gc.freeze()  # a worker's garbage collections do not touch, and so do not copy, shared pages
         send(self._channel, {"ready": True, "files": len(self._files)})
 
     # --- fork --------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class ForkServer:
         return None
 
     def _unlike(self, worker: dict[str, Any]) -> str | None:
-        """Return why a worker would not be as if it had imported the modules itself, or None."""
+        """Return why a worker would differ from one that imported the modules itself, or None."""
         env = worker["env"]
         for name, value in env.items():
             if self._environ.get(name) != value and (
@@ -173,7 +174,7 @@ class ForkServer:
         if worker["cpus"] and "OMP_NUM_THREADS" not in {**self._environ, **env}:
             return "the workers are bound to CPUs and OMP_NUM_THREADS is not set"
         if self._is_secluded:
-            return None  # nor will the workers look there
+            return None  # workers will not search there either
         path0 = forked_worker.first_path(worker["argv"])
         return None if path0 in (None, self._path0) else self._shadowed(str(path0))
 
@@ -206,7 +207,7 @@ class ForkServer:
         return {"pids": pids} if pids else {"cold": "a forked worker was killed"}
 
     def _foresee(self, count: int) -> Program | None:
-        """Do what can be done before workers are wanted; return, in each later, its program."""
+        """Fork standby workers in advance; return, later in each of them, its program."""
         assert self._files is not None
         self._files.look()
         is_ready = self._blanks is not None and self._blanks.are(count)
@@ -214,15 +215,15 @@ class ForkServer:
             return None
         try:
             return self._fork_blanks(count)
-        except OSError:  # it is tried again when they are wanted
+        except OSError:  # it is retried when they are wanted
             return None
 
     def _fork_blanks(self, count: int, fds: Sequence[int] = ()) -> Program | None:
-        """Fork processes that wait; return, in each when it is told, its program.
+        """Fork standby workers; return, in each of them after its assignment, its program.
 
         Args:
-            count: how many.
-            fds: what came for workers and is no blank's.
+            count: number of processes.
+            fds: descriptors that were received for workers and that standby workers must not keep.
 
         Raises:
             OSError: there are no processes or no descriptors for them.
@@ -239,7 +240,7 @@ class ForkServer:
         return self._be_blank(forked)
 
     def _be_blank(self, blank: Blank) -> Program:
-        """Wait to be told which worker to become."""
+        """Wait for the assignment of this standby worker."""
         try:
             self._channel.close()
             self._incoming.drop_fds()
@@ -267,11 +268,11 @@ class ForkServer:
 
 
 def _orders(workers: list[dict[str, Any]], fds: list[int]) -> Iterator[Order]:
-    """Yield what each blank is told.
+    """Yield the assignment of each standby worker.
 
     Args:
-        workers: what they become.
-        fds: the pipes to begin by and for errors, then the streams of all workers.
+        workers: the parameters of the workers.
+        fds: the release pipes and error pipes, then the streams of all workers.
     """
     pipes, streams = fds[:2], fds[2:]
     for index, worker in enumerate(workers):
@@ -280,7 +281,7 @@ def _orders(workers: list[dict[str, Any]], fds: list[int]) -> Iterator[Order]:
 
 
 def _import(name: str) -> str | None:
-    """Import a module; return why that failed, or None."""
+    """Import a module; return the reason for a failure, or None."""
     try:
         __import__(name)
     except ModuleNotFoundError as error:
@@ -322,14 +323,14 @@ def _unfit(name: str) -> str | None:
 def _is_single_threaded() -> bool:
     if _threads() == 1:
         return True
-    # Some libraries (OpenBLAS) end their threads before a fork and start them anew when needed.
+    # Some libraries (OpenBLAS) end their threads before a fork and restart them when needed.
     pid = os.fork()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
     deadline = time.monotonic() + _THREADS_GONE_S
     while _threads() > 1 and time.monotonic() < deadline:
-        select.select([], [], [], 0.001)  # an ended thread is in /proc for a moment longer
+        select.select([], [], [], 0.001)  # an ended thread stays in /proc for a moment
     return _threads() == 1
 
 
@@ -351,7 +352,7 @@ def opened_devices(folder: str = "/proc/self/fd") -> list[str]:
 
 
 def shared_memory(maps: str = "/proc/self/maps") -> list[str]:
-    """Return what is mapped shared and writable: all workers would share a lock there."""
+    """Return what is mapped shared and writable: all workers would share a lock in such memory."""
     found = []
     with open(maps, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:

@@ -1,11 +1,12 @@
-"""The spawner's side of the fork server: starts it, has workers forked from it, and replaces it.
+"""The spawner's side of the fork server: starts it, forks workers from it, and replaces it.
 
     LOADING → READY ⇄ FORKING
        └───────┴─────────┴──→ GONE      and LOADING again, or for good
 
-Workers wait for a fork server that is loading. A fork server that was killed, or with modules that
-have changed on disk, is replaced by a fresh one. One that cannot be started, or would fork workers
-that differ from ordinary ones, is given up: workers then start the ordinary way.
+Workers wait for a fork server that is loading. A fork server is replaced by a new one if it was
+killed or if its modules have changed on disk. The spawner gives up a fork server that cannot be
+started, or that would fork workers that differ from ordinary ones. Workers then fall back to the
+normal start.
 """
 
 import enum
@@ -27,7 +28,7 @@ Request = dict[str, Any]
 
 
 class ForkServerState(enum.Enum):
-    """How far the fork server is."""
+    """The state of the fork server."""
 
     LOADING = "loading"
     READY = "ready"
@@ -36,28 +37,29 @@ class ForkServerState(enum.Enum):
 
 
 class Owner(Protocol):
-    """Starts workers the ordinary way, and is told of those that were forked: the spawner."""
+    """The spawner, which starts workers normally and takes over forked workers."""
 
     def spawn_cold(self, request: Request, fds: list[int]) -> None:
-        """Start the workers of a request the ordinary way."""
+        """Start the workers of a request normally, without the fork server."""
 
     def released(self, request: Request, pids: list[int]) -> None:
-        """Take over workers that were forked and may begin: they are children of this process."""
+        """Take over workers that were forked and released: they are children of this process."""
 
     def spawned(self, request: Request, pids: list[int], errors: list[tuple[int, int]]) -> None:
-        """Each of them has begun, or has failed to."""
+        """Handle that each of them has started its program or has failed to."""
 
     def send(self, event: dict[str, Any]) -> None:
-        """Tell the agent."""
+        """Send a message to the agent."""
 
 
 class _Beginning(NamedTuple):
-    """Workers that were released, of which some have not yet begun."""
+    """Workers that were released, of which some have not yet started their program."""
 
     request: Request
     pids: list[int]
     errors: int
-    """A pipe: index and errno of each that could not begin; at its end all others have."""
+    """A pipe with the index and errno of each worker that could not start; at end-of-file, all
+    others have started."""
     data: bytearray
 
 
@@ -80,7 +82,7 @@ class ForkServerHost:
         self._beginning: _Beginning | None = None
         self._given_up = False
         self._count = 0
-        """How many workers were forked last."""
+        """The number of workers in the last fork request."""
         self._has_foreseen = False
         self._go: int | None = None
         self._errors: int | None = None
@@ -90,17 +92,17 @@ class ForkServerHost:
         self._start()
 
     def spared(self, found: list[int]) -> set[int]:
-        """Return which of some processes are none of the workers'.
+        """Return which of some processes do not belong to workers.
 
-        While it forks, what descends from it may be a worker, and none is spared. Else it is the
-        fork server, what the modules start while they are imported, such as a compiler, and the
-        processes that it has forked ahead.
+        While the fork server forks, each of its descendants may be a worker, and none is exempt.
+        Otherwise the exempt processes are the fork server, what the modules start while they are
+        imported (e.g. a compiler), and the processes that the fork server has forked ahead.
         """
         if self.state is ForkServerState.FORKING or not self.pid:
             return set()
         return family(self.pid, found)
 
-    # --- what the spawner orders -------------------------------------------------------------
+    # --- requests of the spawner -------------------------------------------------------------
 
     def takes(self, request: Request) -> bool:
         """Return whether the workers can be forked: their command is ``<its python> -u …``."""
@@ -108,20 +110,20 @@ class ForkServerHost:
         return not self._given_up and all(_is_program(argv, self._python) for argv in argvs)
 
     def spawn(self, request: Request, fds: list[int]) -> None:
-        """Have workers forked as soon as the fork server is ready; the owner hears of it."""
+        """Fork workers as soon as the fork server is ready; the result goes to the owner."""
         assert self._waiting is None
         self._waiting = request, fds
         if self.state is ForkServerState.READY:
             self._fork()
 
     def foresee(self) -> None:
-        """Have as many workers as before prepared while those end, once for each start."""
+        """Prepare as many workers as before while those end, once for each start."""
         if self.state is ForkServerState.READY and self._count and not self._has_foreseen:
             self._has_foreseen = True
             self._send({"do": "foresee", "count": self._count})
 
     def cancel(self) -> Request | None:
-        """Forget the workers that have not begun; return their request."""
+        """Discard the workers that have not started; return their request."""
         if self._waiting is None:
             return None
         request, fds = self._waiting
@@ -140,19 +142,19 @@ class ForkServerHost:
             os.kill(self.pid, signal.SIGCONT)
 
     def watched(self) -> list[int]:
-        """Return the descriptors on which something may come that ``hear`` is for."""
+        """Return the descriptors from which ``hear`` reads."""
         fds = [] if self.channel is None else [self.channel.fileno()]
         return fds if self._beginning is None else [*fds, self._beginning.errors]
 
     def hear(self, ready: set[int]) -> None:
-        """Handle what has come, given the descriptors on which something has."""
+        """Handle incoming data, given the descriptors that are readable."""
         if self._beginning is not None and self._beginning.errors in ready:
             self.hear_beginning()
         if self.channel is not None and self.channel.fileno() in ready:
             self.receive()
 
     def hear_beginning(self, *, are_gone: bool = False) -> None:
-        """Read what released workers report; the owner hears when the last one has begun.
+        """Read the reports of released workers; notify the owner when the last one has started.
 
         Args:
             are_gone: no worker is left that could report more.
@@ -179,7 +181,7 @@ class ForkServerHost:
         self._owner.spawned(beginning.request, beginning.pids, errors)
 
     def receive(self) -> None:
-        """Handle what the fork server says."""
+        """Handle a message from the fork server."""
         messages = self._incoming.receive()
         if messages is None:
             self._hang_up()
@@ -189,7 +191,7 @@ class ForkServerHost:
             self._take(message)
 
     def reaped(self, status: int) -> None:
-        """The fork server has exited; ``status`` is as ``subprocess`` has it."""
+        """Handle the exit of the fork server; ``status`` is in the format of ``subprocess``."""
         self.pid = 0
         self._hear_out()
         state = self.state
@@ -206,7 +208,7 @@ class ForkServerHost:
             self._start()
 
     def kill(self) -> None:
-        """SIGKILL the fork server; it is reaped as a child."""
+        """Send SIGKILL to the fork server; it is reaped as a child."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -238,7 +240,7 @@ class ForkServerHost:
             raise
         finally:
             theirs.close()
-        os.close(errors_from)  # what cannot be executed exits, and that is noticed
+        os.close(errors_from)  # a command that cannot be executed exits, which is detected
         return ours
 
     def _start_fork_server(self, process: Request, keep: int) -> tuple[int, int]:
@@ -249,9 +251,9 @@ class ForkServerHost:
             return fork_worker({**process, "targets": [0, 1, 2]}, streams, keep=(keep,))
 
     def _hear_out(self) -> None:
-        """Handle what it said before it exited."""
+        """Handle the messages that it sent before it exited."""
         while self.channel is not None:
-            self.channel.setblocking(False)  # something that it started may hold its end open
+            self.channel.setblocking(False)  # a process that it started may hold its end open
             try:
                 self.receive()
             except BlockingIOError:
@@ -268,7 +270,7 @@ class ForkServerHost:
                 self._release(pids)
             case {"stale": str(path)}:
                 self._forget()
-                self.state = ForkServerState.GONE  # it exits, and a fresh one is started
+                self.state = ForkServerState.GONE  # it exits, and a new one is started
                 self._tell("stale", path)
             case {"failed": str(reason)} | {"cold": str(reason)}:
                 self._give_up(reason)
@@ -287,7 +289,7 @@ class ForkServerHost:
         os.close(errors_to)
 
     def _release(self, pids: list[int]) -> None:
-        """Let the workers that were forked begin, unless they are not wanted any more."""
+        """Release the workers that were forked, unless they are no longer wanted."""
         if self._waiting is not None:
             assert self._go is not None
             assert self._errors is not None
@@ -330,7 +332,7 @@ class ForkServerHost:
 
     def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         assert self.channel is not None
-        with suppress(ConnectionError):  # its end is noticed by reading
+        with suppress(ConnectionError):  # reading detects its end
             send(self.channel, message, fds or ())
 
 

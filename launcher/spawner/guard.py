@@ -3,9 +3,10 @@
     agent ── guard ── spawner ── workers
 
 The guard is a subreaper: when the spawner dies, the processes below it become children of the
-guard, which kills them. One of the three is enough: agent and spawner too kill what is left when
-they find that they are alone. The guard has a name of its own, so that ``killall ft-run`` and
-``pkill -f ft-run`` do not hit it. It only waits, and shares its memory pages with the agent.
+guard, which kills them. One of the three is enough: agent and spawner also kill the remaining
+processes when they find that they are alone. The guard has its own process name, so that ``killall
+ft-run`` and ``pkill -f ft-run`` do not match it. It only waits, and shares its memory pages with
+the agent.
 """
 
 import os
@@ -23,15 +24,15 @@ from .spawner import ORPHANS_S, leave_terminal, spawner_main
 NAME = "ftrun-guard"
 
 _SPAWNER_S = ORPHANS_S + 5.0
-"""How long the spawner may take to end what is left when the agent is gone."""
+"""The time that the spawner has to end the remaining processes after the agent's exit."""
 
 
 def guard_main(channel: socket.socket) -> NoReturn:
     """Start the spawner and guard it; never returns.
 
     Args:
-        channel: the spawner's end of the socket to the agent. The guard keeps it open too, so
-            that the agent learns of the spawner's end when all processes below it are gone.
+        channel: the spawner's end of the socket to the agent. The guard keeps it open too, so that
+            the agent sees the end of the spawner only when all processes below it have exited.
     """
     status = 1
     guard = os.getpid()
@@ -42,7 +43,7 @@ def guard_main(channel: socket.socket) -> NoReturn:
         try:
             spawner = os.fork()
         except OSError:
-            spawner = 0  # there is no process for a guard: go on with the spawner alone
+            spawner = 0  # no process is available for a guard: continue with the spawner alone
         if spawner == 0:
             os.close(spawner_lives)
             spawner_main(channel, guard)
@@ -58,13 +59,13 @@ def guard_main(channel: socket.socket) -> NoReturn:
 
 
 def _wait(channel: int, spawner_lives: int, spawner: int) -> None:
-    """Return when the spawner is dead, or should be. It is not reaped: its number stays its own."""
+    """Return when the spawner is dead or overdue. It is not reaped, so its pid is not reused."""
     poll = select.poll()
     for fd in (channel, spawner_lives):
-        poll.register(fd, 0)  # what is waited for is the other end's close
+        poll.register(fd, 0)  # wait for the other end to close
     if spawner_lives in dict(poll.poll()):
         return
-    # The agent is gone. The spawner sees that too, but not while it is stopped.
+    # The agent has exited. The spawner detects that too, unless it is stopped.
     os.kill(spawner, signal.SIGCONT)
     poll.unregister(channel)
     poll.poll(_SPAWNER_S * 1000)
@@ -73,12 +74,12 @@ def _wait(channel: int, spawner_lives: int, spawner: int) -> None:
 def _close_all_but(*kept: int) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in (0, 1, 2, *kept):
-            with suppress(OSError):  # the listing's own descriptor
+            with suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))
 
 
 def _show_name() -> None:
-    from ..processes.title import set_process_title  # the spawner does not need it
+    from ..processes.title import set_process_title  # the spawner does not use it
 
     with suppress(OSError):
         set_process_title([NAME])

@@ -1,4 +1,4 @@
-"""Whether the files that a process has imported have changed since."""
+"""Detects changes of the files that a process has imported."""
 
 import math
 import os
@@ -9,11 +9,11 @@ from types import ModuleType
 _Mark = tuple[int, int, int]
 
 _FRESH_S = 0.2
-"""For so long what ``look`` has found counts as the state of now."""
+"""The time for which a result of ``look`` counts as current."""
 
 
 class ImportedFiles:
-    """The files behind the modules of this process, and the libraries mapped into it, as of now."""
+    """The current files of the modules of this process and of the libraries mapped into it."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         """Record the state of the files.
@@ -27,14 +27,14 @@ class ImportedFiles:
             if found is not None:
                 self._marks[found] = _mark(found)
         self._seen: tuple[float, str | None] = -math.inf, None
-        """When ``look`` looked last, and what it found."""
+        """The time of the last ``look``, and its result."""
 
     def __len__(self) -> int:
-        """Return how many files are looked at."""
+        """Return the number of files that are checked."""
         return len(self._marks)
 
     def changed(self) -> str | None:
-        """Return a file that is not as it was, or None.
+        """Return a file that has changed, or None.
 
         Every file is checked: the time of a folder does not change when a file in it is rewritten
         in place.
@@ -43,7 +43,7 @@ class ImportedFiles:
         return path if time.monotonic() - at <= _FRESH_S else self._look()
 
     def look(self) -> None:
-        """Look at the files now: ``changed`` is soon to be asked for, and must not take long."""
+        """Check the files now, so that the next ``changed`` returns quickly."""
         self._seen = time.monotonic(), self._look()
 
     def _look(self) -> str | None:
@@ -59,7 +59,7 @@ def _mark(path: str) -> _Mark | None:
 
 
 def _existing(path: str) -> str | None:
-    """Return the path, or that of the archive it is in, or None where there is no such file."""
+    """Return the path, or that of its archive, or None where no such file exists."""
     while len(path) > 1:
         if os.path.exists(path):
             return None if os.path.isdir(path) else path

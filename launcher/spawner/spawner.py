@@ -1,12 +1,12 @@
 """The spawner: a small single-threaded process that starts the workers and reports their exits.
 
-gRPC does not support fork, so the agent forks once, this process, before it loads gRPC. The
-spawner puts each worker in a session of its own, is the subreaper of everything they start, and
-when the agent disappears, even by SIGKILL, it sees end-of-file and kills every descendant: no
-orphans. Should the spawner itself be killed, the workers get SIGKILL by PR_SET_PDEATHSIG and
-what they started is adopted, and ended, by the guard (``guard``), its parent.
+gRPC does not support fork, so the agent forks this one process once, before it loads gRPC. The
+spawner puts each worker in a session of its own and is the subreaper of all descendants. When the
+agent exits, even by SIGKILL, the spawner reads end-of-file and kills every descendant, so that no
+orphans remain. If the spawner itself is killed, the workers get SIGKILL through PR_SET_PDEATHSIG.
+Its parent, the guard (``guard``), adopts and ends the processes that the workers started.
 
-Agent and spawner speak ``processes.ipc`` over a socket pair (``client``).
+Agent and spawner use ``processes.ipc`` over a socket pair (``client``).
 
     agent → spawner                              spawner → agent
                                                  {"event": "hello", "pid"}
@@ -21,8 +21,9 @@ Agent and spawner speak ``processes.ipc`` over a socket pair (``client``).
 
 ``preload`` starts a fork server (``forkserver_host``), from which later workers are forked.
 
-``fence`` says until when workers may live (seconds of CLOCK_BOOTTIME) if the agent says no more: it
-may be stopped, or get no processor. From then on workers are killed, and none is started.
+``fence`` sets the time until which workers may live (seconds of CLOCK_BOOTTIME) if the agent does
+not extend it: the agent may be stopped, or get no CPU time. After that time the spawner kills the
+workers and starts none.
 """
 
 import math
@@ -43,18 +44,18 @@ from ..processes.worker_exec import NOT_EXECUTED, Started, start_workers
 from .forkserver_host import ForkServerHost
 
 _KILL_AGAIN_MS = 20
-"""How often the processes that are left are counted while killed ones are still ending."""
+"""The interval at which remaining processes are counted while killed ones are still ending."""
 
 _THAW_AGAIN_MS = 1000
-"""How often the fork server is woken while workers wait for it: it may have been stopped."""
+"""The interval at which the fork server is woken while workers wait for it: it may be stopped."""
 
 ORPHANS_S = 10.0
-"""What SIGKILL has not ended after this long is in uninterruptible sleep, and is left."""
+"""A process that SIGKILL has not ended after this time is in uninterruptible sleep and is left."""
 
 
 def leave_terminal() -> None:
-    """Ctrl-C and hang-ups are for the agent to handle; its helpers end with the agent."""
-    with suppress(PermissionError):  # a session of its own already
+    """Detach from the terminal: the agent handles Ctrl-C and hang-ups and ends its helpers."""
+    with suppress(PermissionError):  # already in a session of its own
         os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -72,25 +73,25 @@ class Spawner:
         """Workers to which only ``terminate`` and ``kill`` apply."""
         self._fork_server: ForkServerHost | None = None
         self._beside = Started()
-        """The services of workers that wait for the fork server."""
+        """The services among the workers that wait for the fork server."""
         self._starting: int | None = None
-        """The round whose start the agent has not been told yet."""
+        """The round whose start has not yet been reported to the agent."""
         self._held: list[dict[str, Any]] = []
-        """Exits of that round: the agent is told of them after its start."""
+        """Exits of that round, which are reported to the agent after its start."""
         self._killing = False
         self._watching = False
-        """The agent waits to hear that nothing is left."""
+        """The agent waits for the report that no process is left."""
         self._clearing = 0
-        """The number of the request that asked last whether anything is left."""
+        """The number of the latest request for that report."""
         self._last_words = b""
         self._fence_at = math.inf
         self._is_fenced = False
         self._reaped_at = -math.inf
-        """When a worker was seen to be dead last."""
+        """The time when a dead worker was last detected."""
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve the agent until it is gone and every descendant is dead."""
+        """Serve the agent until it has exited and every descendant is dead."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self.send({"event": "hello", "pid": os.getpid()})
@@ -99,7 +100,8 @@ class Spawner:
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
-            # Before the dead are reaped: a fresh fork server may reuse the number of an old socket.
+            # Before dead processes are reaped: a new fork server may reuse the number of an old
+            # socket.
             if self._fork_server is not None:
                 self._fork_server.hear(ready)
             self._reap()
@@ -112,7 +114,7 @@ class Spawner:
         self._end_orphans()
 
     def _wait(self) -> set[int]:
-        """Return the file descriptors on which something has come."""
+        """Return the file descriptors that are readable."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -131,10 +133,10 @@ class Spawner:
     # --- the agent ---------------------------------------------------------------------------
 
     def _receive(self) -> bool:
-        """Take what the agent sent; return False at end-of-file."""
+        """Read the agent's messages; return False at end-of-file."""
         requests = self._incoming.receive()
         for request in requests or ():
-            if request["do"] == "fence":  # what was said last holds, also for what came before
+            if request["do"] == "fence":  # the latest message also applies to the earlier ones
                 self._fence_at, self._is_fenced = request["at"], False
         self._fence()
         for request in requests or ():
@@ -169,7 +171,7 @@ class Spawner:
     # --- the fence ---------------------------------------------------------------------------
 
     def _fence(self) -> None:
-        """Kill the workers if the agent has not said that they may live."""
+        """Kill the workers if the agent has not extended their deadline."""
         if self._is_fenced or (late_s := _now() - self._fence_at) < 0:
             return
         self._is_fenced = True
@@ -181,7 +183,7 @@ class Spawner:
             self._clear()
 
     def send(self, event: dict[str, Any]) -> None:
-        """Tell the agent."""
+        """Send an event to the agent."""
         with suppress(ConnectionError):
             send(self._channel, event)
 
@@ -205,7 +207,7 @@ class Spawner:
         of_workers = {"round": number, "workers": workers}
         count = sum(worker["fds"] for worker in workers)
         if self._fork_server is not None and self._fork_server.takes(of_workers):
-            # A service is as it is with or without a fork server, and need not wait for one.
+            # A service is the same with or without a fork server, and need not wait for one.
             self._beside = self._start(number, services, fds[count:])
             self._fork_server.spawn(of_workers, fds[:count])
         else:
@@ -217,13 +219,13 @@ class Spawner:
         self._tell_spawned(number, self._start(number, request["workers"], fds))
 
     def released(self, request: dict[str, Any], pids: list[int]) -> None:
-        """Look after workers that have been forked from the fork server."""
+        """Supervise workers that have been forked from the fork server."""
         self._look_after(request["round"], request["workers"], pids)
 
     def spawned(
         self, request: dict[str, Any], pids: list[int], errors: list[tuple[int, int]]
     ) -> None:
-        """Tell the agent that workers forked from the fork server run now."""
+        """Report to the agent that workers forked from the fork server are running."""
         self._tell_spawned(request["round"], Started(pids, errors))
 
     def _start(self, number: int, workers: list[dict[str, Any]], fds: list[int]) -> Started:
@@ -252,7 +254,7 @@ class Spawner:
             signal_session(pid, number, os.getpid())
 
     def _cancel(self, number: int) -> None:
-        """Report workers that have not begun as ended by the signal."""
+        """Report workers that have not started as ended by the signal."""
         request = self._fork_server.cancel() if self._fork_server is not None else None
         if request is not None:
             self._send_held()
@@ -293,14 +295,14 @@ class Spawner:
                 self._fork_server.reaped(code)
 
     def _foresee(self) -> None:
-        """Workers end, and are likely to be wanted again."""
+        """Prepare for new workers: the current ones are ending and are likely to be replaced."""
         if self._fork_server is not None:
             self._fork_server.foresee()
 
     def _left(self) -> list[int]:
         """Return the workers and their descendants."""
         found = descendants(os.getpid())
-        # Asked for after that, so that what the fork server has just started counts as its own.
+        # Queried afterwards, so that what the fork server has just started counts as its own.
         spared = self._fork_server.spared(found) if self._fork_server is not None else ()
         return [pid for pid in found if pid not in spared]
 
@@ -315,7 +317,7 @@ class Spawner:
             self.send({"event": "empty", "number": self._clearing})
 
     def _end_orphans(self) -> None:
-        """The agent is gone: nothing of its workers may outlive it."""
+        """End all descendants of the workers, since the agent has exited."""
         end_descendants(ORPHANS_S)
         if self._last_words:
             with suppress(OSError):
@@ -323,7 +325,7 @@ class Spawner:
 
 
 def _now() -> float:
-    """Return seconds that go on while the host sleeps."""
+    """Return seconds of a clock that continues while the host sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -333,7 +335,7 @@ def _close(fds: list[int]) -> None:
 
 
 def spawner_main(channel: socket.socket, guard: int) -> NoReturn:
-    """Be the spawner until the agent is gone; never returns.
+    """Run the spawner until the agent has exited; never returns.
 
     Args:
         channel: the socket to the agent.
@@ -345,7 +347,7 @@ def spawner_main(channel: socket.socket, guard: int) -> NoReturn:
         become_subreaper()
         Spawner(channel).run()
         if os.getppid() == guard:
-            os.kill(guard, signal.SIGCONT)  # it ends too, but not while it is stopped
+            os.kill(guard, signal.SIGCONT)  # the guard ends too, unless it is stopped
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -1,8 +1,8 @@
-"""Where the workers of this node are now: each is asked to write its stacks, or is described.
+"""Collects the stacks of this node's workers, or the kernel's description of each process.
 
 The hook of ``training`` has ``faulthandler`` write all stacks of a worker on a signal, also while
-its main thread is inside a C call. A process that has not that hook would die of the signal: it is
-sent only where the kernel says that it is caught, and that the descriptor is still ours.
+its main thread is inside a C call. The signal would kill a process without that hook. It is sent
+only if the kernel reports that the process catches it, and that the descriptor is still ours.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ ANSWER_S = 2.0
 _LOOK_AGAIN_S = 0.01
 _DUMP_MAX_BYTES = 1 << 20
 _FRAME_BYTES = 24
-"""What a frame takes on the wire beside its texts."""
+"""Bytes of a frame in a message, in addition to its texts."""
 _SIGNAL_BIT = 1 << (STACKS_SIGNAL - 1)
 
 
@@ -34,20 +34,20 @@ class AskedWorker:
 
     rank: int
     pid: int
-    """The process that was started; another one may be watched (``--no-python``)."""
+    """The process that was started; the watched process may be another one (``--no-python``)."""
     watch: WorkerWatch | None
 
 
 async def collect(
     workers: Sequence[AskedWorker], node_rank: int, host: str, timeout_s: float = ANSWER_S
 ) -> tuple[RankStack, ...]:
-    """Return where workers are, in their order.
+    """Return the stacks of workers, in the same order.
 
     Args:
-        workers: of one node.
-        node_rank: the node's.
-        host: its name, for people.
-        timeout_s: how long they have to answer, all at once.
+        workers: the workers of one node.
+        node_rank: the rank of the node.
+        host: the display name of the node.
+        timeout_s: the maximum time for the replies of all workers.
     """
     linecache.checkcache()
     answers = await asyncio.gather(*(_ask(worker, timeout_s) for worker in workers))
@@ -71,7 +71,7 @@ async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
     if not _takes_signal(pid, watch.stacks_fd_there):
         return await _without_hook(pid, "the stacks hook was removed", timeout_s)
     os.ftruncate(watch.stacks_fd, 0)
-    os.lseek(watch.stacks_fd, 0, os.SEEK_SET)  # the position is common to both
+    os.lseek(watch.stacks_fd, 0, os.SEEK_SET)  # both processes share the file position
     try:
         os.kill(pid, STACKS_SIGNAL)
     except (ProcessLookupError, PermissionError) as error:
@@ -88,7 +88,7 @@ async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
 
 
 async def _without_hook(pid: int, remark: str, timeout_s: float) -> _Answer:
-    """Describe a process; one that only waits for a disk is not in that state for long."""
+    """Describe a process; a process that only waits for a disk leaves that state soon."""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
     while (letter := _state(pid)) == "D":
@@ -117,7 +117,7 @@ def _takes_signal(pid: int, fd: int) -> bool:
 
 
 def _described(pid: int, letter: str, otherwise: RankState, remark: str) -> _Answer:
-    """Say of a process that did not answer what the kernel says, given its state."""
+    """Describe a process that did not reply by what the kernel reports for its state."""
     if letter in ("T", "t"):
         return RankState.STOPPED, (), "by a signal" if letter == "T" else "by a debugger"
     if letter == "D":
@@ -127,7 +127,7 @@ def _described(pid: int, letter: str, otherwise: RankState, remark: str) -> _Ans
 
 
 def _in_kernel(pid: int) -> str:
-    """Return where a process waits in the kernel, as far as that may be known."""
+    """Return the kernel function in which a process waits, if it is readable."""
     words = []
     for name in ("wchan", "syscall"):
         with suppress(OSError), open(f"/proc/{pid}/{name}") as file:
@@ -138,7 +138,7 @@ def _in_kernel(pid: int) -> str:
 
 
 def _state(pid: int) -> str:
-    """Return the letter of a process's state; empty: there is none."""
+    """Return the state letter of a process; empty: there is no such process."""
     return _status(pid).get("State", "")[:1]
 
 
@@ -166,7 +166,7 @@ def _stack(
 
 
 def _short(frames: tuple[Frame, ...], most_bytes: int) -> tuple[Frame, ...]:
-    """Leave out the outermost frames of a stack that is too long to be sent."""
+    """Omit the outermost frames of a stack that is too long to be sent."""
     size = 0
     for index, frame in enumerate(frames):
         size += len(f"{frame.file}{frame.function}{frame.source}".encode()) + _FRAME_BYTES

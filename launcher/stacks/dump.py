@@ -1,4 +1,4 @@
-"""Reads what ``faulthandler`` has written of a process: the frames of its main thread.
+"""Parses a dump of ``faulthandler``: the frames of a process's main thread.
 
 The format is that of CPython's ``Python/traceback.c``: a line for each thread (``Thread 0x… (most
 recent call first):`` or ``Current thread 0x…``), then one for each frame. The main thread is the
@@ -25,10 +25,10 @@ _STDLIB = tuple(
 
 
 def main_thread(dump: str) -> tuple[Frame, ...]:
-    """Return the frames of the main thread, the innermost first; none where there is no dump.
+    """Return the frames of the main thread, innermost first; empty if there is no dump.
 
     Args:
-        dump: what the process has written; of several dumps the last counts.
+        dump: the output of the process; of several dumps the last is used.
     """
     frames: list[Frame] = []
     for line in dump.splitlines():
@@ -39,7 +39,7 @@ def main_thread(dump: str) -> tuple[Frame, ...]:
                 continue  # around the fetching of a batch
             frames.append(_frame(found["file"], int(found["line"]), found["function"]))
     if frames and frames[-1].file == _FORK_SERVER:
-        del frames[-1]  # not the worker's own: it was forked there
+        del frames[-1]  # the fork server's frame, in which the worker was forked
     return tuple(frames)
 
 
@@ -50,13 +50,13 @@ def _frame(file: str, line: int, function: str) -> Frame:
 
 
 def short_name(file: str) -> tuple[str, bool]:
-    """Return a file's name as people know it, and whether it belongs to a library."""
+    """Return the display name of a file, and whether it belongs to a library."""
     if file.startswith("<frozen "):
         return file, True
     package = _PACKAGES.sub("", file)
     if package != file:
         return package, True
-    # The workers' interpreter need not be this one: its library is known by its folder's name.
+    # The workers' interpreter may be another one: its library is identified by its folder's name.
     standard = re.sub(r"^.*/lib/python3\.\d+/", "", os.path.realpath(file))
     if file.startswith(_STDLIB) or standard != os.path.realpath(file):
         return standard, True

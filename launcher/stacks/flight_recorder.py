@@ -1,9 +1,10 @@
-"""Has NCCL's flight recorder write down the last collectives, before workers that hang are ended.
+"""Has NCCL's flight recorder dump the last collectives, before workers that hang are stopped.
 
-torch keeps them in memory. A process writes them to a file when its collectives time out, which a
-worker that is ended before never does, or when it is asked: ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` is
-the beginning of the name of a pipe that each rank looks at once a second (``DumpPipe`` in torch's
-``ProcessGroupNCCL.hpp``). SIGTERM ends it at once, so it has to be asked before.
+torch keeps them in memory. A process dumps them to a file when its collectives time out, which a
+worker that is stopped before then never does, or on request:
+``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` is the prefix of the name of a pipe that each rank polls once a
+second (``DumpPipe`` in torch's ``ProcessGroupNCCL.hpp``). SIGTERM ends the process at once, so the
+request must precede it.
 """
 
 import os
@@ -14,7 +15,7 @@ from contextlib import suppress
 from ...values import dataclass
 
 LOOK_S = 0.5
-"""Between two looks at the files."""
+"""Seconds between two polls of the files."""
 
 _PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -22,7 +23,7 @@ _WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 _WAIT_S, _WAIT_MAX_S = 5.0, 60.0
 
 _Signature = tuple[int, int] | None
-"""When a file was changed, and its size; None: there is none."""
+"""The modification time of a file and its size; None: there is no file."""
 
 
 @dataclass(slots=True)
@@ -33,26 +34,26 @@ class _Dump:
 
 
 class FlightRecorders:
-    """Those of the ranks of one round. Times in seconds, of any one clock."""
+    """The flight recorders of the ranks of one round. Times in seconds, of any one clock."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Ask none yet.
+        """Start without requests.
 
         Args:
-            environ: of the workers.
+            environ: the environment of the workers.
         """
         self._pipes = environ.get(_PIPES, "")
         cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
         named = [environ[name] for name in _FILES if environ.get(name)]
         self.files = named[0] if named else f"{cache}/torch/comm_lib_trace_rank_"
-        """What the names of the files begin with; the rank follows."""
+        """The prefix of the files' names; the rank follows."""
         given = environ.get(_WAIT, "")
         self._wait_s = min(int(given) / 1000, _WAIT_MAX_S) if given.isdecimal() else _WAIT_S
         self._dumps: dict[int, _Dump] = {}
         self._until = 0.0
 
     def ask(self, ranks: Iterable[int], now: float) -> bool:
-        """Ask ranks to write; return whether any has a recorder that is on."""
+        """Request dumps of ranks; return whether any rank has an enabled recorder."""
         for rank in ranks if self._pipes else ():
             before = self._signature(rank)
             if _write_to_pipe(f"{self._pipes}{rank}.pipe"):
@@ -61,9 +62,10 @@ class FlightRecorders:
         return bool(self._dumps)
 
     def are_writing(self, now: float) -> bool:
-        """Return whether they go on, and have time left.
+        """Return whether ranks are still writing, and have time left.
 
-        A file is written when it is another one than before, and the same as at the last look.
+        A file is complete when it differs from the one before the request, and has not changed
+        since the last poll.
         """
         for rank, dump in self._dumps.items():
             found = self._signature(rank)
@@ -73,12 +75,12 @@ class FlightRecorders:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """The ranks whose files are written, as of the last look."""
+        """The ranks whose files are complete, as of the last poll."""
         return tuple(rank for rank, dump in self._dumps.items() if dump.is_written)
 
     @property
     def late(self) -> tuple[int, ...]:
-        """The ranks that were asked and have not written."""
+        """The ranks with a request and without a complete file."""
         return tuple(rank for rank, dump in self._dumps.items() if not dump.is_written)
 
     def _signature(self, rank: int) -> _Signature:
@@ -90,7 +92,7 @@ class FlightRecorders:
 
 
 def _write_to_pipe(path: str) -> bool:
-    """Return whether there is such a pipe, at which a process listens."""
+    """Return whether the pipe exists and a process reads from it."""
     with suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

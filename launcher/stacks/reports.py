@@ -1,4 +1,4 @@
-"""Answers the master when it asks where the workers of this node are."""
+"""Sends the stacks of this node's workers when the master requests them."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from .collect import AskedWorker, collect
 
 
 class StackReports:
-    """The reports of one node, one at a time."""
+    """The stack reports of one node, one at a time."""
 
     def __init__(self, host: str, send: Callable[[StackReport], None]) -> None:
         self._host = host
@@ -18,20 +18,20 @@ class StackReports:
         self._task: asyncio.Task[None] | None = None
 
     def report(self, number: int, node_rank: int, workers: tuple[AskedWorker, ...]) -> None:
-        """Ask the workers, and send what they say.
+        """Collect the stacks of the workers, and send them.
 
         Args:
-            number: the order's.
-            node_rank: this node's.
-            workers: those that have not exited.
+            number: the number of the order.
+            node_rank: the rank of this node.
+            workers: the workers that have not exited.
         """
         if self._task is not None and not self._task.done():
-            return  # the master asks one question at a time; this one was given up
+            return  # the master sends one request at a time; this one was cancelled
         self._task = asyncio.create_task(self._report(number, node_rank, workers))
         self._task.add_done_callback(partial(show_bug, "a report of stacks"))
 
     def close(self) -> None:
-        """Send no more."""
+        """Stop, and send no further report."""
         if self._task is not None:
             self._task.cancel()
 

@@ -1,4 +1,4 @@
-"""How many steps the workers of this node have done; read from their pages, they are not asked."""
+"""The steps that the workers of this node have completed, read from their shared pages."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -8,10 +8,10 @@ from .collect import AskedWorker
 
 
 def rank_steps(workers: Iterable[AskedWorker]) -> Iterator[RankSteps]:
-    """Yield the steps of those that have shown progress.
+    """Yield the steps of the workers that have shown progress.
 
     Args:
-        workers: that have not exited.
+        workers: the workers that have not exited.
     """
     now = time.monotonic()
     for worker in workers:
@@ -25,12 +25,12 @@ def rank_steps(workers: Iterable[AskedWorker]) -> Iterator[RankSteps]:
 def steps_report(
     number: int, workers: Iterable[AskedWorker], checkpoint: tuple[int, float]
 ) -> StepsReport:
-    """Return the answer to the master's question.
+    """Return the reply to the master's request.
 
     Args:
-        number: of the question.
-        workers: that have not exited.
-        checkpoint: of the newest one that this node has completed, the step and the age in seconds.
+        number: the number of the request.
+        workers: the workers that have not exited.
+        checkpoint: the step and the age in seconds of this node's newest completed checkpoint.
     """
     step, age_s = checkpoint
     return StepsReport(number, tuple(rank_steps(workers)), min(step, STEPS_MAX), age_s)

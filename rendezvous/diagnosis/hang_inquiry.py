@@ -1,4 +1,4 @@
-"""Finds out whether workers hang that their nodes suspect: looks where all of them are."""
+"""Confirms or rejects a suspected hang: looks at the stacks of all workers."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ LOOKS = 6
 
 
 class HangInquiry:
-    """One at a time; what is suspected meanwhile is looked into with it."""
+    """One inquiry at a time; later suspicions are included in it."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class HangInquiry:
         """Create it.
 
         Args:
-            group: whose rounds they are.
-            ask: asks where all workers of the round are.
-            say: says something on a stream, if it is there.
-            hung: takes a hang that is confirmed.
+            group: the group that has the rounds.
+            ask: requests the stacks of all workers of the round.
+            say: sends a message on a stream, if connected.
+            hung: receives a confirmed hang.
             look_again_s: seconds between two looks.
         """
         self._group, self._ask, self._say, self._hung = group, ask, say, hung
@@ -47,14 +47,14 @@ class HangInquiry:
         """The round into which it looks."""
 
     def suspect(self, link: int, suspicion: Suspicion) -> None:
-        """Take the suspicion of the node on a stream."""
+        """Process the suspicion of the node on a stream."""
         node, job, number = self._group.roster.by_link(link), self._group.job, suspicion.round
         if node is None or job is None or job.hang is None:
             return
         if node.round != number or not self._is_running(number):
             return
         if number != self._number:
-            self.close()  # what looks into an earlier round; this node tells it once
+            self.close()  # an inquiry into an earlier round
             self._number = number
         at = time.monotonic() - suspicion.idle_s
         self._seen_at.update((rank, at) for rank in suspicion.ranks if node.has_rank(rank))
@@ -63,7 +63,7 @@ class HangInquiry:
             self._task.add_done_callback(self._done)
 
     def close(self) -> None:
-        """Give up, and forget what is suspected."""
+        """Cancel the inquiry, and forget all suspicions."""
         task, self._task = self._task, None
         self._seen_at.clear()
         if task is not None:
@@ -81,7 +81,7 @@ class HangInquiry:
         looks: list[tuple[RankStack, ...]] = []
         while self._is_running(number):
             found = await self._ask()
-            # Of a node that does not answer it is known soon whether it is lost.
+            # Whether a node that does not answer is lost is known soon.
             looks = [] if found.silent else [*looks, found.stacks]
             if len(looks) == LOOKS:
                 if self._is_running(number):
@@ -103,8 +103,8 @@ class HangInquiry:
         self._hung(Hung(number, failure, stacks, found.is_alone))
 
     def _tell(self, number: int, found: Finding) -> None:
-        """Tell all nodes of the round that no worker is taken to hang."""
-        answer = NoHang(number, found.words)  # one for all: it is encoded once
+        """Send all nodes of the round that no hang was found."""
+        answer = NoHang(number, found.words)  # one for all nodes: encoded once
         for node in self._group.roster:
             if node.round == number and node.rank is not None and node.link is not None:
                 self._say(node.link, answer)

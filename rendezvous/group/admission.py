@@ -31,7 +31,7 @@ _APART = ("job_id", "checks", "succession", *_PARTS)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """From which side a refusal is told: that of the refused node, or that of the master."""
+    """The side for which a refusal is worded: the refused node, or the master."""
 
     node: str
     here: str
@@ -40,7 +40,7 @@ class Side:
 
     @classmethod
     def of_master(cls, node_id: str) -> "Side":
-        """Return that of the master's console, where the node that is refused has been named."""
+        """Return the words for the master's console, which has named the refused node already."""
         return cls("it", f"on {node_id}", "in this job", "")
 
 
@@ -68,13 +68,13 @@ def refusal(
     succession: SuccessionSpec | None = None,
     side: Side = OWN_SIDE,
 ) -> str | None:
-    """Return why a node may not join the job, in one sentence; None when it may.
+    """Return a one-line reason why a node may not join the job; None when it may.
 
     Args:
-        attend: what the node says of itself.
-        job: what the nodes before it agreed on; None for the first.
+        attend: the first message of the node.
+        job: the options that the earlier nodes agreed on; None for the first.
         succession: what this host was given; None: it was given one endpoint.
-        side: from which it is told.
+        side: the side for which it is worded.
     """
     if attend.protocol != PROTOCOL_VERSION:
         return (
@@ -88,8 +88,8 @@ def refusal(
     differences = succession_differences(attend.job.succession, succession, side=side)
     if differences:
         return _differ(differences, side)
-    # Rules are read for the first node alone: those of the others must be the same. So no node that
-    # does not belong to the job can give the master something to read.
+    # Rules are parsed for the first node alone: those of the others must be the same. So a node
+    # that does not belong to the job cannot make the master parse its rules.
     return _bad_rule(attend.job) if job is None else difference(attend.job, job, side)
 
 
@@ -123,7 +123,7 @@ def _nonsense(attend: Attend, side: Side) -> str | None:
 
 
 def _bad_number(job: JobSpec) -> str | None:
-    """A peer may send what no command line gives."""
+    """Return which number is out of bounds: a peer may send one that no command line gives."""
     specs = [spec for part in _PARTS if (spec := getattr(job, part)) is not None]
     numbers = [
         (next(word for word in words.split() if word.startswith("--")), getattr(spec, name))
@@ -160,12 +160,12 @@ def _bad_rule(job: JobSpec) -> str | None:
 
 
 def difference(given: JobSpec, agreed: JobSpec, side: Side = OWN_SIDE) -> str | None:
-    """Return in one sentence how a node's options differ from the job's; None where they agree.
+    """Return a one-line text on how a node's options differ from the job's; None where they agree.
 
     Args:
-        given: with what the node was started.
-        agreed: what the nodes of the job agreed on.
-        side: from which it is told.
+        given: the options of the node.
+        agreed: the options of the job.
+        side: for which it is worded.
     """
     if given.job_id != agreed.job_id:
         return (
@@ -190,13 +190,13 @@ def succession_differences(
     both_lead: bool = False,
     side: Side = OWN_SIDE,
 ) -> list[str]:
-    """Return how what one was given differs from what another was, each with both values.
+    """Return the differences between two lists of hosts, each with both values.
 
     Args:
         given: to this node or host; None: it was given one endpoint.
         other: to the host that it is compared with.
-        both_lead: both are hosts that may lead; the lease is of no account to other nodes.
-        side: from which it is told.
+        both_lead: both are hosts that may lead; other nodes ignore the lease.
+        side: for which it is worded.
     """
     if given is not None and other is not None:
         options = (*_SUCCESSION_OPTIONS, _LEASE_OPTION) if both_lead else _SUCCESSION_OPTIONS
@@ -208,7 +208,7 @@ def succession_differences(
 
 
 def _options(spec: object) -> tuple[tuple[str, str], ...]:
-    """Return the options that are compared by themselves: field and words."""
+    """Return the options that are compared one by one: field and words."""
     kind: Any = type(spec)
     return _options_of(kind)
 
@@ -256,7 +256,7 @@ def _shown(value: object) -> str:
 
 
 def identity_taken(attend: Attend, holder: NodeSpec, _side: Side) -> str:
-    """Return the sentence for a node whose identity or rank a living node already has."""
+    """Return the error for a node whose identity or rank a living node already has."""
     node = attend.node
     if node.wanted_rank is not None and node.wanted_rank == holder.wanted_rank:
         return (

@@ -1,4 +1,4 @@
-"""The end of a job: one verdict, and which nodes have not yet heard it. Pure."""
+"""The end of a job: one verdict, and which nodes have not yet received it. Pure."""
 
 from collections.abc import Mapping
 
@@ -25,10 +25,10 @@ def verdict_of(
 
     Args:
         outcome: how it ended.
-        sentence: the same in words.
+        sentence: the same as text.
         restarts: how many were counted.
         rounds: how many were formed.
-        postmortem: of the last round; its failures are told only where they are the reason.
+        postmortem: of the last round; its failures are included only where they are the reason.
     """
     failed = outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED)
     return Verdict(
@@ -44,7 +44,7 @@ def verdict_of(
 
 
 def spent(job: JobSpec, used: int) -> str:
-    """Return how much of the restart budget is used, in words."""
+    """Return a text on how much of the restart budget is used."""
     words = f"{used} of {job.max_restarts} restarts used"
     if job.policy is not None and job.policy.restart_window_s:
         words += f" within {span(job.policy.restart_window_s)}"
@@ -52,7 +52,7 @@ def spent(job: JobSpec, used: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time as a person would write it: ``24 h``, ``90 s``."""
+    """Return a readable time: ``24 h``, ``90 s``."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit and seconds % unit == 0:
             return f"{seconds / unit:g} {name}"
@@ -67,12 +67,12 @@ def sentence_of(
     decision: str,
     rank0_alone: bool,
 ) -> str:
-    """Return why a job ended, in words.
+    """Return a text on why a job ended.
 
     Args:
         outcome: how it ended, by its workers.
         postmortem: of the last round.
-        spent: how much of the restart budget is used, in words.
+        spent: a text on how much of the restart budget is used.
         decision: which rule of the failure policy decided; empty for the default.
         rank0_alone: the success of rank 0 was enough.
     """
@@ -84,12 +84,12 @@ def sentence_of(
 
 
 class Ending:
-    """A verdict on its way to the nodes."""
+    """A verdict, and its delivery to the nodes."""
 
     def __init__(
         self, verdict: Verdict, until: float, savings: Mapping[str, Saving] | None = None
     ) -> None:
-        """Tell it to none yet.
+        """Start with no node notified.
 
         Args:
             verdict: how the job ended.
@@ -104,31 +104,31 @@ class Ending:
         self._unheard: set[int] = set()
 
     def tell(self, link: int, node_id: str = "") -> Command:
-        """Return the command that tells the verdict on a stream.
+        """Return the command that sends the verdict on a stream.
 
         Args:
             link: the stream.
-            node_id: of a node that has been here since before the end; empty: it has not.
+            node_id: a node that connected before the end; empty: it did not.
         """
         self._unheard.add(link)
         saving = self._savings.get(node_id)
         return Send(link, self.verdict if saving is None else replace(self.verdict, saving=saving))
 
     def heard(self, link: int) -> None:
-        """The verdict has arrived there."""
+        """Record that the verdict was received on a stream."""
         self._unheard.discard(link)
 
     def gone(self, link: int) -> bool:
-        """A stream is gone; return whether its node had heard the verdict."""
+        """Forget a stream; return whether its node had received the verdict."""
         had_heard = link not in self._unheard
         self._unheard.discard(link)
         return had_heard
 
     def advance(self, detached: int, now: float) -> list[Command]:
-        """Return ``Finish``, once, when every node has heard it or has had the time to.
+        """Return ``Finish``, once, when every node has received the verdict or its time is over.
 
         Args:
-            detached: how many nodes may yet come back to hear it.
+            detached: how many nodes may still reconnect to receive it.
             now: the group's time in seconds.
         """
         if self.is_over or ((self._unheard or detached) and now < self.until):

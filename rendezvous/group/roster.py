@@ -1,4 +1,4 @@
-"""The nodes that a master knows, their phases and their streams: the memory of the group. Pure.
+"""The known nodes, their phases and their streams. Pure.
 
 Sets by phase make every rule O(1) per message, so that a round costs O(N) in all.
 """
@@ -15,7 +15,7 @@ from ..protocol.offer import Offer
 
 
 class NodePhase(enum.Enum):
-    """Where a node stands. Every legal transition is in ``_LEGAL``."""
+    """The phase of a node. Every legal transition is in ``_LEGAL``."""
 
     READY = "ready"
     """It has no workers and could enter a world."""
@@ -69,13 +69,13 @@ class Node:
     """The last order of the checks that it has carried out, in time or not."""
 
     def has_rank(self, rank: int) -> bool:
-        """Return whether a worker of the last world that it was in is its own."""
+        """Return whether the node has a worker of this rank in its last world."""
         return self.rank is not None and 0 <= rank - self.rank_offset < self.spec.local_world_size
 
     def own(self, failure: Failure, claim: Claim | None = None) -> Failure:
-        """Return a failure as this node may report it, of the world of its claim if there is one.
+        """Return a failure as this node may report it, in the world of its claim if there is one.
 
-        A stream speaks for its own node: another is neither blamed nor excluded for what it says.
+        A stream reports for its own node only: its reports neither blame nor exclude another node.
         """
         place = (self.rank, self.rank_offset)
         if claim is not None:
@@ -86,14 +86,14 @@ class Node:
 
 
 class Incarnations(OrderedDict[str, str]):
-    """Processes that are remembered when they are gone, and the identities that they were given.
+    """Recently removed processes, and the identities that they were given.
 
-    Only the newest: what comes again and again under another name takes no more memory than the
-    largest job.
+    Only the newest are kept: a client that reconnects under many names takes no more memory than
+    the largest job.
     """
 
     def add(self, incarnation: str, given: str = "") -> None:
-        """Remember a process as the newest; forget the oldest where there are too many."""
+        """Add a process as the newest; drop the oldest where there are too many."""
         self.pop(incarnation, None)
         self[incarnation] = given
         if len(self) > NODES_MAX:
@@ -110,10 +110,10 @@ class Roster:
         self._by_phase: dict[NodePhase, dict[str, Node]] = {phase: {} for phase in NodePhase}
         self._detached: Counter[NodePhase] = Counter()
         """How many of each phase have no stream; it is asked for at every event."""
-        # In order of the time they were detached; the grace is one constant, so this is also
-        # the order in which they are lost.
+        # In order of detachment. The grace period is one constant, so this is also the order of
+        # loss.
         self._lost_at: dict[str, float] = {}
-        # The same for those that others came back before, when all had been away.
+        # The same for nodes that others preceded in reconnecting, when all had been detached.
         self._back_by: dict[str, float] = {}
         self._arrivals = 0
 
@@ -124,7 +124,7 @@ class Roster:
         return iter(list(self._nodes.values()))
 
     def add(self, spec: NodeSpec, offer: Offer, link: int, phase: NodePhase) -> Node:
-        """Add a node that is not there yet."""
+        """Add an unknown node."""
         assert spec.node_id not in self._nodes
         node = Node(spec, offer, self._arrivals, phase, link)
         self._arrivals += 1
@@ -169,7 +169,7 @@ class Roster:
         self._forget_loss(node)
 
     def detach(self, node: Node, lost_at: float) -> None:
-        """Take a node's stream away; it is lost at ``lost_at`` unless it comes back."""
+        """Remove a node's stream; the node is lost at ``lost_at`` unless it reconnects."""
         assert node.link is not None
         del self._by_link[node.link]
         node.link = None
@@ -177,9 +177,9 @@ class Roster:
         self._lost_at[node.spec.node_id] = lost_at
 
     def await_return(self, until: float) -> None:
-        """Give the detached nodes until then to come back: once for each, not with every call.
+        """Let detached nodes reconnect until then: once for each node, not with every call.
 
-        What stays away is lost in the end, however often others come and go.
+        A node that does not reconnect is lost in the end, however often others do.
         """
         late = {name: max(at, until) for name, at in self._lost_at.items()}
         self._back_by.update(late)
@@ -194,7 +194,7 @@ class Roster:
         return self._nodes.get(node_id)
 
     def by_link(self, link: int) -> Node | None:
-        """Return the node whose stream this is now."""
+        """Return the node that has this stream now."""
         return self._by_link.get(link)
 
     def by_wanted_rank(self, rank: int | None) -> Node | None:
@@ -232,6 +232,6 @@ class Roster:
         return min((at for at in first if at is not None), default=None)
 
     def overdue(self, now: float) -> list[Node]:
-        """Return the nodes whose grace is over at ``now``."""
+        """Return the nodes whose grace period is over at ``now``."""
         times = [*self._lost_at.items(), *self._back_by.items()]
         return [self._nodes[name] for name, at in times if at <= now]

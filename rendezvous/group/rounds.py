@@ -1,7 +1,6 @@
-"""A round's life: running, being stopped, over, taken over; and the end of the job. Pure.
+"""The lifecycle of a round (running, stopping, over, taken over), and the end of the job. Pure.
 
-How nodes come is decided in ``joining``, when and of which nodes a round is formed in
-``formation``.
+``joining`` decides how nodes join, ``formation`` when and of which nodes a round is formed.
 """
 
 import math
@@ -40,14 +39,14 @@ class Rounds:
         checks: Checks,
         gone: Callable[[Node], None],
     ) -> None:
-        """Begin with no round.
+        """Start without a round.
 
         Args:
-            state: what is known of the job.
+            state: the shared state of the job.
             out: where messages go.
             waiting: where nodes wait for the next round.
-            checks: what stands between the ready nodes and a world.
-            gone: told of each node that is gone; ``Group`` tells the parts.
+            checks: the gate between the ready nodes and a world.
+            gone: called with each removed node; ``Group`` notifies the parts.
         """
         self._state, self._roster, self._out = state, state.roster, out
         self._waiting, self._gone = waiting, gone
@@ -59,12 +58,12 @@ class Rounds:
         """Why the round before the present one ended, in words."""
 
     def agree(self, job: JobSpec | None) -> None:
-        """From now on these are the options of the job; None: no node is left of it."""
+        """Set the options of the job; None: it has no node left."""
         self.gate.reset()
         self._state.job = job
 
     def begin(self, now: float) -> Postmortem:
-        """A round begins; return what is known of the end of the one before."""
+        """Begin a round; return what is known of the end of the one before."""
         ended, self.postmortem = self.postmortem, Postmortem()
         self.reason_before = ended.reason
         self._state.phase = Running(formed_at=now)
@@ -73,7 +72,7 @@ class Rounds:
     # --- what nodes report -------------------------------------------------------------------
 
     def failed(self, node: Node, round_number: int, failure: Failure) -> None:
-        """A worker of a node has failed."""
+        """Process the failure of a worker of a node."""
         if node.round == round_number == self._state.round and node.phase in IN_ROUND:
             failure = node.own(failure)
             self.postmortem.remember(failure)
@@ -82,17 +81,17 @@ class Rounds:
                 self.stop_round(failure.summary(), counted=True, lets_settle=not is_certain)
 
     def hung(self, event: Hung) -> None:
-        """The workers of the round hang."""
+        """Process a hang of the workers of the round."""
         if event.round == self._state.round and isinstance(self._state.phase, Running):
             self.postmortem.remember(event.failure)
             self.stop_round(event.failure.summary(), counted=True, hung=event)
 
     def done(self, node: Node, round_number: int) -> None:
-        """All workers of a node, or rank 0 where it decides, have succeeded."""
+        """Record that all workers of a node, or rank 0 where it decides, have succeeded."""
         phase = self._state.phase
         is_in_round = node.round == round_number and node.phase in IN_ROUND
         if is_in_round and isinstance(phase, Running | Stopping):
-            # Also when a peer that misses rank 0 has made the round end meanwhile.
+            # Also when a peer that lost its connection to rank 0 has ended the round meanwhile.
             phase.rank0_is_done |= self._state.policy.rank0_decides and node.rank == 0
             if node.phase is NodePhase.RUNNING:
                 self._roster.move(node, NodePhase.DONE)
@@ -100,7 +99,7 @@ class Rounds:
     def stopped(
         self, node: Node, round_number: int, offer: Offer, progress: Progress | None, now: float
     ) -> None:
-        """No worker of the round is alive on a node."""
+        """Record that no worker of the round is alive on a node."""
         if node.round != round_number or node.phase is NodePhase.READY:
             return
         was_stale = node.phase is NodePhase.STALE
@@ -118,7 +117,7 @@ class Rounds:
             self.wait(node, now)
 
     def leave(self, node: Node, reason: str) -> None:
-        """A node asks to go away: it may, as soon as its workers are dead."""
+        """Process a request to leave: the node may leave as soon as its workers are dead."""
         if not node.leaving:
             self._out.note(NodeLeaves(node.spec.node_id, reason))
         node.leaving = reason
@@ -136,7 +135,7 @@ class Rounds:
         self._gone(node)
 
     def lose(self, node: Node, why: str) -> None:
-        """A node does not come back, or another took its place: its workers count as dead."""
+        """Remove a node that is lost or replaced: its workers count as dead."""
         has_ended = isinstance(self._state.phase, Ending)
         if not has_ended:
             self._out.note(NodeLost(node.spec.node_id, why))
@@ -144,8 +143,8 @@ class Rounds:
         was_in_round = was_running or node.phase is NodePhase.STOPPING
         self._gone(node)
         if was_in_round and not node.leaving:
-            # Also when the round is being stopped already: the first that was heard of a dead
-            # node may have been what its peers said of their lost connections.
+            # Also when the round is being stopped already: the first report after the loss of a
+            # node may have been a connection error of its peers.
             loss = node_lost(node.rank, node.spec.host, node.spec.role, why)
             self.postmortem.remember(loss, node.spec.node_id)
         self.gate.lost(node.spec.node_id)
@@ -163,14 +162,14 @@ class Rounds:
         lets_settle: bool = False,
         hung: Hung | None = None,
     ) -> None:
-        """End the round on every member: the lockstep stop."""
+        """Stop the round on all members in lockstep."""
         running = self._state.phase
         assert isinstance(running, Running)
         ran_s = None if running.formed_at is None else self._state.now - running.formed_at
         self._state.phase = Stopping(ran_s, running.rank0_is_done)
         self._state.newest = self._state.settings.term, self._state.round + 1
         self.postmortem.begin(reason, counted=counted, preempted=departure)
-        stop = Stop(self._state.round, reason, lets_settle)  # one for all: it is encoded once
+        stop = Stop(self._state.round, reason, lets_settle)  # one for all nodes: encoded once
         if hung is not None:
             stop = replace(stop, is_hung=not hung.is_alone, stacks=hung.stacks)
         for node in self._roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):
@@ -178,13 +177,13 @@ class Rounds:
             self._out.send(node, stop)
 
     def stop_stale(self, node: Node, round_number: int) -> None:
-        """Have a node kill the workers of a round that the others have left behind."""
+        """Have a node kill the workers of a round that is outdated."""
         node.round = round_number
         self._roster.move(node, NodePhase.STALE)
         self._out.send(node, over(round_number, is_stale=True))
 
     def end_round(self, stopping: Stopping, now: float) -> None:
-        """All workers of the round are dead: decide what follows."""
+        """Decide what follows, now that all workers of the round are dead."""
         assert self._state.job is not None
         self.postmortem.conclude()
         self._state.phase = Gathering()
@@ -215,24 +214,24 @@ class Rounds:
         self.gate.round_ended(self.postmortem)
 
     def _has_stand_in(self, node_id: str) -> bool:
-        """Return whether a world of the same size can be formed without a node, as things stand."""
+        """Return whether a world of the same size can be formed now without a node."""
         others = [node for node in self._roster.ready_nodes() if node.spec.node_id != node_id]
         return self._state.usable(len(self.gate.fit(others))) >= self._state.world_nodes
 
     # --- taking over from an earlier master --------------------------------------------------
 
     def take_over(self, taken: TakenOver, now: float) -> None:
-        """Go on with the round of an earlier master as if it were our own."""
+        """Continue the round of an earlier master as an own one."""
         state, rank0_is_done = self._state, taken.rank0_is_done
         running = Running(None, rank0_is_done=state.policy.rank0_decides and rank0_is_done)
         state.formed_before, state.phase = True, running
         state.round, state.formed_by = taken.round, taken.formed_by
-        state.term = min(taken.term, state.settings.term)  # or a node has made it up
+        state.term = min(taken.term, state.settings.term)  # a higher one is invented by a node
         state.newest = state.term, state.round
         if taken.finding is TakeoverState.COMPLETE:
-            state.starts_from = -math.inf  # its workers are all that there are
+            state.starts_from = -math.inf  # its workers are the only ones
         state.world_nodes = taken.nodes
-        # Also those that are not there: the policy may want one of them replaced.
+        # Include members that are not connected: the policy may require a replacement of one.
         members = {claim.node_rank: name for name, claim in taken.members.items()}
         state.members = taken.ranks | members
         self._keep_ranks(taken.ranks)
@@ -253,7 +252,7 @@ class Rounds:
             self.wait(node, now)
 
     def _keep_ranks(self, absent: dict[int, str]) -> None:
-        """A node that was started again, or will be, takes its old rank."""
+        """Give a node that was or will be restarted its old rank."""
         for rank, name in absent.items():
             node = self._roster.get(name)
             if node is not None:
@@ -262,7 +261,7 @@ class Rounds:
                 self._state.former_ranks[name] = rank
 
     def _resume(self, node: Node | None, claim: Claim) -> None:
-        """Take a member for what it claims to be; None: it has left, but what it said counts."""
+        """Accept a member as it claims to be; None: it has left, but its report counts."""
         for failure in claim.failures:
             self.postmortem.remember(failure)
         if node is None:
@@ -276,12 +275,12 @@ class Rounds:
             self._roster.move(node, NodePhase.DONE)
 
     def _judge(self, taken: TakenOver, running: Running) -> None:
-        """Stop the round that was taken over, if it cannot go on."""
+        """Stop the round that was taken over, if it cannot continue."""
         if running.rank0_is_done:
-            pass  # the job has succeeded, whatever became of the others
+            pass  # the job has succeeded, whatever happened to the others
         elif taken.finding is TakeoverState.FAILED:
             if taken.lost is not None:
-                # When is not known: it goes before what may follow from it, and before no other.
+                # The time is unknown: it precedes what may follow from it, and nothing else.
                 self.postmortem.remember(taken.lost)
             foremost = self.postmortem.foremost
             assert foremost is not None
@@ -306,10 +305,10 @@ class Rounds:
                 self.turn_away(node.link, node_id)
                 self._gone(node)
             if node is None or self._roster.get(node_id) is None:
-                self._state.former_ranks.pop(node_id, None)  # it is not waited for
+                self._state.former_ranks.pop(node_id, None)  # not waited for
 
     def turn_away(self, link: int | None, node_id: str) -> bool:
-        """Tell an excluded node that it is; return whether it is."""
+        """Send an excluded node its exclusion; return whether it is excluded."""
         sentence = self._state.aftermath.ledger.sentence(node_id)
         if sentence is not None:
             self._out.send_on(link, Excluded(sentence))
@@ -319,25 +318,25 @@ class Rounds:
     # --- a larger world ----------------------------------------------------------------------
 
     def _growth(self) -> int:
-        """Return how many nodes more than now a world could have."""
+        """Return by how many nodes a world could grow."""
         state, members = self._state, self._roster.count(NodePhase.RUNNING)
-        # Where a node is done, the job is about to end: nothing is begun anew for a newcomer.
+        # Where a node is done, the job is about to end: no restart for a new node.
         if not isinstance(state.phase, Running) or state.job is None or members < state.world_nodes:
             return 0
         return state.usable(members + self.could_join()) - members
 
     def could_join(self) -> int:
-        """Return how many nodes may turn out to be fit for a world now."""
+        """Return how many nodes may pass the checks for a world now."""
         return self.gate.may_join(self._roster.ready_attached())
 
     def plan_rescale(self, now: float) -> None:
-        """Let the round end for a larger one in a while, if there are nodes for it."""
+        """Schedule the end of the round for a larger one, if there are enough nodes."""
         delay_s, running = self._state.rescale_delay_s, self._state.phase
         if isinstance(running, Running) and running.rescale_at == math.inf and self._growth() > 0:
             running.rescale_at = now + delay_s
 
     def rescale(self, running: Running) -> None:
-        """Stop the round for a larger one, if there are still nodes for it."""
+        """Stop the round for a larger one, if there are still enough nodes."""
         running.rescale_at = math.inf
         growth = self._growth()
         if growth > 0:
@@ -356,7 +355,7 @@ class Rounds:
         Args:
             outcome: how.
             now: the time.
-            sentence: why, where that is not the reason of its last round.
+            sentence: the reason, where it is not that of the last round.
             rank0_alone: the success of rank 0 was enough.
         """
         assert self._state.job is not None
@@ -381,7 +380,7 @@ class Rounds:
         self._out.add([ending.tell(link, node.spec.node_id) for link, node in there])
 
     def _savings(self) -> dict[str, Saving]:
-        """Return what nodes save of what the workers of the last round have left."""
+        """Return what nodes save of the data that workers of the last round have left."""
         nodes = [
             Holder(node.spec.node_id, node.spec.local_world_size, node.offer.snapshots)
             for node in self._roster.in_phase(NodePhase.READY)
@@ -392,7 +391,7 @@ class Rounds:
     # --- waiting nodes -----------------------------------------------------------------------
 
     def wait(self, node: Node, now: float) -> None:
-        """A node has become ready: make use of it, and if it still waits then, say for what."""
+        """Use a node that has become ready; if it still waits then, send it what it waits for."""
         self._waiting.add(node)
         self.plan_rescale(now)
         self.gate.repeat_order(node)

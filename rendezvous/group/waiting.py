@@ -1,4 +1,4 @@
-"""Waiting for nodes: until when, and what those that wait are told. Pure."""
+"""Waiting for nodes: time limits, and the messages to waiting nodes. Pure."""
 
 from itertools import islice
 
@@ -35,22 +35,22 @@ class WaitingNodes:
 
     @property
     def opens_at(self) -> float:
-        """When the next round may be formed."""
+        """The time at which the next round may be formed."""
         return max(self.not_before, self._state.starts_from)
 
-    # --- until when --------------------------------------------------------------------------
+    # --- time limits --------------------------------------------------------------------------
 
     def open(self, now: float) -> None:
-        """Begin to wait."""
+        """Start to wait."""
         self.since = now
         self.announce_at = now + _ANNOUNCE_EVERY_S
 
     def close(self) -> None:
-        """A world has been formed, or the job is over."""
+        """Stop waiting: a world has been formed, or the job is over."""
         self.since = self.announce_at = None
 
     def arrived(self, now: float) -> None:
-        """Take note of a newcomer; the others hear of it soon, but not each time."""
+        """Record a new node; the others are notified soon, but not of every one."""
         self._last_arrival = now
         if self.since is None:
             return
@@ -58,53 +58,54 @@ class WaitingNodes:
         self.announce_at = min(self.announce_at or now + interval, now + interval)
 
     def join_deadline(self) -> float | None:
-        """Return when the wait is given up."""
+        """Return the time at which the wait is given up."""
         return None if self.since is None else self.since + self._settings.join_timeout_s
 
     def overdue(self, now: float) -> bool:
-        """Return whether the wait has lasted too long."""
+        """Return whether the wait has exceeded its limit."""
         deadline = self.join_deadline()
         return deadline is not None and deadline <= now
 
     def last_call(self) -> float:
-        """Return when the first world stops waiting for more than its minimum."""
+        """Return the time until which the first world waits for more than its minimum."""
         return self._last_arrival + self._settings.last_call_timeout_s
 
-    # --- what is said ------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------
 
     def add(self, node: Node) -> None:
-        """A node has become ready: what it waits for is said when it is known."""
+        """Add a ready node: it receives what it waits for when that is known."""
         self._newcomers.append(node)
 
     def forget_newcomers(self) -> None:
-        """All that are ready have been told something else."""
+        """Forget new ready nodes: all have received another message."""
         self._newcomers = []
 
     def tell_newcomers(self, now: float) -> None:
-        """Tell the nodes that have become ready and still wait what they wait for."""
+        """Send the nodes that have become ready and still wait what they wait for."""
         nodes, self._newcomers = self._newcomers, []
         if isinstance(self._state.phase, Ending):
             return
         for node in nodes:
-            # One that has stopped waits for the others in silence: told to be a spare, it would
-            # forget its part in the round, and its failures, of which a later master must hear.
+            # A stopped node receives nothing while it waits for the others. If it received that it
+            # is a spare, it would forget its part in the round and its failures, which a later
+            # master needs.
             is_stopping = isinstance(self._state.phase, Stopping)
             is_member = is_stopping and self._state.was_member(node)
             if node.phase is NodePhase.READY and not is_member:
                 waiting = self.waiting(now)
-                if waiting.spare:  # it gives up the memory of its snapshots
+                if waiting.spare:  # it drops its snapshots in memory
                     node.offer = replace(node.offer, snapshots=None)
                 self._out.send(node, waiting)
 
     def announce(self, now: float) -> None:
-        """Tell all that wait what is still missing; the next time is a reminder."""
+        """Send all waiting nodes what is still missing; later messages are reminders."""
         self.announce_at = now + _REMIND_EVERY_S
         waiting = self.waiting(now)
         for node in self._state.roster.in_phase(NodePhase.READY):
             self._out.send(node, waiting)
 
     def waiting(self, now: float) -> Waiting:
-        """Return what a waiting node is told."""
+        """Return the message for a waiting node."""
         job, phase, deadline = self._state.job, self._state.phase, self.join_deadline()
         assert job is not None
         waiting = Waiting(
@@ -119,7 +120,7 @@ class WaitingNodes:
         return replace(waiting, backoff_s=backoff_s) if backoff_s > 0 else waiting
 
     def not_enough(self) -> str:
-        """Return why the wait was given up, in words."""
+        """Return a text with the reason why the wait was given up."""
         job, roster = self._state.job, self._state.roster
         assert job is not None
         missing = ", ".join(self._missing())
@@ -129,7 +130,7 @@ class WaitingNodes:
         )
 
     def _missing(self) -> tuple[str, ...]:
-        """Return which nodes are missing, where that is known: former members, or ranks."""
+        """Return the missing nodes, where known: former members, or ranks."""
         job, roster = self._state.job, self._state.roster
         assert job is not None
         gone = (name for name in self._state.former_ranks if roster.get(name) is None)

@@ -1,7 +1,8 @@
 """One listed host: its vote, and the master while it leads.
 
-``elector`` has the rules; here are its clock and its tasks, and the master, which is made anew with
-each lease and closed before the lease is over. The calls to the other hosts are handed in.
+``elector`` has the rules. This module has its clock, its tasks and the master, which is created
+anew with each lease and closed before the lease is over. The calls to the other hosts are passed
+in.
 """
 
 import asyncio
@@ -48,21 +49,21 @@ class OtherOptionsError(Exception):
 
 
 class HostCalls(Protocol):
-    """Reaches the other listed hosts."""
+    """Calls the other listed hosts."""
 
     async def ask(self, host: int, ask: LeaseAsk) -> LeaseAnswer | None:
-        """Return what a host answers in time; None: nothing, or nothing that makes sense.
+        """Return the answer of a host; None if it is invalid or not in time.
 
         Raises:
             OtherOptionsError: the options differ.
         """
 
     async def close(self) -> None:
-        """End what is open to the others."""
+        """Close the connections to the other hosts."""
 
 
 class Greeting(NamedTuple):
-    """What a node is told first."""
+    """The first message to a node."""
 
     term: int
     led_by: int | None = None
@@ -73,7 +74,7 @@ class Greeting(NamedTuple):
 
 @dataclass(slots=True)
 class _Rival:
-    """A listed host that was given other options, as long as it is there."""
+    """A listed host that was given other options, as long as it answers."""
 
     since: float
     last: float
@@ -84,7 +85,7 @@ class _Rival:
 
 
 class Succession(Office):
-    """See the module's text. Everything runs on one event loop."""
+    """See the module docstring. Everything runs on one event loop."""
 
     def __init__(
         self,
@@ -97,18 +98,18 @@ class Succession(Office):
         found_same: Callable[[Sequence[Endpoint]], None],
         calls: HostCalls,
     ) -> None:
-        """Begin as a host that knows nothing; ``start`` lets it vote.
+        """Start without knowledge of the other hosts; ``start`` lets it vote.
 
         Args:
             endpoints: all that are listed.
-            own: the place of this host among them.
+            own: the position of this host among them.
             times: lease, fence and silence.
             settings: of the group, as far as they do not follow from the election; what all hosts
                 must have been given alike is in them.
-            new_master: makes the master when this host is elected.
-            led: is called with the term when this host begins to lead, and with 0 when it ends.
-            found_same: is called with endpoints that are found to be this one process.
-            calls: reaches the other hosts.
+            new_master: creates the master when this host is elected.
+            led: is called with the term when this host starts to lead, and with 0 when it stops.
+            found_same: is called with endpoints that turn out to be this same process.
+            calls: calls the other hosts.
         """
         self.endpoints, self.own = endpoints, own
         self._times, self._settings = times, settings
@@ -132,7 +133,7 @@ class Succession(Office):
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
 
-    # --- what the server asks ----------------------------------------------------------------
+    # --- calls by the server -------------------------------------------------------------------
 
     def answer(self, ask: LeaseAsk, theirs: SuccessionSpec) -> LeaseAnswer:
         """Answer another host, which was given ``theirs``.
@@ -155,7 +156,7 @@ class Succession(Office):
         return answer
 
     def greeting(self, followed: int) -> Greeting:
-        """Return what a node is told first, which has followed a leader of that term."""
+        """Return the first message to a node that has followed a leader of that term."""
         self._ask(self._elector.saw(followed, _now()))
         self._turn()
         if (master := self.leading()) is not None:
@@ -165,17 +166,17 @@ class Succession(Office):
 
     @property
     def spec_seen(self) -> SuccessionSpec:
-        """What this host was given, with one name for all endpoints that are this process."""
+        """Return this host's options, with one name for all endpoints that are this process."""
         places = range(len(self.endpoints))
         seen = [self.own if place in self._same else place for place in places]
         return replace(self._spec, endpoints=",".join(str(self.endpoints[place]) for place in seen))
 
     def lease_left_s(self) -> float:
-        """Return for how long this host may count on its lease; 0: it does not lead."""
+        """Return how long this host may rely on its lease, in seconds; 0: it does not lead."""
         return self._elector.lease_left_s(_now())
 
     def leader_in_words(self) -> str:
-        """Say which host is to be asked."""
+        """Return a text that names the host to ask."""
         leader = self.leader()
         return (
             "there is no leader now"
@@ -189,13 +190,13 @@ class Succession(Office):
         return self.master
 
     def leader(self) -> tuple[int, int] | None:
-        """Return host and term of the leader, as far as it is known here."""
+        """Return host and term of the leader, as far as this host knows."""
         return self._elector.leader(_now())
 
-    # --- the master's office -----------------------------------------------------------------
+    # --- the lease, for the master -------------------------------------------------------------
 
     def holds(self) -> bool:
-        """Return whether the lease runs; what has given a verdict goes on to tell it."""
+        """Return whether the lease is valid; a master with a verdict continues to send it."""
         master = self.master
         if master is None:
             return False
@@ -207,7 +208,7 @@ class Succession(Office):
         return True
 
     def tell(self, newest: tuple[int, int]) -> None:
-        """Tell the other hosts of the newest round."""
+        """Send the newest round to the other hosts."""
         self._ask(self._elector.tell(newest, _now()))
 
     def has_told(self, formed: tuple[int, int]) -> bool:
@@ -215,17 +216,17 @@ class Succession(Office):
         has_ended = self.master is not None and self.master.group.verdict is not None
         return has_ended or self._elector.told >= formed
 
-    # --- by itself ---------------------------------------------------------------------------
+    # --- tasks ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Vote, and lead when nothing else does."""
+        """Vote, and lead when no other host does."""
         self._turn()
 
     async def stop(self, verdict: Verdict | None = None) -> None:
         """Give the lease back and end.
 
         Args:
-            verdict: which all nodes have heard; None where the job is not over.
+            verdict: the verdict that all nodes have received; None where the job is not over.
         """
         if self.master is not None:
             self._step_down()
@@ -241,7 +242,7 @@ class Succession(Office):
         await self._hosts.close()
 
     def _turn(self) -> None:
-        """Do what is due; a host of a job that is over votes, and does no more than that."""
+        """Do what is due; a host of a job that is over only votes."""
         if self._has_ended or self.over.done():
             return
         self._ask(self._elector.due(_now()))
@@ -313,7 +314,7 @@ class Succession(Office):
     # --- other options -----------------------------------------------------------------------
 
     def _differs(self, host: int, theirs: SuccessionSpec, own: SuccessionSpec) -> None:
-        """Take note of a host that was given other options: its vote does not count."""
+        """Record a host that was given other options: its vote does not count."""
         differences = succession_differences(own, theirs, both_lead=True)
         options = f"those of {self.endpoints[host]}: {', '.join(differences)}."
         is_other_list = theirs.endpoints != own.endpoints
@@ -325,9 +326,9 @@ class Succession(Office):
         self._turn()
 
     def _face_rival(self) -> None:
-        """Leave where this host cannot do its part: nothing leads, or two might.
+        """Exit where this host cannot take part: no host leads, or two might.
 
-        Where a round of the job is known it stays, and the other one goes.
+        Where a round of the job is known, this host stays, and the other one exits.
         """
         if (rival := self._rival) is None:
             return
@@ -340,7 +341,7 @@ class Succession(Office):
             self.refused.set_result(rival.sentence)
 
     def _tell_same(self) -> None:
-        """Say that several endpoints are this process, once all of them have been asked."""
+        """Report that several endpoints are this process, once all of them have been asked."""
         if self._same_since is None or _now() - self._same_since < self._times.renew_s:
             return
         self._same_since = None
@@ -349,5 +350,5 @@ class Succession(Office):
 
 
 def _now() -> float:
-    """Return seconds that go on while the host sleeps."""
+    """Return seconds of a clock that continues while the host is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,7 +1,7 @@
 """Which nodes were to blame, how often, and which are excluded from the job. Pure.
 
-An excluded node may not rejoin the job, under any incarnation. What a later master must know of
-this is sent with the assignments of a round.
+An excluded node may not rejoin the job, under any incarnation. The assignments of a round carry
+what a later master needs of this.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class Ledger:
         self._excluded: dict[str, str] = {}
 
     def blame(self, node_id: str, window_s: float, now: float) -> int:
-        """A node was the root cause; return how often it was so within the window.
+        """Count a node as the root cause; return how often it was so within the window.
 
         Args:
             node_id: the node.
@@ -43,7 +43,7 @@ class Ledger:
         """Return which nodes were the root cause, and how long ago, for a later master.
 
         Args:
-            limit: how many failures exclude a node; no more of each are sent. 0: none are.
+            limit: how many failures exclude a node; no more of each are sent. 0: none are sent.
             window_s: how far back failures count, in seconds; 0: all of them.
             now: the time.
         """
@@ -57,10 +57,10 @@ class Ledger:
         return tuple(told)
 
     def learn_failures(self, told: Iterable[NodeFailures], since_s: int, now: float) -> None:
-        """Take over what an earlier master has counted, where it is more than is known here.
+        """Take over the counts of an earlier master, where they are higher.
 
         Args:
-            told: as ``failures`` gave it then.
+            told: the result of its ``failures``.
             since_s: how long ago that was, in whole seconds.
             now: the time.
         """
@@ -70,11 +70,11 @@ class Ledger:
                 self._failures[node.node_id] = deque(times, maxlen=_REMEMBERED)
 
     def exclude(self, node_id: str, why: str) -> None:
-        """Rule a node out, for a reason in words; the first reason stays."""
+        """Exclude a node, with a reason as text; the first reason is kept."""
         self._excluded.setdefault(node_id, why)
 
     def learn(self, excluded: Iterable[str]) -> list[str]:
-        """Take over what an earlier master has ruled out; return what is new."""
+        """Take over the exclusions of an earlier master; return the new ones."""
         new = [node_id for node_id in excluded if node_id not in self._excluded]
         for node_id in new:
             self._excluded[node_id] = "excluded by an earlier master of this job"
@@ -86,7 +86,7 @@ class Ledger:
         return tuple(self._excluded)
 
     def sentence(self, node_id: str) -> str | None:
-        """Return what an excluded node is told; None for a node that is not excluded."""
+        """Return the message for an excluded node; None for a node that is not excluded."""
         why = self._excluded.get(node_id)
         if why is None:
             return None

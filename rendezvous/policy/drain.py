@@ -1,9 +1,9 @@
-"""Before nodes go away, all ranks leave the state of one step. Pure.
+"""Before nodes leave, all ranks save a consistent snapshot. Pure.
 
-A node that will be gone gives notice. The nodes of its round are told to drain; when each has said
-that its workers have left their shares of the state of one step, the same for all, the nodes that
-gave notice may leave. A node has its own time limit, at the end of which it leaves without being
-told: so nothing here waits, and a round is never held by it.
+A node that is being preempted gives notice. The nodes of its round are ordered to drain. When each
+has reported that its workers have saved their shards of the state of one step, the same for all,
+the nodes that gave notice may leave. A node has its own time limit, at the end of which it leaves
+without permission: so nothing here waits, and a round is never held by it.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,14 +14,14 @@ World = tuple[int, str]
 
 
 class Noticed(NamedTuple):
-    """Why a node will be gone, and until when the ranks may take their time."""
+    """Why a node is being preempted, and the time limit of the ranks."""
 
     reason: str
     until: float
 
 
 class Order(NamedTuple):
-    """What the nodes of a round are told."""
+    """The drain order for the nodes of a round."""
 
     reason: str
     until: float
@@ -29,7 +29,7 @@ class Order(NamedTuple):
 
 
 class Draining:
-    """Which nodes will be gone, and which have left their state in the present round."""
+    """Which nodes are being preempted, and which have saved their shards in the present round."""
 
     def __init__(self) -> None:
         self._noticed: dict[str, Noticed] = {}
@@ -45,22 +45,22 @@ class Draining:
         return bool(self._noticed)
 
     def notice(self, node_id: str, reason: str, until: float) -> bool:
-        """A node will be gone; return whether that is news."""
+        """Record a preemption notice; return whether it is new."""
         is_news = node_id not in self._noticed
         self._noticed[node_id] = Noticed(reason, until)
         return is_news
 
     def forget(self, node_id: str) -> None:
-        """A node is gone."""
+        """Forget a removed node."""
         self._noticed.pop(node_id, None)
 
     def left(self, world: World, node_id: str, step: int) -> None:
-        """The workers of a node have left their shares of the state of a step."""
+        """Record that the workers of a node have saved their shards of the state of a step."""
         self._begin(world)
         self._steps[node_id] = step
 
     def orders(self, world: World, members: Mapping[str, int | None]) -> tuple[Order, list[str]]:
-        """Return what is ordered, and which members have not been told on their stream.
+        """Return the order, and which members have not received it on their stream.
 
         Args:
             world: the round that runs.
@@ -81,10 +81,10 @@ class Draining:
         return order, untold
 
     def dismissals(self, members: Mapping[str, int | None]) -> tuple[int, list[str]]:
-        """Return the step that all have left, and which nodes are to be told that they may leave.
+        """Return the step that all have saved, and which nodes are to be sent their dismissal.
 
         Args:
-            members: as in ``orders``, which comes before.
+            members: as in ``orders``, which is called first.
         """
         steps = {self._steps.get(name) for name in members}
         (step, *others) = steps
@@ -98,7 +98,7 @@ class Draining:
         return step, may
 
     def is_any(self, members: Collection[str]) -> bool:
-        """Return whether any of these nodes will be gone."""
+        """Return whether any of these nodes is being preempted."""
         return any(name in self._noticed for name in members)
 
     def _begin(self, world: World) -> None:

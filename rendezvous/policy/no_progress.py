@@ -1,10 +1,11 @@
-"""How many consecutive restarts have brought the job no further. Pure.
+"""How many consecutive restarts have brought no progress. Pure.
 
-Scripts count their steps in two ways. One that says its own number (``progress(step)``) says how
-far the training is, whatever round it is in: a round has brought it further when it came beyond the
-furthest step of all rounds before. One whose optimizers are counted begins each round at 0, and
-where it has resumed nothing says: any step may be a new one. So a round of such a script has
-brought it no further only when it did not do a single step; else a job that gets on could be ended.
+Scripts count their steps in two ways. A script that reports its own number (``progress(step)``)
+reports the position of the training in any round: a round has made progress when it exceeded the
+furthest step of all rounds before. A script whose optimizers are counted starts each round at 0,
+and does not report where it has resumed: any step may be a new one. So a round of such a script has
+made no progress only when it did not do a single step; otherwise a job with progress could be
+ended.
 """
 
 from collections.abc import Collection
@@ -13,29 +14,29 @@ from ..protocol.messages import PastProgress, Progress
 
 
 class ProgressRecord:
-    """What is known of the progress of one job."""
+    """The known progress of one job."""
 
     def __init__(self) -> None:
         self._past: PastProgress | None = None
 
     @property
     def past(self) -> PastProgress | None:
-        """What a later master must know; None before a round is over."""
+        """Return what a later master needs; None before a round is over."""
         return self._past
 
     def learn(self, past: PastProgress) -> None:
-        """Take over what an earlier master knew."""
+        """Take over the record of an earlier master."""
         self._past = past
 
     def round_over(
         self, told: Collection[Progress], *, is_complete: bool, has_failed: bool
     ) -> None:
-        """A round is over.
+        """Evaluate a round that is over.
 
         Args:
-            told: what its nodes said.
-            is_complete: all of them did; of one that did not, the steps may have been new ones.
-            has_failed: it is a failure that has ended it.
+            told: the reports of its nodes.
+            is_complete: all nodes reported; the steps of one that did not may have been new ones.
+            has_failed: a failure has ended the round.
         """
         furthest = max((progress.furthest for progress in told), default=-1)
         before = self._past.furthest if self._past is not None else -1
@@ -43,15 +44,15 @@ class ProgressRecord:
         if furthest > before or (has_stepped and furthest < 0):
             self._past = PastProgress(max(furthest, before), 0)
         elif is_complete and has_failed:
-            # The first round is no restart.
+            # The first round is not a restart.
             idle = 0 if self._past is None else self._past.idle_restarts + 1
             self._past = PastProgress(before, idle)
 
     def exhausted(self, limit: int) -> str:
-        """Return in words that so many restarts brought nothing; empty: they were fewer.
+        """Return a text if so many restarts brought no progress; empty: they were fewer.
 
         Args:
-            limit: how many restarts may; 0: any number.
+            limit: how many restarts may bring none; 0: any number.
         """
         if not limit or self._past is None or self._past.idle_restarts < limit:
             return ""

@@ -1,4 +1,4 @@
-"""What is known of one failure, and which of several is the root cause. Pure."""
+"""The record of one failure, and which of several is the root cause. Pure."""
 
 import enum
 import json
@@ -43,10 +43,10 @@ class FailureKind(enum.Enum):
 class Failure:
     """One failure, as its node reported it; bounded in size, so that it fits any message.
 
-    For a lost node ``rank``, ``local_rank``, ``pid`` and ``exit_code`` are -1, -1, 0 and 0; for
-    the store process the ranks are -1. A hang is as a lost node, but for the rank of the worker
-    that hangs, which is -1 where all are in doubt; its node is -1 where no single one is to blame,
-    and ``stderr_tail`` says where all ranks were.
+    For a lost node, ``rank``, ``local_rank``, ``pid`` and ``exit_code`` are -1, -1, 0 and 0. For
+    the store process the ranks are -1. A hang has the values of a lost node, except that ``rank``
+    is the worker that hangs, or -1 where all are suspected. The node of a hang is -1 where no
+    single node is to blame, and ``stderr_tail`` lists the positions of all ranks.
     """
 
     kind: FailureKind
@@ -74,14 +74,14 @@ class Failure:
     """It came after the stop of its round was ordered."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
-        """Return it as a node may report it: of itself and of its own workers, not of others."""
+        """Return it as a node may report it: only for itself and its own workers."""
         rank = self.rank if 0 <= self.rank - first_rank < workers else -1
         if (self.node_rank, self.rank) == (node_rank, rank):
             return self
         return replace(self, node_rank=node_rank, rank=rank)
 
     def summary(self) -> str:
-        """Return one clause that names node, rank and reason, for people."""
+        """Return one readable clause that names node, rank and reason."""
         if self.kind is FailureKind.NODE_LOST:
             number = "" if self.node_rank < 0 else f" {self.node_rank}"
             return f"node{number} ({self.host}) was lost: {self.message}"
@@ -100,7 +100,7 @@ class Failure:
         first = self.message.strip().partition("\n")[0][:200]
         if self.exit_code < 0:
             killed = f"{where} was killed by {signal_name(-self.exit_code)}"
-            # The last line on standard error need not have to do with the signal.
+            # The last line on standard error may be unrelated to the signal.
             return f"{killed}: {first}" if self.error_json and first else killed
         exited = f"{where} exited with {self.exit_code}"
         return f"{exited}: {first}" if first else exited
@@ -114,10 +114,9 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# What a worker says when the failure is that of a peer it was talking to. Words of Python, gloo,
-# NCCL, the TCP store and the socket layer, as seen when one rank of a running job is killed or
-# cut off. A truncated pickle is no lost peer. A text: re compiles it at the first failure, and
-# keeps it.
+# What a worker prints when it fails because of a peer: words of Python, gloo, NCCL, the TCP store
+# and the socket layer, as seen when one rank of a running job is killed or cut off. A truncated
+# pickle is no lost peer. It is a text, since re compiles it at the first failure and caches it.
 _COLLATERAL = (
     r"(?i)connection (was )?(reset|closed|refused|aborted)|broken pipe|closed by peer"
     r"|socket (is )?closed|socket Timeout|recvValue failed|failed to recv"
@@ -144,7 +143,7 @@ of a write to a closed connection."""
 
 
 class Evidence(enum.IntEnum):
-    """What speaks for a failure being the root cause, the best first."""
+    """The evidence for a failure being the root cause, the best first."""
 
     OWN = 0
     """It cannot follow from the loss of a peer: a signal, an exit status of its own, an error
@@ -156,11 +155,11 @@ class Evidence(enum.IntEnum):
 
 
 def evidence(failure: Failure) -> Evidence:
-    """Return what speaks for a failure being a root cause."""
+    """Return the evidence for a failure being a root cause."""
     if failure.after_stop:
         return Evidence.COLLATERAL
     if failure.kind is FailureKind.STUCK:
-        return Evidence.UNSAID  # it came to light when the round was stopped
+        return Evidence.UNSAID  # found when the round was stopped
     if failure.kind is not FailureKind.WORKER or failure.out_of_memory:
         return Evidence.OWN
     if failure.exit_code < 0 and -failure.exit_code not in _PEER_SIGNALS:
@@ -174,24 +173,24 @@ def evidence(failure: Failure) -> Evidence:
 
 
 def blames_peer(text: str) -> bool:
-    """Return whether these are the words of a worker that lost another one it was talking to."""
+    """Return whether a worker's error shows that it lost its connection to a peer."""
     return bool(re.search(_COLLATERAL, text))
 
 
 def is_collateral(failure: Failure) -> bool:
-    """Return whether the failure plainly follows from another one.
+    """Return whether the failure evidently follows from another one.
 
-    It does when a worker exited by itself with an error about a lost connection to a peer, or
-    when it ended after the stop of its round was ordered.
+    It does when a worker exited by itself with an error about a lost connection to a peer, or when
+    it ended after the stop of its round was ordered.
     """
     return evidence(failure) is Evidence.COLLATERAL
 
 
 def own_words(failure: Failure) -> str:
-    """Return what a worker said of its end: its recorded exception, or its last traceback.
+    """Return a worker's own report of its end: its recorded exception, or its last traceback.
 
-    The exceptions from which the last one was raised belong to it, and those of a group. Of
-    standard error, what stands before the last traceback was survived, and is left out.
+    It includes the exceptions from which the last one was raised, and those of a group. The part of
+    standard error before the last traceback is omitted: the worker survived it.
     """
     if failure.error_json:
         return "\n".join([failure.message, *_inner_exceptions(failure.error_json)])
@@ -203,39 +202,39 @@ def own_words(failure: Failure) -> str:
 
 
 def _inner_exceptions(error_json: str) -> list[str]:
-    """Return the lines of a recorded traceback that are no frames, where it has several parts."""
-    if not re.search(_SEVERAL, error_json):  # the most are simple, and there may be thousands
+    """Return the lines of a recorded traceback that are not frames, where it has several parts."""
+    if not re.search(_SEVERAL, error_json):  # most are simple, and there may be thousands
         return []
     try:
         stack = json.loads(error_json)["message"]["extraInfo"]["py_callstack"]
         return re.findall(_NO_FRAME, stack)
-    except (ValueError, RecursionError, LookupError, TypeError):  # of a node that says anything
+    except (ValueError, RecursionError, LookupError, TypeError):  # a node may send any text
         return []
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure | None:
     """Return the failure from which the others follow: the first with the best evidence.
 
-    The order given is the one in which the master heard of them: clocks of hosts are not
-    compared. One of which nothing is known but its exit status may be collateral, and one that
-    cannot be goes before it, also on the same node: a worker that ends closes its connections
-    before it is dead, and a peer that sees that can be dead before it.
+    The order is that in which the master received them: clocks of hosts are not compared. A failure
+    of which only the exit status is known may be collateral. One that cannot be collateral precedes
+    it, also on the same node: a worker that ends closes its connections before it is dead, and a
+    peer that detects that can be dead before it.
     """
     return min(failures, key=evidence, default=None)  # of equals, the first
 
 
 def node_lost(node_rank: int | None, host: str, role: str, why: str) -> Failure:
-    """Return the failure record of a node that is gone, which can report nothing itself."""
+    """Return the failure record of a lost node, which cannot report anything itself."""
     return _of_node(FailureKind.NODE_LOST, node_rank, host, role, why)
 
 
 def preempted(node_rank: int | None, host: str, role: str, why: str) -> Failure:
-    """Return the failure record of a node that was asked to go away."""
+    """Return the failure record of a node that was asked to leave."""
     return _of_node(FailureKind.PREEMPTED, node_rank, host, role, why)
 
 
 def hung(node_rank: int | None, host: str, role: str, why: str) -> Failure:
-    """Return the failure record of workers that hang; its rank is not said."""
+    """Return the failure record of workers that hang; without a rank."""
     return _of_node(FailureKind.HANG, node_rank, host, role, why)
 
 

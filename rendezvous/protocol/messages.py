@@ -1,4 +1,4 @@
-"""What nodes and the master say to each other, as plain values.
+"""The messages between nodes and the master, as plain values.
 
 ``protos/rendezvous.proto`` has the same names and fields, and ``transport.codec`` converts. They
 are separate from protobuf so that the rules are pure and a standalone job never loads it. Messages
@@ -46,7 +46,7 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """How failures are answered (docs/reference/failure-policy.md). Times in seconds."""
+    """The response to failures (docs/reference/failure-policy.md). Times in seconds."""
 
     rules: Annotated[Rules, Called("the list of --on-failure rules")] = ()
     """The user's, ``MATCH=ACTION``, in their order."""
@@ -79,7 +79,7 @@ class HangSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What must be the same on every node of a job."""
+    """The options that must be the same on every node of a job."""
 
     job_id: Text
     min_nodes: Annotated[Count, Called("the minimum of --nnodes")]
@@ -102,7 +102,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """What a node is, for as long as its agent lives."""
+    """The properties of a node that stay the same while its agent lives."""
 
     node_id: Name
     """Host name and a number, as the node proposes it; the same for a restarted agent. The master
@@ -121,7 +121,7 @@ class NodeSpec:
 
 
 class ClaimState(enum.Enum):
-    """How far a node's workers have come in the round they belong to."""
+    """The state of a node's workers in their round."""
 
     RUNNING = 1
     DONE = 2
@@ -141,7 +141,7 @@ class NodeFailures:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the workers of a node have come in a round."""
+    """How many steps the workers of a node have done in a round."""
 
     furthest: FurthestStep = -1
     """The highest step that the script has said; -1: it says none."""
@@ -151,7 +151,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PastProgress:
-    """How far the job has come in all rounds."""
+    """How many steps the job has done in all rounds."""
 
     furthest: FurthestStep
     """As of ``Progress``."""
@@ -161,7 +161,7 @@ class PastProgress:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a later master must know of the job before a round, where there is anything."""
+    """The state of the job before a round that a later master needs, where there is any."""
 
     restart_ages_s: Ages = ()
     """Of the restarts within ``--restart-window``, when the round was formed, whole seconds."""
@@ -177,7 +177,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The last round that a node was in: what a master that starts from nothing must know."""
+    """The last round of a node: what a new master without a round needs."""
 
     round: Count
     formed_by: Name
@@ -219,7 +219,7 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A worker of this node failed; the node is stopping its others."""
+    """A worker of this node failed; the node is stopping its other workers."""
 
     round: Count
     failure: Failure
@@ -244,19 +244,19 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The node was asked to go away (SIGTERM); it stops its workers, then closes the stream."""
+    """The node was asked to leave (SIGTERM); it stops its workers, then closes the stream."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class ChallengeReply:
-    """I am here: the reply to ``Challenge``."""
+    """The reply to ``Challenge``: this process is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The verdict has arrived."""
+    """The node has received the verdict."""
 
 
 NodeMessage = (
@@ -298,7 +298,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One node's share of a world, and why the round before it ended."""
+    """One node's part of a world, and why the round before it ended."""
 
     round: int
     formed_by: str
@@ -360,10 +360,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """Answer if you are there.
+    """The node is to answer that it is alive.
 
-    Another process claims to be you, the others are silent, or this is the first word of one of
-    several hosts that may lead.
+    The reasons: another process claims its identity, the other nodes are silent, or this is the
+    first message of one of several hosts that may lead.
     """
 
 
@@ -381,7 +381,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of the job, the same on every node but for what is said otherwise."""
+    """The end of the job, the same on every node except for the fields that state otherwise."""
 
     outcome: Outcome
     exit_code: int
@@ -408,14 +408,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """This node is ruled out and may not rejoin the job; the stream ends."""
+    """This node is excluded and may not rejoin the job; the stream ends."""
 
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """The identity that this node proposed belongs to another; from now on it has this one."""
+    """The identity that this node proposed belongs to another; it has to use this one."""
 
     node_id: str
 

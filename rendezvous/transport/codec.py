@@ -1,8 +1,8 @@
-"""Between the plain values of ``messages`` and their protobuf forms.
+"""Conversion between the plain values of ``messages`` and their protobuf forms.
 
-The two have the same names and fields, so the conversion is derived from the dataclasses once,
-at import, and nothing is written twice. What arrives from the network is checked here: unknown
-enum values and missing parts raise ``WireError``.
+The two have the same names and fields, so the conversion is derived from the dataclasses once, at
+import, and nothing is written twice. Messages from the network are checked here: unknown enum
+values and missing parts raise ``WireError``.
 """
 
 import enum
@@ -22,7 +22,7 @@ T = typing.TypeVar("T")
 
 
 class WireError(Exception):
-    """Raised when a message from the network makes no sense."""
+    """Raised when a message from the network is invalid."""
 
 
 _Encode = Callable[[Any], Any]
@@ -34,7 +34,7 @@ def _same(value: Any) -> Any:
 
 
 def _text(value: str) -> str:
-    """Return a text that protobuf takes: bytes that were not UTF-8 become visible escapes."""
+    """Return a text that protobuf accepts: bytes that were not UTF-8 become visible escapes."""
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
 
@@ -111,7 +111,7 @@ def _codec(plain: type) -> _Codec:
     codec = _CODECS.get(plain)
     if codec is None:
         codec = _CODECS[plain] = _Codec(plain)
-        prepare(plain)  # while nodes gather: a restart does not wait for it
+        prepare(plain)  # while nodes gather, so that a restart does not wait
     return codec
 
 
@@ -140,7 +140,7 @@ def _enum_decoder(kind: type[enum.Enum]) -> _Decode:
 
 
 class _Envelope:
-    """Converts the union of what one side says, a ``oneof`` named ``body`` on the wire."""
+    """Converts the union of the messages of one side, a ``oneof`` named ``body`` in protobuf."""
 
     def __init__(self, wrapper: Callable[..., Message], union: Any) -> None:
         self._wrapper = wrapper
@@ -171,15 +171,15 @@ _MASTER = _Envelope(pb.MasterMessage, MasterMessage)
 
 
 def encode_node(message: NodeMessage) -> bytes:
-    """Return what a node says, serialized."""
+    """Return a node's message, serialized."""
     return _NODE.encode(message)
 
 
 def decode_node(data: bytes) -> NodeMessage:
-    """Return what a node said.
+    """Parse a node's message.
 
     Raises:
-        WireError: it makes no sense.
+        WireError: it is invalid.
         google.protobuf.message.DecodeError: it is not protobuf.
     """
     message: NodeMessage = _NODE.decode(data)
@@ -192,30 +192,30 @@ def part_of(value: object) -> Any:
 
 
 def from_part(kind: type[T], message: Any) -> T:
-    """Return what ``part_of`` has made; raises as ``decode_node``."""
+    """Convert the result of ``part_of`` back; raises as ``decode_node``."""
     value: T = _codec(kind).decode(message)
     return value
 
 
 def encode(message: LeaseAsk | LeaseAnswer | SuccessionSpec) -> bytes:
-    """Return what listed hosts say to each other, serialized."""
+    """Return a message between listed hosts, serialized."""
     data: bytes = part_of(message).SerializeToString()
     return data
 
 
 def decode(kind: type[T], data: bytes) -> T:
-    """Return what ``encode`` has made of a value of this kind; raises as ``decode_node``."""
+    """Parse a result of ``encode`` of this kind; raises as ``decode_node``."""
     message = _codec(kind).proto()
     message.ParseFromString(data)
     return from_part(kind, message)
 
 
 def encode_master(message: MasterMessage) -> bytes:
-    """Return what the master says, serialized."""
+    """Return a message of the master, serialized."""
     return _MASTER.encode(message)
 
 
 def decode_master(data: bytes) -> MasterMessage:
-    """Return what the master said; raises as ``decode_node``."""
+    """Parse a message of the master; raises as ``decode_node``."""
     message: MasterMessage = _MASTER.decode(data)
     return message
