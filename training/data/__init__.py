@@ -1,0 +1,1 @@
+"""Which samples each step of training has, on each rank: a function of the step alone."""
