@@ -2,17 +2,27 @@
 
 It also works without ft-run (torchrun, plain Python): then ``progress`` does nothing, ``preempted``
 returns False, and ``Checkpointer`` writes checkpoints only. It imports nothing else of ft-run, and
-torch only when ``Checkpointer`` is imported.
+torch only with the names that need it.
 """
 
 import operator
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
     from .checkpointer import Checkpointer
+    from .data.batches import ElasticBatches
+    from .data.seeded import seeded
 
-__all__ = ["Checkpointer", "preempted", "progress"]
+__all__ = ["Checkpointer", "ElasticBatches", "preempted", "progress", "seeded"]
+
+_MODULES = {
+    "Checkpointer": ".checkpointer",
+    "ElasticBatches": ".data.batches",
+    "seeded": ".data.seeded",
+}
+"""Of what needs torch: imported when asked for."""
 
 
 def progress(step: SupportsIndex | None = None) -> None:
@@ -56,8 +66,6 @@ def preempted() -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Checkpointer":
-        from .checkpointer import Checkpointer
-
-        return Checkpointer
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

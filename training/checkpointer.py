@@ -13,6 +13,7 @@ from .checkpoints.saving import Checkpoints
 from .checkpoints.snapshot_manager import SnapshotManager
 from .checkpoints.state import State
 from .checkpoints.storage_timeout import StorageTimeout
+from .data.batches import ElasticBatches
 from .ranks import Ranks
 from .worker.log import log
 from .worker.preemption import find_notice
@@ -84,22 +85,32 @@ class Checkpointer:
         self._done: int | None = None
         """Completed steps; None: ``restore`` was not called yet."""
 
-    def steps(self, total: int) -> Iterator[int]:
+    def steps(self, total: int | ElasticBatches, *, epochs: int | None = None) -> Iterator[int]:
         """Restore, then iterate over the remaining steps; each loop body is one step.
 
         After the last step a checkpoint is written. After ``break`` none is: call ``step``,
         ``save`` and ``wait`` yourself.
 
         Args:
-            total: number of steps of the whole training.
+            total: number of steps of the whole training; or the batches, with ``epochs``.
+            epochs: number of epochs of the whole training.
 
         Yields:
             The number of completed steps.
 
         Raises:
             RuntimeError: the last checkpoint could not be written, or as in ``restore``.
+            TypeError: ``epochs`` is given with a number of steps, or missing with batches.
         """
-        for number in range(self.restore(), total):
+        if isinstance(total, ElasticBatches) == (epochs is None):
+            raise TypeError(
+                f"invalid value {epochs!r} for epochs: expected steps(number) or "
+                "steps(batches, epochs=number)"
+            )
+        done = self.restore()
+        if isinstance(total, ElasticBatches):
+            total = total.total(epochs or 0)  # only now the size of each batch is known
+        for number in range(done, total):
             yield number
             self.step(number + 1)
         if self._checkpoint_every and 0 < total != self._checkpoints.newest:
@@ -141,6 +152,7 @@ class Checkpointer:
             log(f"resuming from the {source} of step {done}")
         elif self._ranks.rank == 0 and offered > 0:
             log("no usable snapshot or checkpoint: starting from step 0")
+        self._state.resume(done)
         self._done = done
         self._ranks.all_true(True)  # no rank continues while another still has older snapshots
         now = time.monotonic()

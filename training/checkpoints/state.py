@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
+from ..data.batches import ElasticBatches
 from .containers import LayoutMismatchError
 from .late_copy import local
 from .snapshot_file import SnapshotFile
@@ -119,6 +120,12 @@ class State:
                 )
             else:
                 value.load_state_dict(_without_keys(mine))
+
+    def resume(self, step: int) -> None:
+        """Let arguments of batches that have changed hold from a step on."""
+        for value in self.objects.values():
+            if isinstance(value, ElasticBatches):
+                value.resume(step)
 
     def forget_initialised(self) -> None:
         """Clear the state that was created only to load into it."""

@@ -1,0 +1,360 @@
+"""``ElasticBatches``: the same samples in each step, for any number of ranks."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler
+
+from ..worker.log import log
+from .data_ranks import DataRanks
+from .order import ORDER_VERSION, Order, Sources
+from .parts import Part, PartRange, Reader
+from .sample import index_of
+from .schedule import LAST, Data, Last, Row, Schedule, cut, cut_by_share, from_plain
+from .seeded import Seeded
+
+
+class ElasticBatches(Sampler[list[int]]):
+    """A ``batch_sampler`` whose samples follow from the number of the step.
+
+    Each step has the same set of samples, however often the job was restarted and whatever number
+    of ranks it has; each sample comes once in an epoch, without padding. Ranks take consecutive
+    pieces of the batch of a step, which differ by one sample at most.
+
+    In the state of a ``Checkpointer`` it keeps the order when a job resumes with other arguments.
+    Iterated without ``parts``, it yields this rank's batches of one epoch: for evaluation.
+    """
+
+    def __init__(
+        self,
+        data: int | Sized,
+        global_batch: int,
+        *,
+        micro_batch: int | None = None,
+        shuffle: bool | int = True,
+        seed: int = 0,
+        last: Last = "short",
+        weights: Sequence[float] | None = None,
+        share: float | None = None,
+        mesh: Any = None,
+    ) -> None:
+        """Check the arguments. With ``share``, all ranks call it together.
+
+        Args:
+            data: the dataset, or its number of samples.
+            global_batch: samples of a step, over all ranks.
+            micro_batch: the most samples that a rank computes at once; None: its whole piece.
+            shuffle: True: all samples in random order; a number: blocks of so many samples in
+                random order, and in random order inside each, for files on object storage; False:
+                in the order of the data.
+            seed: of the order.
+            last: what becomes of samples at the end of an epoch that fill no batch: ``short`` (a
+                smaller batch), ``drop`` (left out) or ``carry`` (the batch continues in the next
+                epoch).
+            weights: ``data`` is a mixture (``ConcatDataset``, or a list of sizes) of which this
+                share of the samples comes from each source; an epoch is as many samples as all
+                sources have together, and each source has epochs of its own.
+            share: the speed of this rank, relative to the others': its piece is in proportion.
+            mesh: the ``DeviceMesh`` of data parallelism, where other ranks have the same samples
+                (tensor, pipeline or context parallel); None: each rank has its own.
+
+        Raises:
+            TypeError: the data has no size, e.g. ``IterableDataset``.
+            ValueError: the value of an argument is invalid.
+            RuntimeError: the job has several ranks, and no process group was initialized.
+        """
+        sources = _sources(data, weights)
+        _check_positive("global_batch", global_batch)
+        if micro_batch is not None:
+            _check_positive("micro_batch", micro_batch)
+        if last not in LAST:
+            raise ValueError(f"invalid value {last!r} for last: expected short, drop or carry")
+        self._seed, self._shuffle = seed, shuffle
+        self._micro_batch = micro_batch
+        self._wanted = Row(0, 0, 0, global_batch, last)
+        self._sources = sources
+        self._orders: dict[int, Order] = {}
+        """By the first epoch of their data."""
+        self._use(Schedule((self._wanted,), (Data(0, sources, (0,) * len(sources.sizes)),)))
+        self._ranks = DataRanks(mesh)
+        self._shares = self._ranks.gather(_checked_share(share)) if share is not None else None
+        self._reader = Reader()
+        self._start: int | None = None
+        """The step with which iterators begin that ``parts`` makes."""
+        self._until: int | None = None
+        """The number of steps of the training; None: unknown."""
+        self._is_seeded = isinstance(data, Seeded)
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank among those with other samples."""
+        return self._ranks.rank
+
+    @property
+    def world(self) -> int:
+        """Number of ranks with other samples."""
+        return self._ranks.size
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch of a step, from 0, by its first sample."""
+        return self._schedule.epoch(step)
+
+    def total(self, epochs: int) -> int:
+        """Return the number of steps of so many epochs; ``parts`` reads no further ahead."""
+        _check_positive("epochs", epochs)
+        self._until = self._schedule.total(epochs)
+        return self._until
+
+    def size(self, step: int) -> int:
+        """Return the number of samples of a step, over all ranks."""
+        return sum(one.count for one in self._schedule.ranges(step))
+
+    def ranges(self, step: int) -> list[PartRange]:
+        """Return this rank's parts of a step; every rank has the same number of them."""
+        size, world = self.size(step), self.world
+        pieces = cut_by_share(size, self._shares) if self._shares else cut(size, world)
+        largest = max(map(len, pieces))
+        parts = -(-largest // (self._micro_batch or largest))
+        mine = pieces[self.rank]
+        return [
+            PartRange(mine.start + one.start, len(one), world * len(one) / size)
+            for one in cut(len(mine), parts)
+        ]
+
+    def samples(self, step: int) -> torch.Tensor:
+        """Return the indices of all samples of a step, over all ranks, in order (int64)."""
+        return index_of(self._samples(step))
+
+    def _samples(self, step: int) -> torch.Tensor:
+        """Return the samples of a step, each with the epoch of its source."""
+        return torch.cat(
+            [
+                self._order_of(one.epoch).samples(one.epoch, one.start, one.count)
+                for one in self._schedule.ranges(step)
+            ]
+        )
+
+    def _order_of(self, epoch: int) -> Order:
+        data = self._schedule.data_of(epoch)
+        order = self._orders.get(data.first_epoch)
+        if order is None:
+            order = Order(data.sources, self._seed, self._shuffle, data.first_epoch, data.firsts)
+            self._orders[data.first_epoch] = order
+        return order
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def parts(
+        self, loader: "DataLoader[Any]", step: int, *, count: Callable[[Any], Any] | None = None
+    ) -> Iterator[Part]:
+        """Iterate over this rank's parts of a step, as many on all ranks.
+
+        Any step may be asked for, again too: the samples follow from its number.
+
+        Args:
+            loader: a ``DataLoader`` whose ``batch_sampler`` is this object.
+            step: number of completed steps.
+            count: returns what the loss of a batch is a mean over, e.g. its number of tokens that
+                are not ignored. The parts of the step are then read first, and weighted by it; one
+                all-reduce adds it up. None: a mean over samples.
+
+        Raises:
+            ValueError: the loader has another ``batch_sampler``, or ``in_order=False``.
+        """
+        self._check_loader(loader)
+        places = self.ranges(step)
+        batches: Any = self._reader.read(loader, step, len(places), self._beginning_with)
+        if count is not None:
+            batches = list(batches)
+            counts = [
+                float(count(batch)) if place.count else 0.0
+                for place, batch in zip(places, batches, strict=True)
+            ]
+            total = self._ranks.total(sum(counts))
+            places = [
+                place._replace(weight=self.world * number / total if total else 0.0)
+                for place, number in zip(places, counts, strict=True)
+            ]
+        mesh = self._ranks.mesh
+        for index, (place, batch) in enumerate(zip(places, batches, strict=False)):
+            yield Part(batch, place, index, len(places), mesh)
+
+    def _check_loader(self, loader: Any) -> None:
+        if getattr(loader, "batch_sampler", None) is not self:
+            raise ValueError(
+                "invalid loader: its batch_sampler is another object: expected "
+                "DataLoader(dataset, batch_sampler=data) with the ElasticBatches whose parts are "
+                "read"
+            )
+        if not getattr(loader, "in_order", True):
+            raise ValueError(
+                "invalid value False for in_order of the loader: expected True; the samples of a "
+                "step follow from the order of the batches"
+            )
+        self._is_seeded = isinstance(loader.dataset, Seeded)
+
+    @contextmanager
+    def _beginning_with(self, step: int) -> Iterator[None]:
+        """Let iterators begin with a step: a DataLoader makes several, and uses the last one."""
+        self._start = step
+        try:
+            yield
+        finally:
+            self._start = None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterate over this rank's batches of one epoch; those without samples are left out."""
+        if self._start is not None:
+            return self.batches(self._start, self._until)
+        places = range(self._schedule.total(1))
+        return (
+            batch
+            for step in places
+            for batch, place in zip(self._batches_of(step), self.ranges(step), strict=True)
+            if place.count
+        )
+
+    def __len__(self) -> int:
+        """Return the number of this rank's batches of one epoch."""
+        places = range(self._schedule.total(1))
+        return sum(place.count > 0 for step in places for place in self.ranges(step))
+
+    def batches(self, start: int, until: int | None = None) -> Iterator[list[int]]:
+        """Iterate over this rank's batches from a step on: for the loops of other libraries.
+
+        Args:
+            start: the first step.
+            until: the step after the last one; None, or <= ``start``: without an end.
+        """
+        step = start
+        while until is None or until <= start or step < until:
+            yield from self._batches_of(step)
+            step += 1
+
+    def _batches_of(self, step: int) -> list[list[int]]:
+        samples = self._samples(step)
+        if not self._is_seeded:
+            samples = index_of(samples)
+        return [
+            samples[place.start : place.start + place.count].tolist() or samples[:1].tolist()
+            for place in self.ranges(step)
+        ]
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the order and the table of the steps, the same on all ranks."""
+        table = {"seed": self._seed, "shuffle": self._shuffle, **self._schedule.plain()}
+        return {"order": ORDER_VERSION, "table": json.dumps(table)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Use the order of the state; call ``resume`` afterwards, which ``Checkpointer`` does.
+
+        Raises:
+            ValueError: a later version of ft-run has written it.
+        """
+        if state["order"] != ORDER_VERSION:
+            raise ValueError(
+                f"invalid order {state['order']} in the state of ElasticBatches: expected "
+                f"{ORDER_VERSION}; another version of ft-run has written it"
+            )
+        table = json.loads(state["table"])
+        for name, mine in (("seed", self._seed), ("shuffle", self._shuffle)):
+            if table[name] != mine:
+                self._log(f"the {name} of the data stays {table[name]}, not {mine}")
+        self._seed, self._shuffle = table["seed"], table["shuffle"]
+        self._use(from_plain(table))
+
+    def resume(self, step: int) -> None:
+        """Let what has changed since the state was saved hold from a step on.
+
+        Another ``global_batch`` or ``last`` holds from this step on. Data of another size holds
+        from the next epoch on, which begins at once if samples are missing, and for a mixture.
+
+        Args:
+            step: number of completed steps.
+        """
+        schedule, wanted = self._schedule, self._wanted
+        row = schedule.row_at(step)
+        if (row.global_batch, row.last) != (wanted.global_batch, wanted.last):
+            schedule = schedule.with_batches(step, wanted.global_batch, wanted.last)
+            self._log(
+                f"batches of {wanted.global_batch} samples from step {step} on, "
+                f"{row.global_batch} before"
+            )
+        present = schedule.data[-1]
+        if present.sources != self._sources:
+            old, new = present.sources.epoch_size, self._sources.epoch_size
+            at_once = new < old or self._sources.weights is not None
+            epoch = schedule.next_epoch(step)
+            firsts = self._order_of(epoch).source_epochs(epoch)
+            if len(firsts) != len(self._sources.sizes):
+                firsts = (max(firsts),) * len(self._sources.sizes)
+            schedule = schedule.with_data(step, self._sources, firsts, at_once=at_once)
+            self._log(f"the data has {new} samples from epoch {epoch} on, {old} before")
+        self._use(schedule)
+
+    def _use(self, schedule: Schedule) -> None:
+        row, data = schedule.rows[-1], schedule.data[-1]
+        if row.last == "drop" and row.global_batch > data.sources.epoch_size:
+            raise ValueError(
+                f"invalid value {row.global_batch} for global_batch: the data has only "
+                f"{data.sources.epoch_size} samples: expected fewer, or last='short'"
+            )
+        self._schedule = schedule
+        self._orders.clear()
+
+    def _log(self, text: str) -> None:
+        if self._ranks.is_first:
+            log(text)
+
+
+def _sources(data: Any, weights: Sequence[float] | None) -> Sources:
+    """Return the sizes of the data."""
+    if isinstance(data, IterableDataset):
+        raise TypeError(
+            "invalid value of type IterableDataset for data: it has no positions to begin with: "
+            "expected a dataset with __len__ and __getitem__, or torchdata's StatefulDataLoader in "
+            "the state of the Checkpointer"
+        )
+    if weights is None:
+        return Sources((_size(data),), None)
+    inner = data.dataset if isinstance(data, Seeded) else data
+    parts = inner.datasets if isinstance(inner, ConcatDataset) else inner
+    if not isinstance(parts, Sequence) or len(parts) != len(weights):
+        raise ValueError(
+            f"invalid value {list(weights)} for weights: expected one for each source of a "
+            "ConcatDataset, or of a list of sizes"
+        )
+    return Sources(
+        tuple(map(_size, parts)),
+        tuple(Fraction(str(weight)) for weight in weights),
+    )
+
+
+def _size(data: Any) -> int:
+    size = data if isinstance(data, int) else len(data) if hasattr(data, "__len__") else None
+    if size is None:
+        raise TypeError(
+            f"invalid value of type {type(data).__name__} for data: expected a dataset with a "
+            "length, or a number of samples"
+        )
+    _check_positive("data", size)
+    return int(size)
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"invalid value {value!r} for {name}: expected a whole number >= 1")
+
+
+def _checked_share(share: float) -> float:
+    if not 0 < share < float("inf"):
+        raise ValueError(f"invalid value {share!r} for share: expected a number > 0")
+    return float(share)

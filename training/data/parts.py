@@ -1,0 +1,148 @@
+"""The parts in which a rank computes its piece of a step's batch."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from ..random_numbers import torch_generator_kept
+
+Begin = Callable[[int], AbstractContextManager[object]]
+"""Returns the context in which the iterators of a loader begin with a step."""
+
+
+class PartRange(NamedTuple):
+    """The samples of one part, as positions in the batch of its step."""
+
+    start: int
+    """First position in the batch."""
+    count: int
+    """0: this part only takes part in the collectives; the first sample stands in for it."""
+    weight: float
+    """The factor of its mean loss: number of ranks x samples of the part / samples of the step."""
+
+
+class Part:
+    """One part of this rank's piece: the batch of the loader, and what it counts."""
+
+    def __init__(self, batch: Any, place: PartRange, index: int, parts: int, mesh: Any) -> None:
+        self.batch: Any = batch
+        """What the loader returned."""
+        self.weight: float = place.weight
+        """The factor for the mean loss of the part. The gradients of all parts and ranks, which DDP
+        and FSDP2 average over the ranks, are then those of the mean over the whole batch."""
+        self.samples: int = place.count
+        """Number of samples that count; 0: one that does not count stands in, with weight 0."""
+        self.index: int = index
+        """Number of the part in the step, from 0."""
+        self.is_last: bool = index == parts - 1
+        """Whether it is the last part of this step on this rank, as on all others."""
+        self._mesh = mesh
+
+    def sync(self, model: nn.Module, *, every: bool = True) -> AbstractContextManager[None]:
+        """Return the context for forward and backward of this part.
+
+        DDP reduces gradients in the last part only. FSDP2 reduces and scatters them in each part:
+        otherwise it keeps whole gradients, and smaller parts need more memory instead of less.
+
+        Args:
+            model: DDP, FSDP2 (``fully_shard``) or another module, also compiled.
+            every: with FSDP2, reduce in each part. False: in the last one, which takes less traffic
+                and more memory.
+
+        Raises:
+            ValueError: the model shares samples among ranks, and ``ElasticBatches`` has no
+                ``mesh``; or its BatchNorm would normalize a single sample.
+        """
+        whole = getattr(model, "_orig_mod", model)
+        known = _KNOWN.get(whole) or _KNOWN.setdefault(whole, _Known(whole))
+        if known.needs_mesh and self._mesh is None:
+            raise ValueError(
+                "invalid value None for mesh: the model is sharded over ranks that share their "
+                "samples (tensor parallel): expected the mesh of data parallelism, e.g. "
+                "mesh=world_mesh['dp']"
+            )
+        if known.has_batch_norm and self.samples < 2 and whole.training:
+            raise ValueError(
+                f"a part of {self.samples} sample(s) for a model with BatchNorm, which needs 2: "
+                "expected a larger micro_batch, and last='drop' if the batch at the end of an "
+                "epoch is too small for the ranks"
+            )
+        if isinstance(whole, DistributedDataParallel):
+            return nullcontext() if self.is_last else whole.no_sync()
+        if hasattr(whole, "set_requires_gradient_sync"):
+            return _sharded(whole, is_last=self.is_last, every=every)
+        return nullcontext()
+
+
+@contextmanager
+def _sharded(model: Any, *, is_last: bool, every: bool) -> Iterator[None]:
+    """Reduce gradients of FSDP2 in this part or not, and in each later backward."""
+    model.set_requires_all_reduce(is_last)  # HSDP: its shards are reduced in each part all the same
+    model.set_requires_gradient_sync(every or is_last)
+    try:
+        yield
+    finally:
+        model.set_requires_all_reduce(True)
+        model.set_requires_gradient_sync(True)
+
+
+class _Known:
+    """What ``Part.sync`` looks up once for each model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.has_batch_norm = any(isinstance(one, _BatchNorm) for one in model.modules())
+        is_fsdp2 = hasattr(model, "set_requires_gradient_sync")
+        sharded = [_shard_dims(one) for one in model.parameters() if isinstance(one, DTensor)]
+        self.needs_mesh = bool(sharded) and (not is_fsdp2 or max(sharded) > 1)
+
+
+def _shard_dims(parameter: DTensor) -> int:
+    """Return over how many dimensions of its mesh a parameter is sharded."""
+    return sum(one.is_shard() for one in parameter.placements)
+
+
+_KNOWN: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
+
+
+class Reader:
+    """Reads batches from a loader by step: a new iterator whenever its position is another."""
+
+    def __init__(self) -> None:
+        self._loader: Any = None
+        self._iterator: Any = None
+        self._next = -1
+        """The step whose first batch the iterator returns next; -1: unknown."""
+
+    def read(
+        self,
+        loader: Any,
+        step: int,
+        count: int,
+        begin: Begin,
+    ) -> Iterator[Any]:
+        """Iterate over the batches of a step.
+
+        Args:
+            loader: of the batches.
+            step: whose batches are read.
+            count: number of batches of the step.
+            begin: for new iterators.
+        """
+        if loader is not self._loader or step != self._next:
+            self._iterator = None  # ends its workers before others start
+            # To make one draws a seed for the workers, which would change dropout of the step.
+            with torch_generator_kept(), begin(step):
+                self._iterator = iter(loader)
+            self._loader = loader
+        self._next = -1
+        for number in range(count):
+            batch = next(self._iterator)
+            if number == count - 1:
+                self._next = step + 1
+            yield batch

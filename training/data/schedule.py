@@ -1,0 +1,198 @@
+"""Which samples a step has, as ranges of positions in the order of an epoch. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
+
+from .order import Sources
+
+Last = Literal["short", "drop", "carry"]
+LAST: tuple[str, ...] = get_args(Last)
+
+
+class Range(NamedTuple):
+    """Samples at consecutive positions of one epoch."""
+
+    epoch: int
+    start: int
+    count: int
+
+
+class Row(NamedTuple):
+    """How batches are made from a step on, and the position at which that step begins."""
+
+    step: int
+    epoch: int
+    offset: int
+    global_batch: int
+    last: str
+    """What becomes of the samples at the end of an epoch that fill no batch. ``short``: they are a
+    smaller batch; ``drop``: they are left out; ``carry``: the batch continues in the next epoch."""
+
+    def steps_of(self, samples: int) -> int:
+        """Return the number of steps for the samples that are left of an epoch."""
+        return samples // self.global_batch + (
+            self.last == "short" and samples % self.global_batch > 0
+        )
+
+
+class Data(NamedTuple):
+    """The data from an epoch on."""
+
+    first_epoch: int
+    sources: Sources
+    firsts: tuple[int, ...]
+    """For each source the number of the first of its own epochs."""
+
+
+class Schedule(NamedTuple):
+    """The table that turns a step into samples. It is the same on all ranks."""
+
+    rows: tuple[Row, ...]
+    """By step; at least one, from step 0 on."""
+    data: tuple[Data, ...]
+    """By epoch; at least one, from epoch 0 on."""
+
+    def ranges(self, step: int) -> list[Range]:
+        """Return the samples of a step."""
+        row, epoch, offset = self._locate(step)
+        wanted, found = row.global_batch, []
+        while True:
+            count = min(wanted, self.size_of(epoch) - offset)
+            found.append(Range(epoch, offset, count))
+            wanted -= count
+            if not wanted or row.last != "carry":
+                return found
+            epoch, offset = epoch + 1, 0
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch of the first sample of a step."""
+        return self._locate(step)[1]
+
+    def total(self, epochs: int) -> int:
+        """Return the number of steps that begin in the first ``epochs`` epochs."""
+        end = 1
+        while self.epoch(end) < epochs:
+            end *= 2
+        return bisect_left(range(end), epochs, key=self.epoch)
+
+    def data_of(self, epoch: int) -> Data:
+        """Return the data of an epoch."""
+        return next(one for one in reversed(self.data) if one.first_epoch <= epoch)
+
+    def size_of(self, epoch: int) -> int:
+        """Return the number of samples of an epoch."""
+        return self.data_of(epoch).sources.epoch_size
+
+    def row_at(self, step: int) -> Row:
+        """Return how the batch of a step is made."""
+        return next(row for row in reversed(self.rows) if row.step <= step)
+
+    # --- changes ---------------------------------------------------------------------------------
+
+    def with_batches(self, step: int, global_batch: int, last: str) -> "Schedule":
+        """Return a schedule with other batches from a step on."""
+        _, epoch, offset = self._locate(step)
+        return self._with_row(Row(step, epoch, offset, global_batch, last))
+
+    def with_data(
+        self, step: int, sources: Sources, firsts: tuple[int, ...], *, at_once: bool
+    ) -> "Schedule":
+        """Return a schedule with other data from the next epoch on.
+
+        Args:
+            step: the next one.
+            sources: the other data.
+            firsts: for each source the first of its own epochs.
+            at_once: the next epoch begins with this step, wherever the present one is.
+        """
+        row, epoch, offset = self._locate(step)
+        if offset and at_once:
+            found = self._with_row(row._replace(step=step, epoch=epoch + 1, offset=0))
+        else:
+            found = self
+        first = epoch + (offset > 0)
+        kept = tuple(one for one in self.data if one.first_epoch < first)
+        return found._replace(data=(*kept, Data(first, sources, firsts)))
+
+    def next_epoch(self, step: int) -> int:
+        """Return the first epoch that no step before this one has begun."""
+        _, epoch, offset = self._locate(step)
+        return epoch + (offset > 0)
+
+    def _with_row(self, row: Row) -> "Schedule":
+        return self._replace(rows=(*(one for one in self.rows if one.step < row.step), row))
+
+    def _locate(self, step: int) -> tuple[Row, int, int]:
+        """Return the row of a step, and the epoch and the position at which the step begins."""
+        row = self.row_at(step)
+        # What is left to walk is counted in samples where batches cross epochs, else in steps.
+        carries = row.last == "carry"
+        left = (step - row.step) * (row.global_batch if carries else 1)
+        epoch, offset = row.epoch, row.offset
+        while True:
+            size = self.size_of(epoch)
+            here = size - offset if carries else row.steps_of(size - offset)
+            if left < here:
+                return row, epoch, offset + left * (1 if carries else row.global_batch)
+            left, epoch, offset = left - here, epoch + 1, 0
+            size, end = self.size_of(epoch), self._end_of_data(epoch)
+            whole = size if carries else row.steps_of(size)
+            skipped = left // whole if whole else 0
+            skipped = skipped if end is None else min(skipped, end - epoch)
+            left, epoch = left - skipped * whole, epoch + skipped
+
+    def _end_of_data(self, epoch: int) -> int | None:
+        """Return the first epoch that has other data; None: there is none."""
+        return next((one.first_epoch for one in self.data if one.first_epoch > epoch), None)
+
+    # --- as plain values -------------------------------------------------------------------------
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as lists, numbers and strings."""
+        data = [
+            [
+                one.first_epoch,
+                list(one.sources.sizes),
+                [str(weight) for weight in one.sources.weights or ()],
+                list(one.firsts),
+            ]
+            for one in self.data
+        ]
+        return {"rows": [list(row) for row in self.rows], "data": data}
+
+
+def from_plain(found: Any) -> Schedule:
+    """Return a schedule from ``Schedule.plain``."""
+    return Schedule(
+        tuple(Row(*row) for row in found["rows"]),
+        tuple(
+            Data(
+                first,
+                Sources(tuple(sizes), tuple(map(Fraction, weights)) or None),
+                tuple(firsts),
+            )
+            for first, sizes, weights, firsts in found["data"]
+        ),
+    )
+
+
+def cut(count: int, pieces: int) -> list[range]:
+    """Return ``pieces`` ranges that together are ``range(count)``; they differ by 1 at most."""
+    return _between([count * number // pieces for number in range(pieces + 1)])
+
+
+def cut_by_share(count: int, shares: Sequence[float]) -> list[range]:
+    """Return ranges that together are ``range(count)``, in proportion to positive shares."""
+    ends, until = [0], 0.0
+    for share in shares:
+        until += share
+        ends.append(int(count * until / sum(shares) + 0.5))
+    ends[-1] = count
+    return _between(ends)
+
+
+def _between(ends: list[int]) -> list[range]:
+    return [range(start, end) for start, end in pairwise(ends)]
