@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler
 from ..worker.log import log
 from .data_ranks import DataRanks
 from .order import ORDER_VERSION, Order, Sources
-from .parts import Part, PartRange, Reader
+from .parts import Part, PartRange, Position, read
 from .sample import index_of
 from .schedule import LAST, Data, Last, Row, Schedule, cut, cut_by_share, from_plain
 from .seeded import Seeded
@@ -82,7 +82,6 @@ class ElasticBatches(Sampler[list[int]]):
         self._use(Schedule((self._wanted,), (Data(0, sources, (0,) * len(sources.sizes)),)))
         self._ranks = DataRanks(mesh)
         self._shares = self._ranks.gather(_checked_share(share)) if share is not None else None
-        self._reader = Reader()
         self._start: int | None = None
         """The step with which iterators begin that ``parts`` makes."""
         self._until: int | None = None
@@ -169,7 +168,8 @@ class ElasticBatches(Sampler[list[int]]):
         """
         self._check_loader(loader)
         places = self.ranges(step)
-        batches: Any = self._reader.read(loader, step, len(places), self._beginning_with)
+        position = Position(self._version, step)
+        batches: Any = read(loader, position, len(places), self._beginning_with)
         if count is not None:
             batches = list(batches)
             counts = [
@@ -307,7 +307,7 @@ class ElasticBatches(Sampler[list[int]]):
                 f"invalid value {row.global_batch} for global_batch: the data has only "
                 f"{data.sources.epoch_size} samples: expected fewer, or last='short'"
             )
-        self._schedule = schedule
+        self._schedule, self._version = schedule, object()
         self._orders.clear()
 
     def _log(self, text: str) -> None:

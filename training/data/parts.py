@@ -110,39 +110,49 @@ def _shard_dims(parameter: DTensor) -> int:
 _KNOWN: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
 
 
-class Reader:
-    """Reads batches from a loader by step: a new iterator whenever its position is another."""
+class Position(NamedTuple):
+    """What the iterator of a loader returns next."""
 
-    def __init__(self) -> None:
-        self._loader: Any = None
-        self._iterator: Any = None
-        self._next = -1
-        """The step whose first batch the iterator returns next; -1: unknown."""
+    order: object
+    """Stands for the order of the samples: another object, another order."""
+    step: int
 
-    def read(
-        self,
-        loader: Any,
-        step: int,
-        count: int,
-        begin: Begin,
-    ) -> Iterator[Any]:
-        """Iterate over the batches of a step.
 
-        Args:
-            loader: of the batches.
-            step: whose batches are read.
-            count: number of batches of the step.
-            begin: for new iterators.
-        """
-        if loader is not self._loader or step != self._next:
-            self._iterator = None  # ends its workers before others start
-            # To make one draws a seed for the workers, which would change dropout of the step.
-            with torch_generator_kept(), begin(step):
-                self._iterator = iter(loader)
-            self._loader = loader
-        self._next = -1
-        for number in range(count):
-            batch = next(self._iterator)
-            if number == count - 1:
-                self._next = step + 1
-            yield batch
+class _Reading(NamedTuple):
+    """The iterator of a loader."""
+
+    iterator: Iterator[Any]
+    position: Position | None
+    """None: in the middle of a step."""
+
+
+_READINGS: "WeakKeyDictionary[Any, _Reading]" = WeakKeyDictionary()
+"""By loader. Not in the batches, to which iterators refer: a cycle would be collected some time,
+and iterators with workers then wait for 5 s for each."""
+
+
+def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[Any]:
+    """Iterate over the batches of a step, with a new iterator if the present one is elsewhere.
+
+    Args:
+        loader: of the batches.
+        position: of the step.
+        count: number of batches of the step.
+        begin: for new iterators.
+    """
+    reading = _READINGS.get(loader)
+    if reading is not None and reading.position == position:
+        iterator = reading.iterator
+    else:
+        del reading
+        _READINGS.pop(loader, None)  # ends its workers before others start
+        # To make one draws a seed for the workers, which would change dropout of the step.
+        with torch_generator_kept(), begin(position.step):
+            iterator = iter(loader)
+    _READINGS[loader] = _Reading(iterator, None)
+    for number in range(count):
+        batch = next(iterator)
+        if number == count - 1:
+            following = position._replace(step=position.step + 1)
+            _READINGS[loader] = _Reading(iterator, following)
+        yield batch

@@ -1,0 +1,20 @@
+"""Gradients of uneven pieces, in parts, are those of one process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_gradients_of_four_ranks_are_those_of_one_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ft_run.tests.harness.gradient_ranks", str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["differences"]) == 9
+    assert {name for name, one in found["differences"].items() if not one < 1e-12} == set()
+    assert found["without a mesh"].startswith("invalid value None for mesh: the model is sharded")
