@@ -339,12 +339,12 @@ class Group:
                 self._rounds.finish(Outcome.SUCCEEDED, now, rank0_alone=phase.rank0_is_done)
             elif isinstance(phase, Stopping) and not self.roster.count(NodePhase.STOPPING):
                 self._rounds.end_round(phase, now)
-            elif self._draining and isinstance(phase, Running):
-                self._drain(now)
         if isinstance(self.state.phase, Checking):
             self._formation.advance_checks(now)
         if isinstance(self.state.phase, Gathering):
             self._formation.try_form(now)
+        if self._draining and isinstance(self.state.phase, Running):
+            self._drain(now)  # also in a round that has just begun
         if isinstance(phase := self.state.phase, Ending):
             newcomers = self._joining.contest.dissolve()
             self._out.add([phase.tell(newcomer.link) for newcomer in newcomers])

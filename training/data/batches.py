@@ -69,6 +69,8 @@ class ElasticBatches(Sampler[list[int]]):
         """
         sources = _sources(data, weights)
         _check_positive("global_batch", global_batch)
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ValueError(f"invalid value {seed!r} for seed: expected a whole number")
         if micro_batch is not None:
             _check_positive("micro_batch", micro_batch)
         if last not in LAST:
@@ -80,6 +82,7 @@ class ElasticBatches(Sampler[list[int]]):
         self._orders: dict[int, Order] = {}
         """By the first epoch of their data."""
         self._use(Schedule((self._wanted,), (Data(0, sources, (0,) * len(sources.sizes)),)))
+        self._order_of(0)  # checks the rest
         self._ranks = DataRanks(mesh)
         self._shares = self._ranks.gather(_checked_share(share)) if share is not None else None
         self._start: int | None = None

@@ -121,3 +121,15 @@ def test_nothing_is_kept_of_a_node_that_is_gone() -> None:
     assert draining
     draining.forget("a")
     assert not draining
+
+
+def test_the_order_comes_with_the_start_of_a_round() -> None:
+    """A node whose preemption was announced in the round before is still in the next one."""
+    scene = running(2, 2, "ab")
+    scene.say("a", Notice("SIGTERM", 15.0))
+    scene.fail("b")
+    scene.stopped("a", "b")
+    assert scene.group.round == 1
+    reason = "node a is being preempted (SIGTERM)"
+    for name in "ab":
+        assert scene.last(name, Drain) == Drain(1, reason, 15.0, is_whole=False)

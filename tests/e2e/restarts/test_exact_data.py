@@ -1,0 +1,157 @@
+"""Jobs that lose and gain nodes: the samples of each step, and what is learned from them."""
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ft_run.tests.e2e.conftest import Command, Launcher
+
+# Trains a line to be fitted; reads "step:world,…" of the steps that wait for a number of ranks.
+SCRIPT = """
+import json, os, sys, threading
+import torch
+import torch.distributed as dist
+from ft_run.training import Checkpointer, ElasticBatches
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+folder, kind, plan, workers, last, noise = sys.argv[1:7]
+worlds = dict(map(int, one.split(":")) for one in plan.split(","))
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+
+
+class Data(Dataset):
+    def __len__(self):
+        return 90
+
+    def __getitem__(self, index):
+        x = torch.tensor([index / 90, 1.0], dtype=torch.float64)
+        return index, x + (0.1 * torch.rand(2) if noise == "random" else 0)
+
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Dropout(0.5 * (noise == "random")))
+model.append(nn.Linear(16, 1)).double()
+model = DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+dataset = Data()
+data = ElasticBatches(dataset, 14, micro_batch=3, seed=5, last=last)
+options = {"prefetch_factor": 4, "persistent_workers": True} if workers != "0" else {}
+loader = DataLoader(dataset, batch_sampler=data, num_workers=int(workers), **options)
+state = {"model": model, "optimizer": optimizer, "data": data}
+every = None if kind == "ddp" else 4
+checkpointer = Checkpointer(f"{folder}/checkpoints", state, checkpoint_every=every)
+log = open(f"{folder}/log-{os.getpid()}", "a", buffering=1)
+for step in checkpointer.steps(data, epochs=3):
+    if step in worlds and worlds[step] != world:
+        os.write(1, f"rank {rank} of {world} waits at {step}\\n".encode())
+        threading.Event().wait(100)
+    seen = []
+    for part in data.parts(loader, step):
+        with part.sync(model):
+            index, x = part.batch
+            loss = nn.functional.mse_loss(model(x), x[:, :1].sin())
+            (loss * part.weight).backward()
+        seen += index.tolist() if part.samples else []
+    optimizer.step()
+    optimizer.zero_grad()
+    log.write(json.dumps([step, world, rank, seen]) + "\\n")
+whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+if rank == 0:
+    values = torch.cat([p.detach().flatten() for p in whole]).tolist()
+    expected = [data.samples(step).tolist() for step in range(data.total(3))]
+    json.dump([expected, values], open(f"{folder}/result", "w"))
+dist.destroy_process_group()
+"""
+EPOCHS, SAMPLES = 3, 90
+PRELOAD = "torch,torch._dynamo,ft_run.training.checkpointer"
+
+
+def start(ft: "Launcher", folder: Path, port: int, nodes: str, *arguments: object) -> "Command":
+    """Start one node of one rank, unless the arguments say otherwise."""
+    folder.mkdir(exist_ok=True)
+    return ft.start(
+        *("--nnodes", nodes, "--nproc-per-node", 1, "--rdzv-endpoint", f"127.0.0.1:{port}"),
+        *("--rdzv-id", f"{ft.mark}{folder.name}", "--max-restarts", 20, "--preload", PRELOAD),
+        *("--rescale-delay", "0s", "--rdzv-conf", "last_call_timeout=1"),
+        *(ft.script(SCRIPT, "train.py"), folder, *arguments),
+    )
+
+
+def records(folder: Path) -> list[tuple[int, int, int, list[int]]]:
+    """Return step, world, rank and samples of all steps that any rank has made."""
+    lines = [line for path in folder.glob("log-*") for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def check(folder: Path) -> list[float]:
+    """Check the samples of all steps; return the weights."""
+    expected, weights = json.loads((folder / "result").read_text())
+    whole = Counter(index for step in expected for index in step)
+    assert whole == dict.fromkeys(range(SAMPLES), EPOCHS)
+    made: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for step, world, rank, samples in records(folder):
+        known = made.setdefault((step, world), {}).setdefault(rank, samples)
+        assert known == samples  # also where a step was made again
+    assert {step for step, _ in made} == set(range(len(expected)))
+    for (step, world), of_ranks in made.items():
+        if len(of_ranks) == world:
+            assert [one for rank in range(world) for one in of_ranks[rank]] == expected[step]
+    assert {step for (step, world), ranks in made.items() if len(ranks) == world} == set(
+        range(len(expected))
+    )
+    return weights
+
+
+def undisturbed(ft: "Launcher", port: int, *arguments: object) -> list[float]:
+    """Return the weights of a job of one rank that nothing happens to."""
+    folder = ft.folder / "undisturbed"
+    assert start(ft, folder, port, "1", *arguments).wait() == 0
+    return check(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "worlds", "workers"),
+    [
+        ("ddp", [(0, 2), (3, 1), (8, 2)], 0),
+        *(
+            pytest.param(kind, worlds, workers, marks=pytest.mark.slow)
+            for kind in ("ddp", "fsdp2")
+            for worlds, workers in [
+                ([(0, 2), (3, 1), (8, 2)], 4),
+                ([(0, 3), (6, 2), (20, 1)], 0),  # the end of an epoch, and the last step
+                ([(0, 1), (9, 3)], 2),
+            ]
+        ),
+    ],
+)
+def test_jobs_that_change_their_size(
+    ft: "Launcher", free_port: int, kind: str, worlds: list[tuple[int, int]], workers: int
+) -> None:
+    plan = ",".join(f"{step}:{world}" for step, world in worlds)
+    arguments = (kind, plan, workers, "short", "exact")
+    folder, nodes = ft.folder / "job", []
+    for step, world in worlds:
+        if nodes:
+            nodes[0].expect(f"rank 0 of {len(nodes)} waits at {step}")
+        while len(nodes) > world:
+            nodes.pop().send(signal.SIGKILL)
+        while len(nodes) < world:
+            nodes.append(start(ft, folder, free_port, "1:3", *arguments))
+            if len(nodes) == 1:
+                nodes[0].expect("hosted here")
+    assert [node.wait() for node in nodes] == [0] * len(nodes), nodes[0].stderr
+    print(nodes[0].stderr)
+    weights = check(folder)
+    expected = undisturbed(ft, free_port, "ddp", "0:1", 0, "short", "exact")
+    assert max(abs(one - other) for one, other in zip(weights, expected, strict=True)) < 1e-9

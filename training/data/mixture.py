@@ -1,0 +1,85 @@
+"""Which source each sample of a mixture comes from: exact counts in blocks."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import accumulate, pairwise
+
+import torch
+
+from .hashing import hashes, key_of
+
+BLOCK = 1000
+"""At the end of each block, the number of samples of each source is exact, up to rounding."""
+
+
+class Mixture:
+    """An endless sequence of sources, each of which goes through its own samples."""
+
+    def __init__(self, weights: Sequence[Fraction], key: int | None) -> None:
+        """Check the weights.
+
+        Args:
+            weights: of the sources, all above 0.
+            key: of the order inside blocks; None: evenly interleaved.
+
+        Raises:
+            ValueError: a weight is not above 0.
+        """
+        if not all(weight > 0 for weight in weights):
+            raise ValueError(
+                f"invalid value {[float(one) for one in weights]} for weights: expected numbers > 0"
+            )
+        whole = sum(weights)
+        self._ends = [end / whole for end in accumulate(weights, initial=Fraction(0))]
+        self._key = key
+
+    def counts(self, samples: int) -> list[int]:
+        """Return how many of the first samples come from each source."""
+        number, rest = divmod(samples, BLOCK)
+        found = self._at_block(number)
+        if rest:
+            sources = self._block(number)[:rest]
+            found = [one + int((sources == i).sum()) for i, one in enumerate(found)]
+        return found
+
+    def samples(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the source of each sample, and its number among the samples of that source.
+
+        Args:
+            start: number of the first sample.
+            count: number of samples.
+
+        Returns:
+            Two int64 tensors of length ``count``.
+        """
+        first, last = start // BLOCK, (start + count - 1) // BLOCK
+        sources = torch.cat([self._block(number) for number in range(first, last + 1)])
+        positions = torch.empty_like(sources)
+        for source, before in enumerate(self._at_block(first)):
+            mine = sources == source
+            positions[mine] = torch.arange(int(mine.sum())) + before
+        begin = start - first * BLOCK
+        return sources[begin : begin + count], positions[begin : begin + count]
+
+    def _at_block(self, number: int) -> list[int]:
+        """Return how many samples come from each source before a block."""
+        ends = [_rounded(number * BLOCK * end) for end in self._ends]
+        return [after - before for before, after in pairwise(ends)]
+
+    def _block(self, number: int) -> torch.Tensor:
+        """Return the sources of the samples of a block (int64)."""
+        before, after = self._at_block(number), self._at_block(number + 1)
+        counts = [end - begin for begin, end in zip(before, after, strict=True)]
+        if self._key is not None:
+            sources = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+            return sources[torch.argsort(hashes(torch.arange(BLOCK), key_of(self._key, number)))]
+        # Evenly: sample k of n comes at (k + 1/2) / n of the block.
+        places = torch.cat(
+            [(torch.arange(one, dtype=torch.float64) + 0.5) / one for one in counts if one]
+        )
+        sources = torch.cat([torch.full((one,), i) for i, one in enumerate(counts) if one])
+        return sources[torch.argsort(places, stable=True)]
+
+
+def _rounded(number: Fraction) -> int:
+    return (2 * number.numerator + number.denominator) // (2 * number.denominator)

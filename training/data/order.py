@@ -1,0 +1,147 @@
+"""The order of the samples of an epoch: a function of seed, epoch and position."""
+
+from collections import OrderedDict
+from fractions import Fraction
+from typing import NamedTuple
+
+import torch
+
+from .hashing import key_of
+from .mixture import Mixture
+from .permutation import Permutation
+from .sample import EPOCH_SHIFT, MAX_SIZE
+
+ORDER_VERSION = 1
+"""Of all that decides which sample comes when; the state of ``ElasticBatches`` has it."""
+_KEPT = 4
+"""Orders that are kept: those of two epochs, or of a few blocks."""
+
+
+class Sources(NamedTuple):
+    """The data: one source, or several that are mixed."""
+
+    sizes: tuple[int, ...]
+    """Number of samples of each source."""
+    weights: tuple[Fraction, ...] | None
+    """Of a mixture: in which proportion samples come from the sources; None: one source."""
+
+    @property
+    def epoch_size(self) -> int:
+        """Number of samples of an epoch."""
+        return sum(self.sizes)
+
+
+class Order:
+    """The samples of all epochs from one on."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        seed: int,
+        shuffle: bool | int,
+        first_epoch: int = 0,
+        firsts: tuple[int, ...] | None = None,
+    ) -> None:
+        """Check the arguments.
+
+        Args:
+            sources: the data.
+            seed: of the order, any whole number.
+            shuffle: True: all samples; > 1: blocks of so many, and inside each; False: nothing.
+            first_epoch: the first epoch of this data.
+            firsts: of a mixture, the number of the first epoch of each source's own; None: 0.
+
+        Raises:
+            ValueError: an argument is invalid.
+        """
+        if sources.epoch_size > MAX_SIZE:
+            raise ValueError(
+                f"invalid value {sources.epoch_size} for data: expected at most 2**40 samples"
+            )
+        if not isinstance(shuffle, bool) and not (isinstance(shuffle, int) and shuffle > 1):
+            raise ValueError(
+                f"invalid value {shuffle!r} for shuffle: expected True, False or the size of "
+                "blocks, a whole number >= 2"
+            )
+        self._sources, self._seed, self._shuffle = sources, seed, shuffle
+        self._first_epoch = first_epoch
+        self._firsts = firsts or (0,) * len(sources.sizes)
+        self._kept: OrderedDict[tuple[int, ...], Permutation] = OrderedDict()
+        self._mixture: Mixture | None = None
+        if sources.weights is not None:
+            key = key_of(seed, first_epoch, -1) if shuffle else None
+            self._mixture = Mixture(sources.weights, key)
+
+    def samples(self, epoch: int, start: int, count: int) -> torch.Tensor:
+        """Return the samples at consecutive positions of an epoch (int64, see ``sample``).
+
+        Args:
+            epoch: >= the first epoch.
+            start: position in the epoch.
+            count: number of samples; they all are in this epoch.
+        """
+        if self._mixture is None:
+            positions = torch.arange(start, start + count)
+            return self._shuffled(0, epoch, positions) | epoch << EPOCH_SHIFT
+        begin = (epoch - self._first_epoch) * self._sources.epoch_size + start
+        sources, positions = self._mixture.samples(begin, count)
+        found, base = torch.empty_like(positions), 0
+        for source, (size, first) in enumerate(zip(self._sources.sizes, self._firsts, strict=True)):
+            mine = sources == source
+            epochs, within = positions[mine] // size + first, positions[mine] % size
+            indices = torch.empty_like(within)
+            for own in epochs.unique().tolist():
+                of_epoch = epochs == own
+                indices[of_epoch] = self._shuffled(source, own, within[of_epoch])
+            found[mine] = (indices + base) | epochs << EPOCH_SHIFT
+            base += size
+        return found
+
+    def source_epochs(self, epoch: int) -> tuple[int, ...]:
+        """Return for each source the first of its own epochs that is not begun before an epoch."""
+        if self._mixture is None:
+            return (epoch,)
+        begin = (epoch - self._first_epoch) * self._sources.epoch_size
+        counts = self._mixture.counts(begin)
+        return tuple(
+            first + -(-count // size)
+            for first, count, size in zip(self._firsts, counts, self._sources.sizes, strict=True)
+        )
+
+    def _shuffled(self, source: int, epoch: int, positions: torch.Tensor) -> torch.Tensor:
+        """Return the indices in a source at some positions of one of its epochs."""
+        size = self._sources.sizes[source]
+        if self._shuffle is False:
+            return positions
+        if self._shuffle is True or self._shuffle >= size:
+            return self._permutation(size, source, epoch)(positions)
+        return self._shuffled_blocks(size, int(self._shuffle), source, epoch, positions)
+
+    def _shuffled_blocks(
+        self, size: int, block: int, source: int, epoch: int, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Shuffle blocks, and inside each. The last one is short, wherever it comes."""
+        blocks = -(-size // block)
+        order = self._permutation(blocks, source, epoch)
+        missing = blocks * block - size
+        after_short = (order.position_of(blocks - 1) + 1) * block - missing
+        shifted = positions + missing * (positions >= after_short)
+        numbers, within = order(shifted // block), shifted % block
+        found = torch.empty_like(positions)
+        for number in numbers.unique().tolist():
+            mine = numbers == number
+            length = block - missing if number == blocks - 1 else block
+            inside = self._permutation(length, source, epoch, number + 1)
+            found[mine] = inside(within[mine]) + number * block
+        return found
+
+    def _permutation(self, size: int, *what: int) -> Permutation:
+        """Return the order of an epoch or a block, which is kept for a while."""
+        found = self._kept.get(what)
+        if found is None:
+            found = self._kept[what] = Permutation(size, key_of(self._seed, *what))
+            if len(self._kept) > _KEPT * len(self._sources.sizes):
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(what)
+        return found
