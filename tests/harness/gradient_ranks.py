@@ -44,7 +44,7 @@ def make_data() -> TensorDataset:
     return TensorDataset(inputs, labels)
 
 
-def loss_of(model: nn.Module, batch: Any, *, of_tokens: bool) -> torch.Tensor:
+def loss_of(model: nn.Module, batch: Any, *, of_tokens: bool) -> Any:
     """Return a mean over tokens, or over samples: then of the first token of each."""
     inputs, labels = batch
     if of_tokens:
@@ -54,7 +54,7 @@ def loss_of(model: nn.Module, batch: Any, *, of_tokens: bool) -> torch.Tensor:
     return nn.functional.cross_entropy(model(inputs[:, 0]), labels[:, 0])
 
 
-def tokens(batch: Any) -> torch.Tensor:
+def tokens(batch: Any) -> Any:
     return (batch[1] != IGNORED).sum()
 
 
@@ -62,15 +62,15 @@ def ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model)
 
 
-def fsdp2(model: nn.Module) -> nn.Module:
+def fsdp2(model: nn.Module) -> Any:
     return fully_shard(model)
 
 
-def hsdp(model: nn.Module) -> nn.Module:
+def hsdp(model: nn.Module) -> Any:
     return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s")))
 
 
-def tensor_parallel(model: nn.Module) -> nn.Module:
+def tensor_parallel(model: nn.Module) -> Any:
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     parallelize_module(model, MESH["tp"], plan)
     return fully_shard(model, mesh=MESH["dp"])
@@ -80,7 +80,7 @@ MESH: Any = None
 
 
 def difference(
-    shape: Callable[[nn.Module], nn.Module],
+    shape: Callable[[nn.Module], Any],
     *,
     of_tokens: bool = False,
     every: bool = True,
@@ -90,8 +90,7 @@ def difference(
 ) -> float:
     """Return the largest difference of a gradient in some steps, of which one is short."""
     data_set = make_data()
-    single, model = make_model(), make_model()
-    model = shape(model)
+    single, model = make_model(), shape(make_model())
     batches = ElasticBatches(data_set, 14, seed=3, mesh=mesh, **arguments)
     loader = DataLoader(data_set, batch_sampler=batches)
     found = 0.0
@@ -105,7 +104,9 @@ def difference(
         whole = [torch.stack(one) for one in zip(*rows, strict=True)]
         loss_of(single, whole, of_tokens=of_tokens).backward()
         for mine, expected in zip(model.parameters(), single.parameters(), strict=True):
-            gradient = mine.grad.full_tensor() if isinstance(mine.grad, DTensor) else mine.grad
+            gradient: Any = mine.grad
+            if isinstance(gradient, DTensor):
+                gradient = gradient.full_tensor()
             found = max(found, float((gradient - expected.grad).abs().max()))
     return found
 

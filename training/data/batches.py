@@ -115,7 +115,7 @@ class ElasticBatches(Sampler[list[int]]):
 
     def size(self, step: int) -> int:
         """Return the number of samples of a step, over all ranks."""
-        return sum(one.count for one in self._schedule.ranges(step))
+        return sum(one.length for one in self._schedule.ranges(step))
 
     def ranges(self, step: int) -> list[PartRange]:
         """Return this rank's parts of a step; every rank has the same number of them."""
@@ -137,7 +137,7 @@ class ElasticBatches(Sampler[list[int]]):
         """Return the samples of a step, each with the epoch of its source."""
         return torch.cat(
             [
-                self._order_of(one.epoch).samples(one.epoch, one.start, one.count)
+                self._order_of(one.epoch).samples(one.epoch, one.start, one.length)
                 for one in self._schedule.ranges(step)
             ]
         )
@@ -176,7 +176,7 @@ class ElasticBatches(Sampler[list[int]]):
         if count is not None:
             batches = list(batches)
             counts = [
-                float(count(batch)) if place.count else 0.0
+                float(count(batch)) if place.samples else 0.0
                 for place, batch in zip(places, batches, strict=True)
             ]
             total = self._ranks.total(sum(counts))
@@ -220,13 +220,13 @@ class ElasticBatches(Sampler[list[int]]):
             batch
             for step in places
             for batch, place in zip(self._batches_of(step), self.ranges(step), strict=True)
-            if place.count
+            if place.samples
         )
 
     def __len__(self) -> int:
         """Return the number of this rank's batches of one epoch."""
         places = range(self._schedule.total(1))
-        return sum(place.count > 0 for step in places for place in self.ranges(step))
+        return sum(place.samples > 0 for step in places for place in self.ranges(step))
 
     def batches(self, start: int, until: int | None = None) -> Iterator[list[int]]:
         """Iterate over this rank's batches from a step on: for the loops of other libraries.
@@ -245,7 +245,7 @@ class ElasticBatches(Sampler[list[int]]):
         if not self._is_seeded:
             samples = index_of(samples)
         return [
-            samples[place.start : place.start + place.count].tolist() or samples[:1].tolist()
+            samples[place.start : place.start + place.samples].tolist() or samples[:1].tolist()
             for place in self.ranges(step)
         ]
 

@@ -90,7 +90,7 @@ class Order:
             mine = sources == source
             epochs, within = positions[mine] // size + first, positions[mine] % size
             indices = torch.empty_like(within)
-            for own in epochs.unique().tolist():
+            for own in torch.unique(epochs).tolist():
                 of_epoch = epochs == own
                 indices[of_epoch] = self._shuffled(source, own, within[of_epoch])
             found[mine] = (indices + base) | epochs << EPOCH_SHIFT
@@ -128,7 +128,7 @@ class Order:
         shifted = positions + missing * (positions >= after_short)
         numbers, within = order(shifted // block), shifted % block
         found = torch.empty_like(positions)
-        for number in numbers.unique().tolist():
+        for number in torch.unique(numbers).tolist():
             mine = numbers == number
             length = block - missing if number == blocks - 1 else block
             inside = self._permutation(length, source, epoch, number + 1)

@@ -21,8 +21,8 @@ class PartRange(NamedTuple):
 
     start: int
     """First position in the batch."""
-    count: int
-    """0: this part only takes part in the collectives; the first sample stands in for it."""
+    samples: int
+    """Number of samples; 0: the first sample of the batch stands in, so that collectives match."""
     weight: float
     """The factor of its mean loss: number of ranks x samples of the part / samples of the step."""
 
@@ -36,7 +36,7 @@ class Part:
         self.weight: float = place.weight
         """The factor for the mean loss of the part. The gradients of all parts and ranks, which DDP
         and FSDP2 average over the ranks, are then those of the mean over the whole batch."""
-        self.samples: int = place.count
+        self.samples: int = place.samples
         """Number of samples that count; 0: one that does not count stands in, with weight 0."""
         self.index: int = index
         """Number of the part in the step, from 0."""

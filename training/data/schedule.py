@@ -17,7 +17,7 @@ class Range(NamedTuple):
 
     epoch: int
     start: int
-    count: int
+    length: int
 
 
 class Row(NamedTuple):

@@ -110,7 +110,7 @@ def check(folder: Path) -> list[float]:
     assert {step for (step, world), ranks in made.items() if len(ranks) == world} == set(
         range(len(expected))
     )
-    return weights
+    return list(map(float, weights))
 
 
 def undisturbed(ft: "Launcher", port: int, *arguments: object) -> list[float]:
@@ -140,7 +140,8 @@ def test_jobs_that_change_their_size(
 ) -> None:
     plan = ",".join(f"{step}:{world}" for step, world in worlds)
     arguments = (kind, plan, workers, "short", "exact")
-    folder, nodes = ft.folder / "job", []
+    folder = ft.folder / "job"
+    nodes: list[Command] = []
     for step, world in worlds:
         if nodes:
             nodes[0].expect(f"rank 0 of {len(nodes)} waits at {step}")

@@ -128,7 +128,7 @@ def test_ranks_without_samples_have_parts_that_do_not_count(
         data = ElasticBatches(22, 20)
         monkeypatch.setattr(data._ranks, "rank", rank)
         monkeypatch.setattr(data._ranks, "size", 3)
-        found.append([(one.count, one.weight) for one in data.ranges(1)])
+        found.append([(one.samples, one.weight) for one in data.ranges(1)])
         assert len(list(data)) == 1 + (rank > 0)
         assert list(data.batches(1, 2)) == [data.samples(1)[-1 if rank == 2 else 0 :][:1].tolist()]
     assert found == [[(0, 0.0)], [(1, 1.5)], [(1, 1.5)]]
@@ -248,7 +248,8 @@ def test_a_state_of_a_later_version_is_refused() -> None:
 
 
 def test_a_mixture_of_datasets() -> None:
-    sources: Any = ConcatDataset([[1] * 30, [2] * 10])
+    two: Any = [[1] * 30, [2] * 10]
+    sources: Any = ConcatDataset(two)
     data = ElasticBatches(sources, 8, weights=[0.25, 0.75])
     loader = DataLoader(sources, batch_sampler=data)
     seen = [one for step in range(5) for part in read(data, loader, step) for one in part]

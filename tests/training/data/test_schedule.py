@@ -29,7 +29,7 @@ def seen(plan: Schedule, steps: range) -> list[tuple[int, int]]:
         (one.epoch, position)
         for step in steps
         for one in plan.ranges(step)
-        for position in range(one.start, one.start + one.count)
+        for position in range(one.start, one.start + one.length)
     ]
 
 
