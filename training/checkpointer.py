@@ -8,12 +8,15 @@ from typing import Any
 from . import progress
 from .checkpoints.folder import CheckpointFolder
 from .checkpoints.intervals import Interval, time_s
+from .checkpoints.rank_state import GENERATORS, RECORD, Generators, RankRecord, RankState
 from .checkpoints.report import StepReport
 from .checkpoints.saving import Checkpoints
 from .checkpoints.snapshot_manager import SnapshotManager
 from .checkpoints.state import State
 from .checkpoints.storage_timeout import StorageTimeout
 from .data.batches import ElasticBatches
+from .data.hashing import key_of
+from .random_numbers import seed_generators
 from .ranks import Ranks
 from .worker.log import log
 from .worker.preemption import find_notice
@@ -41,13 +44,15 @@ class Checkpointer:
         keep: int = 3,
         overlap: bool = True,
         save_timeout: str | None = "10min",
+        seed: int | None = None,
     ) -> None:
         """Check the arguments; nothing is loaded or written yet.
 
         Args:
             folder: of the checkpoints: a path or a URL that all ranks can reach, the same on all.
             state: objects to save, by name: modules, optimizers, and any others with
-                ``state_dict`` and ``load_state_dict``.
+                ``state_dict`` and ``load_state_dict``, which each rank has of its own; also
+                dictionaries and lists of plain values, which are restored in place.
             snapshot_every: number of steps between snapshots, or a time, e.g. ``"30s"``,
                 ``"10min"`` or ``"2h"``; None: no snapshots.
             checkpoint_every: number of steps or time between checkpoints; None: no checkpoints.
@@ -57,6 +62,9 @@ class Checkpointer:
                 a whole tensor.
             save_timeout: time without progress of the storage after which a checkpoint that
                 training waits for is given up; None: no limit.
+            seed: at the start of each step, seed Python's, NumPy's and torch's generators from it,
+                the step and the rank, so that dropout follows from the step; None: the generators
+                of each rank are part of the state.
 
         Raises:
             RuntimeError: ``init_process_group`` was not called yet, or the folder is not writable.
@@ -68,12 +76,20 @@ class Checkpointer:
         self._snapshot_every = Interval("snapshot_every", snapshot_every)
         self._checkpoint_every = Interval("checkpoint_every", checkpoint_every)
         timeout = StorageTimeout(time_s("save_timeout", save_timeout))
-        self._state = State(state)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ValueError(f"invalid value {seed!r} for seed: expected a whole number or None")
+        self._seed = seed
         self._ranks = Ranks()
+        self._record = RankRecord(self._ranks)
+        hidden = {RECORD: self._record} | ({GENERATORS: Generators()} if seed is None else {})
+        self._state = State(state, hidden)
+        self._rank_state = RankState(self._ranks, self._record, self._state.others)
         rank = int(os.environ.get("RANK", self._ranks.rank))
         self._folder = CheckpointFolder(folder, keep, self._ranks, timeout)
         self._checkpoints = Checkpoints(self._folder, self._ranks, rank, timeout)
-        self._snapshots = SnapshotManager(self._state, self._ranks, rank, overlap=overlap)
+        self._snapshots = SnapshotManager(
+            self._state, self._rank_state, self._ranks, rank, overlap=overlap
+        )
         if self._snapshot_every:
             at_breakpoint = bool(self._checkpoint_every)
             destination = Destination(self._folder.folder, keep, at_breakpoint=at_breakpoint)
@@ -146,14 +162,21 @@ class Checkpointer:
         if done < 0:
             self._snapshots.clear()
             if newest >= 0:
-                self._folder.load(newest, self._state)
+                self._folder.load(
+                    newest,
+                    self._state,
+                    lambda nested: self._rank_state.select(nested, newest, compares=False),
+                )
             done, source = max(newest, 0), "checkpoint"
         if self._ranks.rank == 0 and done:
             log(f"resuming from the {source} of step {done}")
         elif self._ranks.rank == 0 and offered > 0:
             log("no usable snapshot or checkpoint: starting from step 0")
+        if done:
+            self._rank_state.report()
         self._state.resume(done)
         self._done = done
+        self._seed_step(done)
         self._ranks.all_true(True)  # no rank continues while another still has older snapshots
         now = time.monotonic()
         self._snapshot_every.restart(done, now)
@@ -172,6 +195,8 @@ class Checkpointer:
         merged = self._snapshots.receive_reports()
         self._snapshots.apply_reports(merged)
         takes_snapshot, saves = self._find_due(number, merged)
+        if saves or self._rank_state.gathered < 0:  # the first one makes room for those that follow
+            self._gather(number)
         own = self._make_report(merged)
         complete = self._snapshots.take(number) if takes_snapshot else None
         self._snapshots.send_report(complete, own)
@@ -179,6 +204,7 @@ class Checkpointer:
             self.save(number)
         if merged.notice:
             self._drain(number, is_whole_job=merged.notice > 1)
+        self._seed_step(number)
 
     def _find_due(self, number: int, merged: StepReport) -> tuple[bool, bool]:
         """Return whether a snapshot and whether a checkpoint of a step are due."""
@@ -218,12 +244,27 @@ class Checkpointer:
         self._checkpoint_every.restart(number, now)
         if not self._checkpoints.begin(number):
             return False
+        if self._rank_state.gathered != number and self._gather(number):
+            self._snapshots.replace(number, f"{RECORD}.values", self._record.slot)
         if self._checkpoints.saver is not None:
             if self._snapshots.is_enabled and not self._snapshots.has(number):
                 self._snapshot_every.restart(number, now)
             if self._snapshots.save(number):
                 return True
         return self._checkpoints.write(self._state.collect())
+
+    def _gather(self, number: int) -> bool:
+        """Gather the values of all ranks for a checkpoint; return whether there are any."""
+        nested: dict[str, Any] = {}
+        if self._rank_state.is_needed:
+            for name in self._state.others:
+                nested |= self._state.collect(only=name)
+        return self._rank_state.gather(number, nested)
+
+    def _seed_step(self, number: int) -> None:
+        """Seed the generators for the step after some completed ones."""
+        if self._seed is not None:
+            seed_generators(key_of(self._seed, number, self._state.data_rank(self._ranks.rank)))
 
     def wait(self) -> None:
         """Wait until the checkpoint that was begun last is complete, on all ranks.

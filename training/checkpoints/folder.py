@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from ..ranks import Ranks
 from .collective import on_all_ranks, on_rank_0
 from .shard import Shard, ShardError
-from .state import State, flatten, put
+from .state import Select, State, flatten, put
 from .storage import METADATA, file_of, is_url, of_bytes, open_storage
 from .storage_timeout import StorageThread, StorageTimeout
 
@@ -119,8 +119,13 @@ class CheckpointFolder:
             name, tick = file_of(self._ranks.rank), self._thread.tick
             self._storage.put(draft, name, lambda file: shard.write(file, tick))
 
-    def load(self, step: int, state: State) -> None:
+    def load(self, step: int, state: State, select: Select = lambda _: ()) -> None:
         """Load a checkpoint into the objects.
+
+        Args:
+            step: of the checkpoint.
+            state: of the script.
+            select: may replace values, and returns the names of objects to leave out.
 
         Raises:
             RuntimeError: it cannot be read, or belongs to other objects.
@@ -145,7 +150,7 @@ class CheckpointFolder:
             nested: dict[str, Any] = {}
             for key, value in flat.items():
                 put(nested, paths[key], value)
-            state.apply(nested)
+            state.apply(nested, select(nested))
 
         words = on_all_ranks(self._ranks, read)
         if words is not None:

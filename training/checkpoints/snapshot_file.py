@@ -137,6 +137,14 @@ class SnapshotFile:
         self._map[item.start : item.start + item.length] = pad(serialized(value), item.length)
         self._pickles[index] = pickled
 
+    def overwrite(self, key: str, value: torch.Tensor) -> bool:
+        """Replace one tensor; return whether there is one of the same shape."""
+        view = self._views[self._keys.index(key)] if key in self._keys else None
+        if view is None or view.shape != value.shape:
+            return False
+        view.copy_(value)
+        return True
+
     def lay_out(self, state: Mapping[str, Any], *, is_whole: bool = True) -> None:
         """Write a new file for a state, including all values.
 

@@ -3,6 +3,8 @@
 import pickle
 from collections.abc import Callable
 
+import torch
+
 from ..ranks import PendingMaximum, Ranks
 from ..worker.log import log
 from ..worker.snapshot_memory import SaverLink, request_memory
@@ -10,6 +12,7 @@ from ..worker.snapshot_page import Destination
 from .containers import LayoutMismatchError
 from .flat_state import FlatState
 from .late_copy import Background
+from .rank_state import RankState
 from .replicas import FAILED, Replicas, broadcast_replicated, fetch_shards
 from .report import Missing, StepReport
 from .snapshots import Snapshots, first_line
@@ -24,16 +27,20 @@ class SnapshotManager:
     reports: ranks agree on checkpoints and preemption with them.
     """
 
-    def __init__(self, state: State, ranks: Ranks, rank: int, *, overlap: bool) -> None:
+    def __init__(
+        self, state: State, rank_state: RankState, ranks: Ranks, rank: int, *, overlap: bool
+    ) -> None:
         """Begin without memory.
 
         Args:
             state: of the script.
+            rank_state: what each rank has of its own.
             ranks: of the job.
             rank: of this process, as its agent knows it.
             overlap: whether to copy in the background.
         """
         self._state, self._flat_state = state, FlatState(state)
+        self._rank_state, self._digests = rank_state, rank_state.no_digests
         self._ranks, self._rank, self._overlaps = ranks, rank, overlap
         self._own: Snapshots | None = None
         """None: snapshots are disabled."""
@@ -120,7 +127,7 @@ class SnapshotManager:
         except (LayoutMismatchError, pickle.UnpicklingError) as error:
             why = first_line(error)
         if self._ranks.all_true(loading is not None) and loading is not None:
-            loading.finish()
+            loading.finish(lambda nested: self._rank_state.select(nested, step, compares=True))
             return True
         self._state.forget_initialised()
         first = self._ranks.minimum(self._ranks.rank if why else self._ranks.size)[0]
@@ -139,7 +146,11 @@ class SnapshotManager:
         """Return the maximum of all ranks' reports; their copies have then ended."""
         self.wait_for_copy()
         pending, self._pending = self._pending, None
-        return StepReport(*pending.wait()) if pending is not None else StepReport()
+        if pending is None:
+            return StepReport()
+        numbers, count = pending.wait(), len(StepReport._fields)
+        self._rank_state.receive(numbers[count:])
+        return StepReport(*numbers[:count])
 
     def apply_reports(self, merged: StepReport) -> None:
         """Discard the newest snapshot if a rank lacks its shard; make plans if one lacks them.
@@ -176,7 +187,7 @@ class SnapshotManager:
             lacks_plan = self._own is not None and self.saver is not None and self._own.lacks_plan
             missing = self._missing or (Missing.THIS_ONE if self._error else Missing.NOTHING)
             report = own._replace(lacks_plan=int(lacks_plan), missing=missing)
-            self._pending = self._ranks.begin_maximum(*map(int, report))
+            self._pending = self._ranks.begin_maximum(*map(int, report), *self._digests)
 
         if complete is None or not self._overlaps:
             act()
@@ -211,6 +222,13 @@ class SnapshotManager:
         """Take the snapshot of a step in the foreground, unless it exists."""
         if not self.has(number) and (complete := self._take(number)) is not None:
             complete()
+
+    def replace(self, number: int, key: str, value: torch.Tensor | None) -> None:
+        """Replace a tensor in the snapshot of a step; without room for it, take another one."""
+        if self._own is None or value is None or not self._own.has(number):
+            return
+        if not self._own.overwrite(number, key, value):
+            self._own.forget(number)
 
     def replicate_now(self, number: int) -> bool:
         """Return whether other nodes hold this rank's state of a step, after sending it to them."""
@@ -265,6 +283,7 @@ class SnapshotManager:
             return None
         self._taken = number
         state = self._flat_state.collect()
+        self._digests = self._rank_state.digests(state, self._flat_state.others)
         late = self._flat_state.late if self._overlaps else frozenset()
         keep = self._replicas.kept_steps if self._replicas is not None else frozenset()
         try:

@@ -127,6 +127,11 @@ class Snapshots:
 
         return complete
 
+    def overwrite(self, step: int, key: str, value: torch.Tensor) -> bool:
+        """Replace a tensor in the snapshot of a step; return whether it has room for it."""
+        file = self.written(step)
+        return file is not None and file.overwrite(key, value)
+
     def forget(self, step: int) -> None:
         """Discard the snapshot of a step: some ranks have none."""
         for index, entry in enumerate(self._entries):

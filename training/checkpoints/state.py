@@ -1,9 +1,10 @@
 """Collects the state of a script's objects, and loads it back into them."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,10 +13,13 @@ from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
+from torch.utils.data import Sampler
 
 from ..data.batches import ElasticBatches
 from .containers import LayoutMismatchError
 from .late_copy import local
+from .plain_value import PlainValue
+from .rank_state import RESERVED
 from .snapshot_file import SnapshotFile
 
 _LENIENT = dcp.StateDictOptions(strict=False)
@@ -27,17 +31,26 @@ strings, empty ones, and their types. Without it, ``MultiStepLR``, which looks u
 _KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 _PLAIN = (str, int, float, type(None))
 """Keys of other types become strings: data from other hosts may contain plain types only."""
+_SAMPLER_HINT = "; a sampler of torch does not save its position, ElasticBatches does"
 _Path = tuple[str | int, ...]
 Saved = tuple[_Path, str, Sequence[int]]
 """Of a value: its path in the nested state dict, its type (e.g. ``float32``; empty: not a tensor)
 and its shape."""
 
+Select = Callable[[dict[str, Any]], Container[str]]
+
 
 class State:
     """Objects with ``state_dict`` and ``load_state_dict``, by name."""
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(
+        self, objects: Mapping[str, Any], hidden: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         """Check the objects.
+
+        Args:
+            objects: of the script; also dictionaries and lists of plain values.
+            hidden: objects of ft-run, with names that begin with ``RESERVED``.
 
         Raises:
             TypeError: one lacks these methods, or uses FSDP1, whose state has no DTensors.
@@ -48,16 +61,20 @@ class State:
                 "invalid value {} for state: expected at least one object, e.g. {'model': model}"
             )
         for name, value in objects.items():
-            if not isinstance(name, str) or not name or "." in name:
+            if not isinstance(name, str) or not name or "." in name or name.startswith(RESERVED):
                 raise ValueError(
-                    f"invalid name {name!r} in state: expected a non-empty string without a dot"
+                    f"invalid name {name!r} in state: expected a non-empty string without a dot, "
+                    f"which does not begin with {RESERVED}"
                 )
+            if isinstance(value, dict | list):
+                continue
             if not all(
                 callable(getattr(value, m, None)) for m in ("state_dict", "load_state_dict")
             ):
                 raise TypeError(
                     f"invalid value of type {type(value).__name__} for state[{name!r}]: expected "
-                    f"an object with state_dict() and load_state_dict()"
+                    f"an object with state_dict() and load_state_dict(), or a dictionary or list "
+                    f"of plain values{_SAMPLER_HINT if isinstance(value, Sampler) else ''}"
                 )
             if isinstance(value, nn.Module) and any(
                 isinstance(part, FullyShardedDataParallel) for part in value.modules()
@@ -66,7 +83,11 @@ class State:
                     f"invalid value for state[{name!r}]: FullyShardedDataParallel (FSDP1) is not "
                     "supported: expected torch.distributed.fsdp.fully_shard"
                 )
-        self.objects = dict(objects)
+        objects = {
+            name: PlainValue(name, value) if isinstance(value, dict | list) else value
+            for name, value in objects.items()
+        }
+        self.objects = {**objects, **hidden}
         self._initialised: list[Optimizer] = []
         """Optimizers whose state was created only to load into it."""
         modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
@@ -106,10 +127,12 @@ class State:
                     found[name] = dcp.get_optimizer_state_dict(self.owners[name], value)
         return found
 
-    def apply(self, state: Mapping[str, Any]) -> None:
-        """Load a nested state dict into the objects."""
+    def apply(self, state: Mapping[str, Any], skipped: Container[str] = ()) -> None:
+        """Load a nested state dict into the objects, without some."""
         self._initialised.clear()
         for name, value in self.objects.items():
+            if name in skipped:
+                continue
             mine = state.get(name, {})
             if isinstance(value, nn.Module):
                 dcp.set_model_state_dict(value, mine)
@@ -126,6 +149,13 @@ class State:
         for value in self.objects.values():
             if isinstance(value, ElasticBatches):
                 value.resume(step)
+
+    def data_rank(self, rank: int) -> int:
+        """Return the rank of data parallelism, which a mesh of batches in the state may know."""
+        for value in self.objects.values():
+            if isinstance(value, ElasticBatches):
+                return value.rank
+        return rank
 
     def forget_initialised(self) -> None:
         """Clear the state that was created only to load into it."""
@@ -201,6 +231,8 @@ class State:
                     )
         values: dict[str, Any] = {}
         for index, item in enumerate(file.items):
+            if str(item.path[0]).startswith(RESERVED) and item.path[0] not in self.objects:
+                continue
             if item.path[0] not in self.objects:
                 raise LayoutMismatchError(f"{item.key} is in the snapshot, but not in the script")
             if not item.dtype:
@@ -219,8 +251,12 @@ class Loading:
         self._state, self._file, self._mine, self._values = state, file, mine, values
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """Load the snapshot into the objects."""
+    def finish(self, select: Select = lambda _: ()) -> None:
+        """Load the snapshot into the objects.
+
+        Args:
+            select: may replace values, and returns the names of objects to leave out.
+        """
         nested: dict[str, Any] = {}
         for index, item in enumerate(self._file.items):
             value = self._values.get(item.key)
@@ -230,7 +266,7 @@ class Loading:
             elif item.dtype:
                 value = self._file.read(index).clone()
             put(nested, item.path, value)
-        self._state.apply(nested)
+        self._state.apply(nested, select(nested))
 
 
 def flatten(state: Mapping[str, Any]) -> dict[str, Any]:

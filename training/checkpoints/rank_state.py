@@ -1,0 +1,250 @@
+"""What each rank has of its own: objects that are neither modules nor their optimizers.
+
+A snapshot has the values of its rank. A checkpoint has those of rank 0, and of all ranks where they
+differ: gathered when it is written.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..data.hashing import key_of
+from ..random_numbers import generator_states, seed_generators, set_generator_states
+from ..ranks import Ranks
+from ..worker.log import log
+from .rank_values import digest_of, dumped, leaves, packed, unpacked
+
+RESERVED = "ft_run_"
+"""Names in the state that begin like this are ft-run's own."""
+RECORD = f"{RESERVED}ranks"
+GENERATORS = f"{RESERVED}generators"
+
+_LIMIT_BYTES = 64 << 20
+"""Of the values of all ranks in a checkpoint."""
+_SLOT_BYTES = 1 << 16
+"""Room for them at first: a slot that grows is a new layout of the file."""
+
+
+class Generators:
+    """The generators of random numbers, as an object of the state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return their state."""
+        return generator_states()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set their state, if there is one."""
+        if state:
+            set_generator_states(state)
+
+
+class Origin(NamedTuple):
+    """Whose state it is."""
+
+    world: int
+    rank: int
+    differing: list[str]
+    """Names of the objects that are known to differ among the ranks."""
+
+
+class RankRecord:
+    """The origin of the state, and in a checkpoint the values of all ranks, as an object in it."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.origin = Origin(ranks.size, ranks.rank, [])
+        self.slot: torch.Tensor | None = None
+        """The packed values of all ranks, with room to grow; only on rank 0, once some differ."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the record."""
+        found: dict[str, Any] = {"origin": json.dumps(self.origin)}
+        return found if self.slot is None else {**found, "values": self.slot}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: ``RankState.select`` has read it."""
+
+    def put(self, packed: bytes) -> None:
+        """Set the packed values."""
+        size = _SLOT_BYTES if self.slot is None else self.slot.numel()
+        while size < len(packed):
+            size *= 2
+        if self.slot is None or self.slot.numel() < size:
+            self.slot = torch.zeros(size, dtype=torch.uint8)
+        self.slot[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+class RankState:
+    """The values that each rank keeps. All ranks call the methods together."""
+
+    def __init__(self, ranks: Ranks, record: RankRecord, names: Iterable[str]) -> None:
+        """Compare the names of the objects.
+
+        Args:
+            ranks: of the job.
+            record: in the state.
+            names: of the objects that are neither modules nor their optimizers.
+        """
+        self._ranks, self._record = ranks, record
+        self._names = tuple(sorted(set(names) - {RECORD}))
+        """Of the objects that ranks compare, the same on all of them."""
+        shared = [name for name in self._names if name != GENERATORS]
+        known = ranks.all_gather(len(shared), zlib.crc32(json.dumps(shared).encode()))
+        self._compared = tuple(shared) if all(row == known[0] for row in known) else ()
+        self.gathered = -1
+        """The step of which values were gathered."""
+        self._has_warned = False
+        self._missing: list[str] = []
+        """Objects of this rank that were not restored."""
+        self._old_world = ranks.size
+
+    # --- at each step ----------------------------------------------------------------------------
+
+    def digests(self, flat: Mapping[str, Any], keys: Mapping[str, Sequence[str]]) -> list[int]:
+        """Return the digest of each object, and its negative: of both, ranks find the maximum.
+
+        Args:
+            flat: the flat state dict.
+            keys: its keys, by object.
+        """
+        if self._ranks.size == 1:
+            return []
+        found = [digest_of(flat.get(key) for key in keys.get(name, ())) for name in self._compared]
+        return [*found, *(-one for one in found)]
+
+    @property
+    def no_digests(self) -> list[int]:
+        """What is sent instead of ``digests`` without a snapshot."""
+        return [] if self._ranks.size == 1 else [0] * (2 * len(self._compared))
+
+    def receive(self, maxima: Sequence[int]) -> None:
+        """Record which objects differ.
+
+        Args:
+            maxima: of ``digests``, over all ranks.
+        """
+        count = len(maxima) // 2  # none in a world of one
+        self._set_differing(
+            name
+            for name, high, low in zip(self._compared, maxima[:count], maxima[count:], strict=False)
+            if high != -low
+        )
+
+    def _set_differing(self, names: Iterable[str]) -> None:
+        self._record.origin = self._record.origin._replace(differing=sorted(names))
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether checkpoints may have values of several ranks."""
+        return self._ranks.size > 1 and bool(self._compared or GENERATORS in self._names)
+
+    # --- for a checkpoint ------------------------------------------------------------------------
+
+    def gather(self, step: int, nested: Mapping[str, Any]) -> bool:
+        """Put the values that differ into the record of rank 0; return whether it has changed.
+
+        Args:
+            step: completed steps.
+            nested: the nested state dict of these objects.
+        """
+        self.gathered = step
+        if not self.is_needed:
+            return False
+        rows = self._ranks.all_gather(0, *(digest_of(leaves(nested[n])) for n in self._compared))
+        columns = zip(self._compared, [*zip(*rows, strict=True)][1:], strict=True)
+        differing = [name for name, column in columns if len(set(column)) > 1]
+        self._set_differing(differing)
+        sent = [name for name in self._names if name in differing or name == GENERATORS]
+        payload = dumped({name: nested[name] for name in sent}) if sent else b""
+        total = sum(row[0] for row in self._ranks.all_gather(len(payload)))
+        if total > _LIMIT_BYTES:
+            self._warn(sent, total)
+            sent, payload = [], b""
+        payloads = self._ranks.gather(payload) if sent else []
+        if not payloads and self._record.slot is None:
+            return False
+        if self._ranks.rank == 0:
+            self._record.put(packed(step, payloads))
+        return True
+
+    def _warn(self, names: Sequence[str], total: int) -> None:
+        if self._ranks.rank == 0 and not self._has_warned:
+            log(
+                f"checkpoints have only the values of rank 0 of {_shown(names)}: "
+                f"those of all ranks are {total >> 20} MB, the limit is {_LIMIT_BYTES >> 20} MB"
+            )
+        self._has_warned = True
+
+    # --- restoring -------------------------------------------------------------------------------
+
+    def select(self, nested: dict[str, Any], step: int, *, compares: bool) -> frozenset[str]:
+        """Choose the values of this rank; return the names of objects that are not restored.
+
+        Args:
+            nested: the nested state dict that was read; values in it are replaced.
+            step: completed steps.
+            compares: it is this rank's or another rank's snapshot, and all ranks call this
+                together; False: a checkpoint.
+        """
+        record = nested.pop(RECORD, None)
+        if record is None:  # an older version of ft-run has saved it
+            return frozenset()
+        origin = Origin(*json.loads(record["origin"]))
+        differing = {*origin.differing, GENERATORS}
+        if compares and self._ranks.size > 1:
+            differing |= self._compare(nested, differing)
+        self._set_differing(differing - {GENERATORS})
+        self._old_world = origin.world
+        if origin.rank == self._ranks.rank:
+            return frozenset()
+        own: dict[str, Any] = {}
+        if not compares:
+            slot = record.get("values")
+            own = unpacked(slot, step, self._ranks.rank) if slot is not None else {}
+        missing = {name for name in self._names if name in differing} - own.keys()
+        nested.update(own)
+        self._missing = sorted(missing & nested.keys())
+        if GENERATORS in missing:
+            seed_generators(key_of(step, self._ranks.rank))
+        return frozenset(missing)
+
+    def _compare(self, nested: Mapping[str, Any], known: set[str]) -> set[str]:
+        """Return which objects differ among the ranks, or are known to by any rank."""
+        rows = self._ranks.all_gather(
+            0,
+            *(digest_of(leaves(nested.get(name))) for name in self._compared),
+            *(int(name in known) for name in self._compared),
+        )
+        count = len(self._compared)
+        return {
+            name
+            for index, name in enumerate(self._compared)
+            if len({row[1 + index] for row in rows}) > 1
+            or any(row[1 + count + index] for row in rows)
+        }
+
+    def report(self) -> None:
+        """Log which ranks have no values of their own, and which values are dropped."""
+        new = [
+            rank for rank, row in enumerate(self._ranks.all_gather(len(self._missing))) if row[0]
+        ]
+        words = self._ranks.first_text(_shown(self._missing) if self._missing else None)
+        if self._ranks.rank > 0:
+            return
+        if new:
+            log(f"no saved {words} for rank {_shown(new)}: as at the start of a job")
+        size, kept = self._ranks.size, {*self._record.origin.differing, GENERATORS}
+        lost = [name for name in self._names if name in kept]
+        if self._old_world > size and lost:
+            ranks = _shown(range(size, self._old_world))
+            log(
+                f"the saved {_shown(lost)} of rank {ranks} are not used: {self._old_world} ranks "
+                f"before, {size} now"
+            )
+
+
+def _shown(items: Iterable[object]) -> str:
+    """Return a list for people."""
+    return ", ".join("random number generators" if one == GENERATORS else str(one) for one in items)
