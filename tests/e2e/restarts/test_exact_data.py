@@ -1,8 +1,13 @@
 """Jobs that lose and gain nodes: the samples of each step, and what is learned from them."""
 
 import json
+import os
+import random
 import signal
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,14 +21,14 @@ SCRIPT = """
 import json, os, sys, threading
 import torch
 import torch.distributed as dist
-from ft_run.training import Checkpointer, ElasticBatches
+from ft_run.training import Checkpointer, ElasticBatches, seeded
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-folder, kind, plan, workers, last, noise = sys.argv[1:7]
+folder, kind, plan, workers, last, noise, epochs = sys.argv[1:8]
 worlds = dict(map(int, one.split(":")) for one in plan.split(","))
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
@@ -44,16 +49,17 @@ model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Dropout(0.5 * (noise == "r
 model.append(nn.Linear(16, 1)).double()
 model = DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-dataset = Data()
+dataset = seeded(Data())
 data = ElasticBatches(dataset, 14, micro_batch=3, seed=5, last=last)
 options = {"prefetch_factor": 4, "persistent_workers": True} if workers != "0" else {}
 loader = DataLoader(dataset, batch_sampler=data, num_workers=int(workers), **options)
 state = {"model": model, "optimizer": optimizer, "data": data}
 every = None if kind == "ddp" else 4
-checkpointer = Checkpointer(f"{folder}/checkpoints", state, checkpoint_every=every)
+checkpointer = Checkpointer(f"{folder}/checkpoints", state, checkpoint_every=every, seed=9)
 log = open(f"{folder}/log-{os.getpid()}", "a", buffering=1)
-for step in checkpointer.steps(data, epochs=3):
-    if step in worlds and worlds[step] != world:
+print(f"rank {rank} is {os.getpid()}", flush=True)
+for step in checkpointer.steps(data, epochs=int(epochs)):
+    if worlds.get(step, world) != world:
         os.write(1, f"rank {rank} of {world} waits at {step}\\n".encode())
         threading.Event().wait(100)
     seen = []
@@ -69,20 +75,36 @@ for step in checkpointer.steps(data, epochs=3):
 whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
 if rank == 0:
     values = torch.cat([p.detach().flatten() for p in whole]).tolist()
-    expected = [data.samples(step).tolist() for step in range(data.total(3))]
+    expected = [data.samples(step).tolist() for step in range(data.total(int(epochs)))]
     json.dump([expected, values], open(f"{folder}/result", "w"))
 dist.destroy_process_group()
 """
-EPOCHS, SAMPLES = 3, 90
+SAMPLES, BATCH = 90, 14
 PRELOAD = "torch,torch._dynamo,ft_run.training.checkpointer"
 
 
-def start(ft: "Launcher", folder: Path, port: int, nodes: str, *arguments: object) -> "Command":
-    """Start one node of one rank, unless the arguments say otherwise."""
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Loaders' workers send tensors by Unix sockets in it, whose paths have at most 107 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def ft(short_folder: Path, ft: "Launcher") -> "Launcher":
+    """A launcher with a short folder for temporary files, which is removed after the checks."""
+    ft.temporary = short_folder
+    return ft
+
+
+def start(
+    ft: "Launcher", folder: Path, port: int, nodes: str, ranks: int, *arguments: object
+) -> "Command":
+    """Start one node."""
     folder.mkdir(exist_ok=True)
     return ft.start(
-        *("--nnodes", nodes, "--nproc-per-node", 1, "--rdzv-endpoint", f"127.0.0.1:{port}"),
-        *("--rdzv-id", f"{ft.mark}{folder.name}", "--max-restarts", 20, "--preload", PRELOAD),
+        *("--nnodes", nodes, "--nproc-per-node", ranks, "--rdzv-endpoint", f"127.0.0.1:{port}"),
+        *("--rdzv-id", f"{ft.mark}{folder.name}", "--max-restarts", 200, "--preload", PRELOAD),
         *("--rescale-delay", "0s", "--rdzv-conf", "last_call_timeout=1"),
         *(ft.script(SCRIPT, "train.py"), folder, *arguments),
     )
@@ -94,11 +116,16 @@ def records(folder: Path) -> list[tuple[int, int, int, list[int]]]:
     return [json.loads(line) for line in lines]
 
 
-def check(folder: Path) -> list[float]:
+def check(folder: Path, last: str = "short", epochs: int = 3) -> list[float]:
     """Check the samples of all steps; return the weights."""
     expected, weights = json.loads((folder / "result").read_text())
-    whole = Counter(index for step in expected for index in step)
-    assert whole == dict.fromkeys(range(SAMPLES), EPOCHS)
+    whole = [index for step in expected for index in step]
+    each = SAMPLES // BATCH * BATCH if last == "drop" else SAMPLES
+    for epoch in range(epochs):
+        samples = Counter(whole[epoch * each : (epoch + 1) * each])
+        assert len(samples) == each
+        assert set(samples) <= set(range(SAMPLES))
+    assert len(whole) - epochs * each in (range(BATCH) if last == "carry" else (0,))
     made: dict[tuple[int, int], dict[int, list[int]]] = {}
     for step, world, rank, samples in records(folder):
         known = made.setdefault((step, world), {}).setdefault(rank, samples)
@@ -113,11 +140,12 @@ def check(folder: Path) -> list[float]:
     return list(map(float, weights))
 
 
-def undisturbed(ft: "Launcher", port: int, *arguments: object) -> list[float]:
-    """Return the weights of a job of one rank that nothing happens to."""
+def undisturbed(ft: "Launcher", port: int, ranks: int, *arguments: object) -> list[float]:
+    """Return the weights of a job that nothing happens to."""
     folder = ft.folder / "undisturbed"
-    assert start(ft, folder, port, "1", *arguments).wait() == 0
-    return check(folder)
+    command = start(ft, folder, port, "1", ranks, *arguments)
+    assert command.wait() == 0, command.stderr
+    return check(folder, str(arguments[3]), int(str(arguments[5])))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +167,7 @@ def test_jobs_that_change_their_size(
     ft: "Launcher", free_port: int, kind: str, worlds: list[tuple[int, int]], workers: int
 ) -> None:
     plan = ",".join(f"{step}:{world}" for step, world in worlds)
-    arguments = (kind, plan, workers, "short", "exact")
+    arguments = (kind, plan, workers, "short", "exact", 3)
     folder = ft.folder / "job"
     nodes: list[Command] = []
     for step, world in worlds:
@@ -148,11 +176,41 @@ def test_jobs_that_change_their_size(
         while len(nodes) > world:
             nodes.pop().send(signal.SIGKILL)
         while len(nodes) < world:
-            nodes.append(start(ft, folder, free_port, "1:3", *arguments))
+            nodes.append(start(ft, folder, free_port, "1:3", 1, *arguments))
             if len(nodes) == 1:
                 nodes[0].expect("hosted here")
     assert [node.wait() for node in nodes] == [0] * len(nodes), nodes[0].stderr
-    print(nodes[0].stderr)
     weights = check(folder)
-    expected = undisturbed(ft, free_port, "ddp", "0:1", 0, "short", "exact")
+    expected = undisturbed(ft, free_port, 1, "ddp", "0:1", 0, "short", "exact", 3)
     assert max(abs(one - other) for one, other in zip(weights, expected, strict=True)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "last", "epochs", "kills"),
+    [
+        ("ddp", 2, "carry", 3, 2),
+        pytest.param("ddp", 0, "short", 300, 100, marks=pytest.mark.slow),
+        pytest.param("ddp", 4, "drop", 60, 20, marks=pytest.mark.slow),
+        pytest.param("fsdp2", 0, "short", 60, 20, marks=pytest.mark.slow),
+    ],
+)
+def test_jobs_that_are_killed_learn_the_same_bits(
+    ft: "Launcher", free_port: int, kind: str, workers: int, last: str, epochs: int, kills: int
+) -> None:
+    """With dropout and random augmentation, and the same number of ranks."""
+    arguments = (kind, "0:2", workers, last, "random", epochs)
+    chance = random.Random(free_port)
+    folder = ft.folder / "job"
+    command = start(ft, folder, free_port, "1", 2, *arguments)
+    for kill in range(kills):
+        pids = command.expect(r"rank \d is (\d+)", 2 * (kill + 1))[-2:]
+        begun = len(records(folder))
+        some = partial(has_made, folder, begun + chance.randrange(1, 6))
+        ft.wait_until(some, "some steps are done")
+        os.kill(int(chance.choice(pids)[1]), signal.SIGKILL)
+    assert command.wait() == 0, command.stderr
+    assert check(folder, last, epochs) == undisturbed(ft, free_port, 2, *arguments)
+
+
+def has_made(folder: Path, count: int) -> bool:
+    return len(records(folder)) >= count
