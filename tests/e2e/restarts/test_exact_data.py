@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import tempfile
 from collections import Counter
@@ -91,10 +92,12 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def ft(short_folder: Path, ft: "Launcher") -> "Launcher":
-    """A launcher with a short folder for temporary files, which is removed after the checks."""
+def ft(short_folder: Path, ft: "Launcher") -> "Iterator[Launcher]":
+    """A launcher with a short folder for temporary files."""
     ft.temporary = short_folder
-    return ft
+    yield ft
+    for path in short_folder.glob("pymp-*"):  # of multiprocessing in workers that were killed
+        shutil.rmtree(path)
 
 
 def start(
@@ -171,8 +174,8 @@ def test_jobs_that_change_their_size(
     folder = ft.folder / "job"
     nodes: list[Command] = []
     for step, world in worlds:
-        if nodes:
-            nodes[0].expect(f"rank 0 of {len(nodes)} waits at {step}")
+        for node in nodes:
+            node.expect(rf"rank \d of {len(nodes)} waits at {step}")
         while len(nodes) > world:
             nodes.pop().send(signal.SIGKILL)
         while len(nodes) < world:
