@@ -3,8 +3,10 @@ r"""``train_digits.py`` with ``ft_run.training.Checkpointer``: a crash costs one
     ft-run --standalone --nproc-per-node 2 --max-restarts 2 \
         examples/train_digits_snapshots.py --die 1:3
 
-The network, data and options are those of ``train_digits.py``. ``Checkpointer`` replaces its
-checkpoint code in two lines, and resumes from the last step instead of the last epoch.
+The network, data and options are those of ``train_digits.py``, but ``--batch-size`` is images of a
+step over all workers. ``Checkpointer`` replaces its checkpoint code in two lines, and resumes from
+the last step instead of the last epoch. With ``ElasticBatches`` each step has the same images for
+any number of workers: nodes may come and go (``--nnodes 1:2``), and each image comes once an epoch.
 """
 
 import os
@@ -12,9 +14,11 @@ import shutil
 
 import torch
 import torch.distributed as dist
-from ft_run.training import Checkpointer
+from ft_run.training import Checkpointer, ElasticBatches
+from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 from train_digits import (
     SEED,
     Death,
@@ -27,7 +31,6 @@ from train_digits import (
     make_model,
     parse_args,
     report,
-    train_step,
 )
 
 
@@ -37,28 +40,31 @@ def main() -> None:
     options = parse_args()
     make_deterministic()
     device = join_process_group(options.device)
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     folder = options.checkpoint_dir or default_folder()
     folder.mkdir(parents=True, exist_ok=True)
 
     train_set, test_set = load_data()
-    steps_per_epoch = len(train_set) // (options.batch_size * world)
     torch.manual_seed(SEED)
     network = make_model().to(device)
     model = DistributedDataParallel(network, device_ids=None if device.type == "cpu" else [device])
     optimizer = torch.optim.Adam(network.parameters(), lr=options.lr)
     model(train_set[:1][0].to(device)).sum().backward()  # why: see train_digits.py
 
-    state = {"model": model, "optimizer": optimizer}
-    checkpointer = Checkpointer(folder, state, checkpoint_every=steps_per_epoch)
-    for step in checkpointer.steps(options.epochs * steps_per_epoch):
+    data = ElasticBatches(train_set, options.batch_size, seed=SEED)
+    loader = DataLoader(train_set, batch_sampler=data)
+    state = {"model": model, "optimizer": optimizer, "data": data}
+    steps_per_epoch = data.total(1)
+    checkpointer = Checkpointer(folder, state, checkpoint_every=steps_per_epoch, seed=SEED)
+    for step in checkpointer.steps(data, epochs=options.epochs):
         epoch, batch = divmod(step, steps_per_epoch)
-        # Seeded by the step, so that no generator state needs saving.
-        torch.manual_seed(SEED + step * world + rank)
-        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(epoch))
-        begin = batch * options.batch_size
-        images, labels = train_set[order[rank::world][begin : begin + options.batch_size]]
-        loss = train_step(model, optimizer, images.to(device), labels.to(device))
+        optimizer.zero_grad()
+        for part in data.parts(loader, step):
+            images, labels = (one.to(device) for one in part.batch)
+            with part.sync(model):
+                loss = nn.functional.cross_entropy(model(images), labels)
+                (loss * part.weight).backward()
+        optimizer.step()
         if batch == 0 and rank == 0:
             print(f"epoch {epoch + 1}/{options.epochs} loss {loss:.4f}", flush=True)
         if options.die == Death(rank, epoch + 1) and batch == steps_per_epoch // 2:

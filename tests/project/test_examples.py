@@ -119,8 +119,8 @@ def test_the_variant_with_a_checkpointer_dies_resumes_and_ends_alike(tmp_path: P
     killed = run(*command, cwd=tmp_path, script=WITH_CHECKPOINTER)
     assert killed.returncode == -signal.SIGKILL
     assert sorted(path.name for path in (tmp_path / "kept").glob("step-*")) == [
-        "step-00000044",
-        "step-00000088",
+        "step-00000045",
+        "step-00000090",
     ]
     resumed = run(*command, cwd=tmp_path, script=WITH_CHECKPOINTER)
     assert resumed.returncode == 0, resumed.stderr
