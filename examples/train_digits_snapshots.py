@@ -63,7 +63,7 @@ def main() -> None:
             images, labels = (one.to(device) for one in part.batch)
             with part.sync(model):
                 loss = nn.functional.cross_entropy(model(images), labels)
-                (loss * part.weight).backward()
+                (loss * part.weight).backward()  # type: ignore[no-untyped-call,unused-ignore]  # typed in a later torch
         optimizer.step()
         if batch == 0 and rank == 0:
             print(f"epoch {epoch + 1}/{options.epochs} loss {loss:.4f}", flush=True)

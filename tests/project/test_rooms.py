@@ -37,7 +37,8 @@ FLOORS = (
     ("protos", "errors", "printable"),
     ("defaults", "exit_codes", "tasks", "values", "training"),
     ("training.checkpoints",),
-    ("training.worker", "training.ranks"),
+    ("training.data",),
+    ("training.worker", "training.ranks", "training.random_numbers"),
 )
 """From the top down. Rooms of one floor do not import each other."""
 

@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -125,9 +124,9 @@ def check(folder: Path, last: str = "short", epochs: int = 3) -> list[float]:
     whole = [index for step in expected for index in step]
     each = SAMPLES // BATCH * BATCH if last == "drop" else SAMPLES
     for epoch in range(epochs):
-        samples = Counter(whole[epoch * each : (epoch + 1) * each])
-        assert len(samples) == each
-        assert set(samples) <= set(range(SAMPLES))
+        of_epoch = set(whole[epoch * each : (epoch + 1) * each])
+        assert len(of_epoch) == each
+        assert of_epoch <= set(range(SAMPLES))
     assert len(whole) - epochs * each in (range(BATCH) if last == "carry" else (0,))
     made: dict[tuple[int, int], dict[int, list[int]]] = {}
     for step, world, rank, samples in records(folder):

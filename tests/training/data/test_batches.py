@@ -16,7 +16,8 @@ DATA = list(range(100, 150))
 
 
 def loader_of(data: ElasticBatches, **arguments: Any) -> "DataLoader[Any]":
-    return DataLoader(DATA, batch_sampler=data, **arguments)  # type: ignore[arg-type]
+    dataset: Any = DATA
+    return DataLoader(dataset, batch_sampler=data, **arguments)
 
 
 def read(data: ElasticBatches, loader: "DataLoader[Any]", step: int) -> list[list[int]]:
@@ -171,7 +172,8 @@ def test_wrong_arguments(
 def test_loaders_of_others_are_refused() -> None:
     data = ElasticBatches(DATA, 20)
     with pytest.raises(ValueError, match="its batch_sampler is another object"):
-        read(data, DataLoader(DATA, batch_size=4), 0)  # type: ignore[arg-type]
+        dataset: Any = DATA
+        read(data, DataLoader(dataset, batch_size=4), 0)
     with pytest.raises(ValueError, match="its batch_sampler is another object"):
         read(data, loader_of(ElasticBatches(DATA, 20)), 0)
     with pytest.raises(ValueError, match="invalid value False for in_order"):
