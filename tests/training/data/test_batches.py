@@ -171,9 +171,10 @@ def test_wrong_arguments(
 
 def test_loaders_of_others_are_refused() -> None:
     data = ElasticBatches(DATA, 20)
+    dataset: Any = DATA
+    other: Any = DataLoader(dataset, batch_size=4)
     with pytest.raises(ValueError, match="its batch_sampler is another object"):
-        dataset: Any = DATA
-        read(data, DataLoader(dataset, batch_size=4), 0)
+        read(data, other, 0)
     with pytest.raises(ValueError, match="its batch_sampler is another object"):
         read(data, loader_of(ElasticBatches(DATA, 20)), 0)
     with pytest.raises(ValueError, match="invalid value False for in_order"):
