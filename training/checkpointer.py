@@ -3,12 +3,14 @@
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from . import progress
+from .checkpoints.data_position import DataPosition
 from .checkpoints.folder import CheckpointFolder
+from .checkpoints.generators import GENERATORS, Generators
 from .checkpoints.intervals import Interval, time_s
-from .checkpoints.rank_state import GENERATORS, RECORD, Generators, RankRecord, RankState
+from .checkpoints.rank_state import RECORD, RankRecord, RankState
 from .checkpoints.report import StepReport
 from .checkpoints.saving import Checkpoints
 from .checkpoints.snapshot_manager import SnapshotManager
@@ -45,6 +47,7 @@ class Checkpointer:
         overlap: bool = True,
         save_timeout: str | None = "10min",
         seed: int | None = None,
+        position: Literal["step"] | None = None,
     ) -> None:
         """Check the arguments; nothing is loaded or written yet.
 
@@ -65,6 +68,8 @@ class Checkpointer:
             seed: at the start of each step, seed Python's, NumPy's and torch's generators from it,
                 the step and the rank, so that dropout follows from the step; None: the generators
                 of each rank are part of the state.
+            position: ``"step"``: the samples follow from the number of the step, so that a state
+                without a position in the data is no reason for a warning.
 
         Raises:
             RuntimeError: ``init_process_group`` was not called yet, or the folder is not writable.
@@ -83,6 +88,7 @@ class Checkpointer:
         self._record = RankRecord(self._ranks)
         hidden = {RECORD: self._record} | ({GENERATORS: Generators()} if seed is None else {})
         self._state = State(state, hidden)
+        self._position = DataPosition(self._state, position)
         self._rank_state = RankState(self._ranks, self._record, self._state.others)
         rank = int(os.environ.get("RANK", self._ranks.rank))
         self._folder = CheckpointFolder(folder, keep, self._ranks, timeout)
@@ -176,6 +182,7 @@ class Checkpointer:
             self._rank_state.report()
         self._state.resume(done)
         self._done = done
+        self._position.resumed(done, is_logging=self._ranks.rank == 0)
         self._seed_step(done)
         self._ranks.all_true(True)  # no rank continues while another still has older snapshots
         now = time.monotonic()
@@ -204,6 +211,7 @@ class Checkpointer:
             self.save(number)
         if merged.notice:
             self._drain(number, is_whole_job=merged.notice > 1)
+        self._position.check()
         self._seed_step(number)
 
     def _find_due(self, number: int, merged: StepReport) -> tuple[bool, bool]:

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,44 +51,3 @@ def torch_generator_kept() -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
-
-
-def generator_states() -> dict[str, Any]:
-    """Return the state of all generators, for ``set_generator_states``."""
-    version, numbers, gauss = random.getstate()
-    found: dict[str, Any] = {
-        "python": torch.tensor(numbers, dtype=torch.int64),
-        "python_rest": (version, gauss),
-        "torch": torch.get_rng_state(),
-    }
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        kind, numbers, position, has_gauss, cached = numpy.random.get_state()
-        found["numpy"] = torch.from_numpy(numbers.astype("int64"))
-        found["numpy_rest"] = (kind, int(position), int(has_gauss), float(cached))
-    if _CUDA.is_initialized():
-        found["cuda"] = _CUDA.get_rng_state(_CUDA.current_device())
-    return found
-
-
-def set_generator_states(states: Mapping[str, Any]) -> None:
-    """Set the state of all generators.
-
-    Args:
-        states: from ``generator_states``; of a device that this process does not use, or of NumPy
-            where it is missing, they are skipped.
-    """
-    version, gauss = states["python_rest"]
-    random.setstate((version, tuple(states["python"].tolist()), gauss))
-    torch.set_rng_state(states["torch"])
-    if "numpy" in states:
-        try:
-            import numpy
-        except ImportError:
-            pass
-        else:
-            kind, position, has_gauss, cached = states["numpy_rest"]
-            numbers = states["numpy"].numpy().astype("uint32")
-            numpy.random.set_state((kind, numbers, position, has_gauss, cached))
-    if "cuda" in states and _CUDA.is_available():
-        _CUDA.set_rng_state(states["cuda"], _CUDA.current_device())

@@ -12,33 +12,20 @@ from typing import Any, NamedTuple
 import torch
 
 from ..data.hashing import key_of
-from ..random_numbers import generator_states, seed_generators, set_generator_states
+from ..random_numbers import seed_generators
 from ..ranks import Ranks
 from ..worker.log import log
+from .generators import GENERATORS
 from .rank_values import digest_of, dumped, leaves, packed, unpacked
 
 RESERVED = "ft_run_"
 """Names in the state that begin like this are ft-run's own."""
 RECORD = f"{RESERVED}ranks"
-GENERATORS = f"{RESERVED}generators"
 
 _LIMIT_BYTES = 64 << 20
 """Of the values of all ranks in a checkpoint."""
 _SLOT_BYTES = 1 << 16
 """Room for them at first: a slot that grows is a new layout of the file."""
-
-
-class Generators:
-    """The generators of random numbers, as an object of the state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return their state."""
-        return generator_states()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set their state, if there is one."""
-        if state:
-            set_generator_states(state)
 
 
 class Origin(NamedTuple):

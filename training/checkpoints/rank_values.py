@@ -50,8 +50,13 @@ def _bytes_of(value: Any) -> bytes:
     if part.nbytes > _SAMPLED_BYTES:
         flat = part.flatten()
         part = flat[:: max(1, flat.numel() // _SAMPLES)]
-    part = part.cpu().contiguous()
-    return ctypes.string_at(part.data_ptr(), part.nbytes)
+    return bytes_of(part.cpu())
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor on the CPU."""
+    tensor = tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def dumped(value: Any) -> bytes:
@@ -81,7 +86,7 @@ def unpacked(slot: torch.Tensor, step: int, rank: int) -> dict[str, Any]:
         step: completed steps.
         rank: whose payload is wanted.
     """
-    whole = ctypes.string_at(slot.data_ptr(), slot.nbytes)
+    whole = bytes_of(slot)
     magic, checksum, length, head_length = _HEADER.unpack_from(whole)
     data = whole[_HEADER.size : _HEADER.size + length]
     if magic != _MAGIC or zlib.crc32(data) != checksum:

@@ -57,7 +57,7 @@ state = {"model": model, "optimizer": optimizer, "data": data}
 every = None if kind == "ddp" else 4
 checkpointer = Checkpointer(f"{folder}/checkpoints", state, checkpoint_every=every, seed=9)
 log = open(f"{folder}/log-{os.getpid()}", "a", buffering=1)
-print(f"rank {rank} is {os.getpid()}", flush=True)
+os.write(1, f"rank {rank} is {os.getpid()}\\n".encode())
 for step in checkpointer.steps(data, epochs=int(epochs)):
     if worlds.get(step, world) != world:
         os.write(1, f"rank {rank} of {world} waits at {step}\\n".encode())
