@@ -28,8 +28,8 @@ class PlainValue:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy."""
-        # In a list, it is one value of the checkpoint, whatever it has inside.
-        return {"value": [deepcopy(self._value)]}
+        # DCP stores a tuple as one value, whatever it has inside.
+        return {"value": (deepcopy(self._value),)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it, if it was saved."""

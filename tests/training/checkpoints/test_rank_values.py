@@ -1,0 +1,122 @@
+"""Values of each rank: compared, packed, restored in place; generators as one tensor."""
+
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from ft_run.training.checkpoints.generators import Generators
+from ft_run.training.checkpoints.plain_value import PlainValue
+from ft_run.training.checkpoints.rank_state import RankRecord, RankState
+from ft_run.training.checkpoints.rank_values import digest_of, dumped, leaves, packed, unpacked
+from ft_run.training.checkpoints.state import State
+from ft_run.training.ranks import Ranks
+
+
+def digest(value: Any) -> int:
+    return digest_of(leaves(value))
+
+
+def test_digests_see_each_value() -> None:
+    large = torch.zeros(1 << 19)
+    values: list[Any] = [
+        {},
+        {"a": 1},
+        {"a": 2},
+        {"b": 1},
+        {"a": [1, 2]},
+        {"a": "1"},
+        {"a": torch.zeros(3)},
+        {"a": torch.tensor([0.0, 0.0, 1e-30])},
+        {"a": large},
+        {"a": large + 1},
+    ]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest({"a": torch.zeros(3)}) == digest({"a": torch.zeros(4)[:3]})
+    assert digest({"a": torch.ones(2, 2).t()}) == digest({"a": torch.ones(2, 2)})
+
+
+def slot_of(step: int, *payloads: bytes, room: int = 0) -> torch.Tensor:
+    data = packed(step, payloads)
+    slot = torch.zeros(len(data) + room, dtype=torch.uint8)
+    slot[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return slot
+
+
+def test_each_rank_finds_its_own_values() -> None:
+    slot = slot_of(7, dumped({"a": [1]}), dumped({"a": [2]}), room=1000)
+    assert [unpacked(slot, 7, rank) for rank in range(3)] == [{"a": [1]}, {"a": [2]}, {}]
+
+
+@pytest.mark.parametrize("damage", ["another step", "a flipped bit", "half written", "empty"])
+def test_values_of_another_step_or_damaged_ones_are_not_used(damage: str) -> None:
+    slot = slot_of(7, dumped({"a": [1]}))
+    if damage == "a flipped bit":
+        slot[slot.numel() // 2] ^= 1
+    elif damage == "half written":
+        slot[slot.numel() // 2 :] = 0
+    elif damage == "empty":
+        slot = torch.zeros(64, dtype=torch.uint8)
+    assert unpacked(slot, 8 if damage == "another step" else 7, 0) == {}
+
+
+def test_a_slot_grows_and_keeps_its_size() -> None:
+    record = RankRecord(Ranks())
+    assert set(record.state_dict()) == {"origin"}
+    record.put(b"a" * 10)
+    first = record.slot
+    assert first is not None
+    record.put(b"b" * 20)
+    assert record.slot is first
+    record.put(b"c" * (first.numel() + 1))
+    assert record.slot is not None
+    assert record.slot.numel() == 2 * first.numel()
+
+
+def test_a_state_of_an_older_version_is_used_as_it_is() -> None:
+    ranks = Ranks()
+    rank_state = RankState(ranks, RankRecord(ranks), ["a"])
+    nested = {"a": {"x": 1}}
+    assert rank_state.select(nested, 3, compares=True) == frozenset()
+    assert nested == {"a": {"x": 1}}
+
+
+def test_plain_values_are_restored_in_place() -> None:
+    values: dict[Any, Any] = {"epoch": 3, 1: [2.5, None], "by name": {"a": (1, 2)}}
+    order = [1, 2]
+    state = State({"values": values, "order": order})
+    saved = state.collect()
+    values["epoch"], values["new"] = 4, 5
+    values[1].append(1)
+    order.clear()
+    state.apply(saved)
+    assert values == {"epoch": 3, 1: [2.5, None], "by name": {"a": (1, 2)}}
+    assert order == [1, 2]
+    state.apply({})  # a checkpoint without them
+    assert order == [1, 2]
+
+
+def test_other_values_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"value of type object in state\['a'\]: expected numbers"):
+        PlainValue("a", {"x": [{"y": object()}]})
+    with pytest.raises(TypeError, match="a sampler of torch does not save its position"):
+        State({"sampler": torch.utils.data.SequentialSampler([1])})
+    with pytest.raises(ValueError, match="which does not begin with ft_run_"):
+        State({"ft_run_generators": {}})
+
+
+def test_generators_continue() -> None:
+    def draw() -> list[float]:
+        drawn = [random.random(), random.gauss(0, 1), float(torch.rand(()))]
+        return [*drawn, float(numpy.random.rand()), float(numpy.random.randn())]
+
+    draw()  # there are second Gaussian numbers now
+    generators = Generators()
+    saved = {key: value.clone() for key, value in generators.state_dict().items()}
+    expected = draw()
+    draw()
+    generators.load_state_dict(saved)
+    assert draw() == expected
+    generators.load_state_dict({})
+    generators.load_state_dict({"state": torch.zeros(5, dtype=torch.uint8)})
