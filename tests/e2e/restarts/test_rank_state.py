@@ -1,114 +1,231 @@
-"""What each rank has of its own comes back: after a crash, in a new job, with other ranks."""
+"""Values and generators of each rank after a kill, in a new job, and with other ranks."""
 
 import json
-import os
-import shutil
+import re
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
 
-# Draws random numbers, and keeps a list of its own and a dictionary that all ranks have.
 SCRIPT = """
-import json, os, random, sys, threading
+import json, os, random, signal, sys
 import torch
 import torch.distributed as dist
-from ft_run.training import Checkpointer
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from ft_run.training import Checkpointer
 
-folder, total, waits_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+kind, folder, total, dies_at = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+options = json.loads(sys.argv[5])
+torch.set_num_threads(1)
 dist.init_process_group("gloo")
-torch.manual_seed(rank)
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+torch.manual_seed(100 + rank)
 random.seed(rank)
-model = nn.Linear(2, 2)
-mine, common = [rank], {"step": 0, "by rank": {0: "a"}}
-state = {"model": model, "mine": mine, "common": common}
-every = 1000 if waits_at < 0 else None
-checkpointer = Checkpointer(f"{folder}/checkpoints", state, checkpoint_every=every)
-log = open(f"{folder}/log-{rank}", "a", buffering=1)
-begin = checkpointer.restore()
-found = [mine, common["step"], list(common["by rank"])]
-log.write(json.dumps(["begin", begin, world, *found]) + "\\n")
-for step in range(begin, total):
-    if step == waits_at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os.write(1, f"rank {rank} is {os.getpid()}\\n".encode())
-        threading.Event().wait(100)
-    mine.append(step)
-    common["step"] = step + 1
-    log.write(json.dumps(["drew", step, random.random(), float(torch.rand(()))]) + "\\n")
-    checkpointer.step(step + 1)
-    if every and step + 1 in (8, total):
-        checkpointer.save(step + 1)
+
+
+class Loader:
+    # The position of this rank's data, and a tensor.
+
+    def __init__(self):
+        self.next, self.left, self.seen = 1000 * rank, 4, torch.zeros(3)
+
+    def __iter__(self):
+        while self.left:
+            self.seen[0] += self.next
+            self.next += 1
+            self.left -= 1
+            yield torch.tensor([self.next - 1])
+        self.left = 4
+
+    def state_dict(self):
+        return {"next": self.next, "left": self.left, "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.next, self.left = state["next"], state["left"]
+        self.seen.copy_(state["seen"])
+
+
+if kind == "torchdata":
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    loader = StatefulDataLoader(
+        torch.arange(1000 * rank, 1000 * rank + 10),
+        batch_size=2,
+        shuffle=True,
+        num_workers=int(os.environ.get("LOADER_WORKERS", "0")),
+    )
+else:
+    loader = Loader()
+counts, names = {"epoch": 0, "deep": {"of": []}}, []
+state = {"model": model, "optimizer": optimizer, "loader": loader, "counts": counts}
+state |= {"names": names}
+if kind == "torchdata":  # an iterator draws a number when it is made
+    options["seed"] = 5
+checkpointer = Checkpointer(f"{folder}/checkpoints", state, **options)
+done = checkpointer.restore()
+log = open(f"{folder}/log-{dist.get_world_size()}-{rank}", "a", buffering=1)
+log.write(json.dumps(["from", done, counts, names]) + "\\n")
+iterator = iter(loader)
+for step in checkpointer.steps(total):
+    if done < step == dies_at:
         checkpointer.wait()
+        if rank == 1 and "PAUSES" not in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+    try:
+        batch = next(iterator)
+    except StopIteration:
+        counts["epoch"] += 1
+        iterator = iter(loader)
+        batch = next(iterator)
+    numbers = [random.random(), torch.rand(1).item()]
+    optimizer.zero_grad()
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    names[:] = [f"step {step}"]
+    log.write(json.dumps([step, batch.tolist(), numbers, counts["epoch"]]) + "\\n")
 dist.destroy_process_group()
 """
 
 
-def start(ft: "Launcher", ranks: int, total: int, waits_at: int = -1) -> "Command":
-    return ft.start(
-        *("--standalone", "--nproc-per-node", ranks, "--max-restarts", 1, "--preload", "torch"),
-        *(ft.script(SCRIPT, "train.py"), ft.folder, total, waits_at),
+class Training:
+    """One folder, and the jobs that train in it."""
+
+    def __init__(self, ft: "Launcher", name: str, kind: str = "ddp") -> None:
+        self.ft, self.kind, self.folder = ft, kind, ft.folder / name
+        self.folder.mkdir()
+
+    def arguments(self, total: int, dies_at: int, **options: Any) -> tuple[object, ...]:
+        """Return the script and its arguments."""
+        script = self.ft.script(SCRIPT, "train.py")
+        options = {"checkpoint_every": 1000, **options}
+        return (script, self.kind, self.folder, total, dies_at, json.dumps(options))
+
+    def run(
+        self, total: int, *, ranks: int = 2, dies_at: int = -1, restarts: int = 1, **options: Any
+    ) -> "Command":
+        """Train up to a step; ``dies_at``: rank 1 is killed once before this step."""
+        command = self.ft.start(
+            *("--standalone", "--nproc-per-node", ranks, "--max-restarts", restarts),
+            *("--preload", "torch,torch._dynamo,ft_run.training.checkpointer"),
+            *self.arguments(total, dies_at, **options),
+        )
+        assert (command.wait() == 0) == (restarts > 0), command.stderr
+        return command
+
+    def lines(self, rank: int, ranks: int = 2) -> dict[int, Any]:
+        """Return what a rank has drawn in each step, the last time that it did the step."""
+        text = (self.folder / f"log-{ranks}-{rank}").read_text()
+        found = [json.loads(line) for line in text.splitlines()]
+        return {line[0]: line[1:] for line in found if line[0] != "from"}
+
+    def begun(self, rank: int, ranks: int = 2) -> list[Any]:
+        """Return step, dictionary and list after each start."""
+        text = (self.folder / f"log-{ranks}-{rank}").read_text()
+        found = [json.loads(line) for line in text.splitlines()]
+        return [line[1:] for line in found if line[0] == "from"]
+
+
+def check_same_world(ft: "Launcher", kind: str) -> tuple[Training, Training]:
+    """Check a kill and a new job with the same ranks; return the trainings."""
+    undisturbed, other = Training(ft, "undisturbed", kind), Training(ft, "other", kind)
+    undisturbed.run(13)
+    expected = [undisturbed.lines(rank) for rank in (0, 1)]
+    assert expected[0][3] != expected[1][3]
+    other.run(7, dies_at=3)  # within an epoch: from the snapshot
+    assert [begun[0] for begun in other.begun(1)] == [0, 3]
+    other.run(13, dies_at=9)  # from the checkpoint, then over the end of an epoch
+    assert [begun[0] for begun in other.begun(0)] == [0, 3, 7, 9]
+    assert [other.lines(rank) for rank in (0, 1)] == expected
+    return undisturbed, other
+
+
+@pytest.mark.long
+def test_the_same_ranks_have_their_values_back(ft: "Launcher") -> None:
+    _, other = check_same_world(ft, "ddp")
+    epochs = [begun[1] for begun in other.begun(1)]
+    assert epochs == [{"epoch": count, "deep": {"of": []}} for count in (0, 0, 1, 2)]
+    assert [begun[2] for begun in other.begun(1)] == [[], ["step 2"], ["step 6"], ["step 8"]]
+    more = other.run(16, ranks=3)
+    (line,) = re.findall(r"ft-run (no saved .*)", more.stderr)
+    assert line == "no saved random number generators, loader for rank 2: as at the start of a job"
+    three = [other.lines(rank, 3) for rank in range(3)]
+    assert [lines[13][0][0] for lines in three] == [13, 1013, 2000]  # of rank 2: as constructed
+    assert len({lines[13][1][1] for lines in three}) == 3
+    assert other.begun(2, 3)[0][1]["epoch"] == 3  # equal on all ranks
+    fewer = other.run(17, ranks=1)
+    (line,) = re.findall(r"ft-run (the saved .*)", fewer.stderr)
+    assert line.endswith("loader of rank 1, 2 are not used: 3 ranks before, 1 now")
+    assert other.lines(0, 1)[16][0] == [16]
+
+
+@pytest.mark.slow
+def test_values_of_an_older_step_are_not_used(ft: "Launcher") -> None:
+    """The job saves its last snapshot when its workers are dead: that has only rank 0's values."""
+    undisturbed, other = Training(ft, "undisturbed"), Training(ft, "other")
+    undisturbed.run(8)
+    other.run(8, dies_at=6, restarts=0, checkpoint_every=4)
+    saved = loaded(other.folder, 6)
+    origin = json.loads(saved["ft_run_ranks"]["origin"])
+    assert (origin[:2], saved["loader"]["next"]) == ([2, 0], 6)
+    after = other.run(8)
+    after.expect("no saved random number generators, loader for rank 1: as at the start of a job$")
+    assert other.lines(0) == undisturbed.lines(0)
+    mine, expected = other.lines(1), undisturbed.lines(1)
+    assert [mine[step] for step in range(6)] == [expected[step] for step in range(6)]
+    assert mine[6][0] == [1000]  # as constructed
+    assert mine[6][1] not in (expected[6][1], expected[0][1], undisturbed.lines(0)[6][1])
+    assert mine[6][2] == expected[6][2]  # equal on both ranks
+
+
+@pytest.mark.slow
+def test_a_rank_on_a_new_node(
+    ft: "Launcher", free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values that are equal come from the other node, and it draws numbers of its own."""
+    monkeypatch.setenv("PAUSES", "1")
+    training = Training(ft, "training")
+    nodes_of = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
+    job = (*nodes_of, "--max-restarts", 2, *training.arguments(9, 5, checkpoint_every=None))
+    nodes = [*ft.start_two(*job)]
+    logs = [training.folder / f"log-2-{rank}" for rank in (0, 1)]
+    ft.wait_until(
+        lambda: all(log.exists() and log.read_text().count("\n") == 6 for log in logs),
+        "both ranks have done five steps and begun the next",
     )
+    nodes[1].send(signal.SIGKILL)
+    nodes[1].wait()
+    nodes[1] = ft.start(*job)
+    assert [node.wait() for node in nodes] == [0, 0]
+    text = "".join(node.stderr for node in nodes)
+    (new,) = map(int, re.findall(r"generators, loader for rank (\d): as at the start", text))
+    lines = [training.lines(rank)[5] for rank in (0, 1)]
+    assert lines[new][0] == [1000 * new]  # as constructed
+    assert lines[1 - new][0] == [1000 * (1 - new) + 5]
+    assert lines[new][1] != lines[1 - new][1]
+    assert lines[0][2] == lines[1][2] == 1
 
 
-def logs(folder: Path, ranks: int) -> list[list[list[object]]]:
-    found = [(folder / f"log-{rank}").read_text().splitlines() for rank in range(ranks)]
-    for rank in range(ranks):
-        (folder / f"log-{rank}").unlink()
-    return [list(map(json.loads, lines)) for lines in found]
+@pytest.mark.slow
+def test_ranks_with_shards_have_their_values_back(ft: "Launcher") -> None:
+    check_same_world(ft, "fsdp")
 
 
-def drawn(log: list[list[object]]) -> dict[object, list[object]]:
-    return {line[1]: line[2:] for line in log if line[0] == "drew"}
+def loaded(folder: Path, step: int) -> dict[str, Any]:
+    """Load a checkpoint with plain DCP."""
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-
-def test_each_rank_has_its_own_values_in_a_new_job(ft: "Launcher") -> None:
-    assert start(ft, 2, 12).wait() == 0
-    first, second = map(drawn, logs(ft.folder, 2))
-    assert len(first) == len(second) == 12
-    assert first != second
-    shutil.rmtree(ft.folder / "checkpoints/step-00000012")
-    assert start(ft, 2, 12).wait() == 0  # from step 8
-    again = logs(ft.folder, 2)
-    for rank, undisturbed in enumerate((first, second)):
-        assert again[rank][0] == ["begin", 8, 2, [rank, *range(8)], 8, [0]]
-        found = drawn(again[rank])
-        assert found == {step: undisturbed[step] for step in range(8, 12)}
-
-    command = start(ft, 3, 13)
-    assert command.wait() == 0
-    with_another = logs(ft.folder, 3)
-    assert [log[0] for log in with_another] == [
-        *(["begin", 12, 3, [rank, *range(12)], 12, [0]] for rank in range(2)),
-        ["begin", 12, 3, [2], 12, [0]],
-    ]
-    draws = [drawn(log)[12] for log in with_another]
-    assert len({tuple(map(str, one)) for one in draws}) == 3
-    line = "no saved random number generators, mine for rank 2: as at the start of a job"
-    assert command.stderr.count(line) == 1
-
-    command = start(ft, 1, 14)
-    assert command.wait() == 0
-    (alone,) = logs(ft.folder, 1)
-    assert alone[0] == ["begin", 13, 1, [0, *range(13)], 13, [0]]
-    line = "the saved random number generators, mine of rank 1, 2 are not used: 3 ranks before, 1"
-    assert command.stderr.count(line) == 1
-
-
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_each_rank_has_its_own_values_after_a_crash(ft: "Launcher", victim: int) -> None:
-    command = start(ft, 2, 9, waits_at=6)
-    pids = {int(one[1]): int(one[2]) for one in command.expect(r"rank (\d) is (\d+)", 2)}
-    os.kill(pids[victim], signal.SIGKILL)
-    assert command.wait() == 0, command.stderr
-    crashed = logs(ft.folder, 2)
-    assert start(ft, 2, 9, waits_at=99).wait() == 0
-    for rank, (log, undisturbed) in enumerate(zip(crashed, logs(ft.folder, 2), strict=True)):
-        assert log[7] == ["begin", 6, 2, [rank, *range(6)], 6, [0]]
-        assert drawn(log) == drawn(undisturbed)
-    assert "no saved" not in command.stderr
+    dcp_to_torch_save(folder / f"checkpoints/step-{step:08}", folder / "plain.pt")
+    found: dict[str, Any] = torch.load(folder / "plain.pt", weights_only=True)
+    return found
