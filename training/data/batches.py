@@ -146,7 +146,7 @@ class ElasticBatches(Sampler[list[int]]):
         data = self._schedule.data_of(epoch)
         order = self._orders.get(data.first_epoch)
         if order is None:
-            order = Order(data.sources, self._seed, self._shuffle, data.first_epoch, data.firsts)
+            order = Order(data.sources, self._seed, self._shuffle, data.first_epoch, data.begins)
             self._orders[data.first_epoch] = order
         return order
 
@@ -215,6 +215,7 @@ class ElasticBatches(Sampler[list[int]]):
         """Iterate over this rank's batches of one epoch; those without samples are left out."""
         if self._start is not None:
             return self.batches(self._start, self._until)
+        self._version = object()  # a loader with persistent workers has a single iterator
         places = range(self._schedule.total(1))
         return (
             batch
@@ -278,30 +279,37 @@ class ElasticBatches(Sampler[list[int]]):
         """Let what has changed since the state was saved hold from a step on.
 
         Another ``global_batch`` or ``last`` holds from this step on. Data of another size holds
-        from the next epoch on, which begins at once if samples are missing, and for a mixture.
+        from the next epoch on, which begins at once if samples are missing, and for a mixture,
+        whose sources continue where they are.
 
         Args:
             step: number of completed steps.
         """
         schedule, wanted = self._schedule, self._wanted
         row = schedule.row_at(step)
-        if (row.global_batch, row.last) != (wanted.global_batch, wanted.last):
-            schedule = schedule.with_batches(step, wanted.global_batch, wanted.last)
+        if row.global_batch != wanted.global_batch:
             self._log(
                 f"batches of {wanted.global_batch} samples from step {step} on, "
                 f"{row.global_batch} before"
             )
-        present = schedule.data[-1]
-        if present.sources != self._sources:
-            old, new = present.sources.epoch_size, self._sources.epoch_size
-            at_once = new < old or self._sources.weights is not None
-            epoch = schedule.next_epoch(step)
-            firsts = self._order_of(epoch).source_epochs(epoch)
-            if len(firsts) != len(self._sources.sizes):
-                firsts = (max(firsts),) * len(self._sources.sizes)
-            schedule = schedule.with_data(step, self._sources, firsts, at_once=at_once)
-            self._log(f"the data has {new} samples from epoch {epoch} on, {old} before")
-        self._use(schedule)
+        if row.last != wanted.last:
+            self._log(f"last={wanted.last!r} from step {step} on, {row.last!r} before")
+        data, at_once = None, False
+        if schedule.data[-1].sources != self._sources:
+            epoch, offset = schedule.begin(step)
+            present = schedule.data_of(epoch).sources
+            at_once = present != self._sources and (
+                self._sources.weights is not None or self._sources.epoch_size < present.epoch_size
+            )
+            begins = self._order_of(epoch).begins_of(self._sources, epoch, offset)
+            data = Data(epoch + (offset > 0), self._sources, begins)
+            old, new = present.epoch_size, self._sources.epoch_size
+            self._log(
+                f"the data has {new} samples from epoch {data.first_epoch} on, {old} before"
+                if new != old
+                else f"the data has other sources or weights from epoch {data.first_epoch} on"
+            )
+        self._use(schedule.changed(step, wanted.global_batch, wanted.last, data, at_once=at_once))
 
     def _use(self, schedule: Schedule) -> None:
         row, data = schedule.rows[-1], schedule.data[-1]
@@ -335,10 +343,7 @@ def _sources(data: Any, weights: Sequence[float] | None) -> Sources:
             f"invalid value {list(weights)} for weights: expected one for each source of a "
             "ConcatDataset, or of a list of sizes"
         )
-    return Sources(
-        tuple(map(_size, parts)),
-        tuple(Fraction(str(weight)) for weight in weights),
-    )
+    return Sources(tuple(map(_size, parts)), _checked_weights(weights))
 
 
 def _size(data: Any) -> int:
@@ -355,6 +360,19 @@ def _size(data: Any) -> int:
 def _check_positive(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"invalid value {value!r} for {name}: expected a whole number >= 1")
+
+
+def _checked_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
+    """Return shares of 1: weights in the same proportions are the same mixture."""
+    try:
+        found = [Fraction(str(weight)) for weight in weights]
+    except ValueError:  # not finite
+        found = []
+    if not found or min(found) <= 0:
+        raise ValueError(
+            f"invalid value {list(weights)} for weights: expected finite numbers > 0, one or more"
+        )
+    return tuple(one / sum(found) for one in found)
 
 
 def _checked_share(share: float) -> float:

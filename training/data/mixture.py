@@ -16,19 +16,12 @@ class Mixture:
     """An endless sequence of sources, each of which goes through its own samples."""
 
     def __init__(self, weights: Sequence[Fraction], key: int | None) -> None:
-        """Check the weights.
+        """Add up the weights.
 
         Args:
             weights: of the sources, all above 0.
             key: of the order inside blocks; None: evenly interleaved.
-
-        Raises:
-            ValueError: a weight is not above 0.
         """
-        if not all(weight > 0 for weight in weights):
-            raise ValueError(
-                f"invalid value {[float(one) for one in weights]} for weights: expected numbers > 0"
-            )
         whole = sum(weights)
         self._ends = [end / whole for end in accumulate(weights, initial=Fraction(0))]
         self._key = key
@@ -57,7 +50,7 @@ class Mixture:
         positions = torch.empty_like(sources)
         for source, before in enumerate(self._at_block(first)):
             mine = sources == source
-            positions[mine] = torch.arange(int(mine.sum())) + before
+            positions[mine] = torch.arange(int(mine.sum()), device="cpu") + before
         begin = start - first * BLOCK
         return sources[begin : begin + count], positions[begin : begin + count]
 
@@ -71,14 +64,24 @@ class Mixture:
         before, after = self._at_block(number), self._at_block(number + 1)
         counts = [end - begin for begin, end in zip(before, after, strict=True)]
         if self._key is not None:
-            sources = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-            return sources[torch.argsort(hashes(torch.arange(BLOCK), key_of(self._key, number)))]
+            sources = _of_each(counts)
+            places = hashes(torch.arange(BLOCK, device="cpu"), key_of(self._key, number))
+            return sources[torch.argsort(places)]
         # Evenly: sample k of n comes at (k + 1/2) / n of the block.
         places = torch.cat(
-            [(torch.arange(one, dtype=torch.float64) + 0.5) / one for one in counts if one]
+            [
+                (torch.arange(one, dtype=torch.float64, device="cpu") + 0.5) / one
+                for one in counts
+                if one
+            ]
         )
-        sources = torch.cat([torch.full((one,), i) for i, one in enumerate(counts) if one])
-        return sources[torch.argsort(places, stable=True)]
+        return _of_each(counts)[torch.argsort(places, stable=True)]
+
+
+def _of_each(counts: Sequence[int]) -> torch.Tensor:
+    """Return the number of each source as often as its count says (int64)."""
+    repeats = torch.tensor(counts, device="cpu")
+    return torch.repeat_interleave(torch.arange(len(counts), device="cpu"), repeats)
 
 
 def _rounded(number: Fraction) -> int:

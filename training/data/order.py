@@ -40,7 +40,7 @@ class Order:
         seed: int,
         shuffle: bool | int,
         first_epoch: int = 0,
-        firsts: tuple[int, ...] | None = None,
+        begins: tuple[int, ...] | None = None,
     ) -> None:
         """Check the arguments.
 
@@ -49,7 +49,8 @@ class Order:
             seed: of the order, any whole number.
             shuffle: True: all samples; > 1: blocks of so many, and inside each; False: nothing.
             first_epoch: the first epoch of this data.
-            firsts: of a mixture, the number of the first epoch of each source's own; None: 0.
+            begins: of a mixture, how many samples of all its epochs each source has had before;
+                None: 0.
 
         Raises:
             ValueError: an argument is invalid.
@@ -65,7 +66,7 @@ class Order:
             )
         self._sources, self._seed, self._shuffle = sources, seed, shuffle
         self._first_epoch = first_epoch
-        self._firsts = firsts or (0,) * len(sources.sizes)
+        self._begins = begins or (0,) * len(sources.sizes)
         self._kept: OrderedDict[tuple[int, ...], Permutation] = OrderedDict()
         self._mixture: Mixture | None = None
         if sources.weights is not None:
@@ -81,14 +82,15 @@ class Order:
             count: number of samples; they all are in this epoch.
         """
         if self._mixture is None:
-            positions = torch.arange(start, start + count)
+            positions = torch.arange(start, start + count, device="cpu")
             return self._shuffled(0, epoch, positions) | epoch << EPOCH_SHIFT
         begin = (epoch - self._first_epoch) * self._sources.epoch_size + start
         sources, positions = self._mixture.samples(begin, count)
         found, base = torch.empty_like(positions), 0
-        for source, (size, first) in enumerate(zip(self._sources.sizes, self._firsts, strict=True)):
+        for source, (size, had) in enumerate(zip(self._sources.sizes, self._begins, strict=True)):
             mine = sources == source
-            epochs, within = positions[mine] // size + first, positions[mine] % size
+            own_positions = positions[mine] + had
+            epochs, within = own_positions // size, own_positions % size
             indices = torch.empty_like(within)
             for own in torch.unique(epochs).tolist():
                 of_epoch = epochs == own
@@ -97,16 +99,26 @@ class Order:
             base += size
         return found
 
-    def source_epochs(self, epoch: int) -> tuple[int, ...]:
-        """Return for each source the first of its own epochs that is not begun before an epoch."""
-        if self._mixture is None:
-            return (epoch,)
-        begin = (epoch - self._first_epoch) * self._sources.epoch_size
-        counts = self._mixture.counts(begin)
-        return tuple(
-            first + -(-count // size)
-            for first, count, size in zip(self._firsts, counts, self._sources.sizes, strict=True)
-        )
+    def begins_of(self, other: Sources, epoch: int, start: int) -> tuple[int, ...]:
+        """Return with which of its samples each source of a mixture begins that follows.
+
+        A source of the same number and size continues; one of another size begins an epoch.
+
+        Args:
+            other: the data of the mixture.
+            epoch: of this order.
+            start: position in the epoch.
+        """
+        sizes = self._sources.sizes
+        had = [epoch * sizes[0] + start]
+        if self._mixture is not None:
+            counts = self._mixture.counts((epoch - self._first_epoch) * sum(sizes) + start)
+            had = [one + count for one, count in zip(self._begins, counts, strict=True)]
+        begins = [
+            one if size == new else -(-one // size) * new
+            for one, size, new in zip(had, sizes, other.sizes, strict=False)
+        ]
+        return (*begins, *[0] * (len(other.sizes) - len(begins)))
 
     def _shuffled(self, source: int, epoch: int, positions: torch.Tensor) -> torch.Tensor:
         """Return the indices in a source at some positions of one of its epochs."""

@@ -129,6 +129,7 @@ class _Reading(NamedTuple):
 _READINGS: "WeakKeyDictionary[Any, _Reading]" = WeakKeyDictionary()
 """By loader. Not in the batches, to which iterators refer: a cycle would be collected some time,
 and iterators with workers then wait for 5 s for each."""
+_END = object()
 
 
 def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[Any]:
@@ -140,19 +141,18 @@ def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[
         count: number of batches of the step.
         begin: for new iterators.
     """
-    reading = _READINGS.get(loader)
-    if reading is not None and reading.position == position:
-        iterator = reading.iterator
-    else:
-        del reading
-        _READINGS.pop(loader, None)  # ends its workers before others start
+    reading = _READINGS.pop(loader, None)
+    iterator = reading.iterator if reading is not None and reading.position == position else None
+    batch = next(iterator, _END) if iterator is not None else _END
+    if iterator is None or batch is _END:  # it ends with the epochs that were asked for then
+        del reading, iterator  # ends their workers before others start
         # To make one draws a seed for the workers, which would change dropout of the step.
         with torch_generator_kept(), begin(position.step):
             iterator = iter(loader)
-    _READINGS[loader] = _Reading(iterator, None)
-    for number in range(count):
         batch = next(iterator)
-        if number == count - 1:
-            following = position._replace(step=position.step + 1)
-            _READINGS[loader] = _Reading(iterator, following)
+    for _ in range(count - 1):
+        _READINGS[loader] = _Reading(iterator, None)
         yield batch
+        batch = next(iterator)
+    _READINGS[loader] = _Reading(iterator, position._replace(step=position.step + 1))
+    yield batch

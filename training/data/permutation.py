@@ -34,7 +34,7 @@ class Permutation:
         self._keys = [key_of(key, number) & _MASK for number in range(_ROUNDS)]
         self._table: torch.Tensor | None = None
         if n <= TABLE_SIZE:
-            self._table = torch.argsort(hashes(torch.arange(n), key))
+            self._table = torch.argsort(hashes(torch.arange(n, device="cpu"), key))
 
     def __call__(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the numbers at some positions (int64)."""
@@ -49,7 +49,7 @@ class Permutation:
         """Return the position of a number."""
         if self._table is not None:
             return int((self._table == number).nonzero())
-        found = torch.tensor([number])
+        found = torch.tensor([number], device="cpu")
         while True:
             found = self._permuted_back(found)
             if int(found) < self._n:

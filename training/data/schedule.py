@@ -43,8 +43,8 @@ class Data(NamedTuple):
 
     first_epoch: int
     sources: Sources
-    firsts: tuple[int, ...]
-    """For each source the number of the first of its own epochs."""
+    begins: tuple[int, ...]
+    """Of a mixture: for each source the number of samples of all its epochs before."""
 
 
 class Schedule(NamedTuple):
@@ -88,42 +88,49 @@ class Schedule(NamedTuple):
 
     def row_at(self, step: int) -> Row:
         """Return how the batch of a step is made."""
+        if step < 0:
+            raise ValueError(f"invalid value {step} for step: expected a whole number >= 0")
         return next(row for row in reversed(self.rows) if row.step <= step)
 
-    # --- changes ---------------------------------------------------------------------------------
+    def begin(self, step: int) -> tuple[int, int]:
+        """Return the epoch, and the position in it, at which a step begins."""
+        return self._locate(step)[1:]
 
-    def with_batches(self, step: int, global_batch: int, last: str) -> "Schedule":
-        """Return a schedule with other batches from a step on."""
-        _, epoch, offset = self._locate(step)
-        return self._with_row(Row(step, epoch, offset, global_batch, last))
-
-    def with_data(
-        self, step: int, sources: Sources, firsts: tuple[int, ...], *, at_once: bool
+    def changed(
+        self,
+        step: int,
+        global_batch: int,
+        last: str,
+        data: Data | None = None,
+        *,
+        at_once: bool = False,
     ) -> "Schedule":
-        """Return a schedule with other data from the next epoch on.
+        """Return a schedule with other batches from a step on.
 
         Args:
             step: the next one.
-            sources: the other data.
-            firsts: for each source the first of its own epochs.
-            at_once: the next epoch begins with this step, wherever the present one is.
+            global_batch: of the other batches.
+            last: of the other batches.
+            data: other data, from its first epoch on: the one that begins with the step, or the
+                next one; None: the same data.
+            at_once: the epoch of the other data begins with this step, wherever the present one is.
         """
         row, epoch, offset = self._locate(step)
-        if offset and at_once:
-            found = self._with_row(row._replace(step=step, epoch=epoch + 1, offset=0))
-        else:
-            found = self
-        first = epoch + (offset > 0)
-        kept = tuple(one for one in self.data if one.first_epoch < first)
-        return found._replace(data=(*kept, Data(first, sources, firsts)))
-
-    def next_epoch(self, step: int) -> int:
-        """Return the first epoch that no step before this one has begun."""
-        _, epoch, offset = self._locate(step)
-        return epoch + (offset > 0)
-
-    def _with_row(self, row: Row) -> "Schedule":
-        return self._replace(rows=(*(one for one in self.rows if one.step < row.step), row))
+        same = row._replace(step=step, epoch=epoch, offset=offset)
+        table = self.data
+        if data is not None:
+            table = tuple(one for one in table if one.first_epoch < data.first_epoch)
+            # The same as the present data: other data was to follow that is gone again.
+            if at_once or not table or table[-1].sources != data.sources:
+                table = (*table, data)
+            if at_once:
+                epoch, offset = data.first_epoch, 0
+        # All at once: the old batches may be larger than the other data, or the other way round.
+        row = Row(step, epoch, offset, global_batch, last)
+        rows = self.rows
+        if row != same:
+            rows = (*(one for one in rows if one.step < step), row)
+        return Schedule(rows, table)
 
     def _locate(self, step: int) -> tuple[Row, int, int]:
         """Return the row of a step, and the epoch and the position at which the step begins."""
@@ -157,7 +164,7 @@ class Schedule(NamedTuple):
                 one.first_epoch,
                 list(one.sources.sizes),
                 [str(weight) for weight in one.sources.weights or ()],
-                list(one.firsts),
+                list(one.begins),
             ]
             for one in self.data
         ]
@@ -172,9 +179,9 @@ def from_plain(found: Any) -> Schedule:
             Data(
                 first,
                 Sources(tuple(sizes), tuple(map(Fraction, weights)) or None),
-                tuple(firsts),
+                tuple(begins),
             )
-            for first, sizes, weights, firsts in found["data"]
+            for first, sizes, weights, begins in found["data"]
         ),
     )
 

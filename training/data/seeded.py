@@ -10,6 +10,8 @@ from .hashing import key_of
 from .sample import epoch_of, index_of
 
 Item = TypeVar("Item", covariant=True)  # as torch names it
+_ITEMS = 1
+"""Keeps seeds of items apart from those of steps, which are made from three numbers as well."""
 
 
 def seeded(dataset: "Dataset[Item]", seed: int = 0) -> "Seeded[Item]":
@@ -48,8 +50,9 @@ class Seeded(Dataset[Item]):
 
     def __getitem__(self, sample: int) -> Item:
         """Return the item of a sample of ``ElasticBatches``, or of an index: of epoch 0."""
+        sample = int(sample)  # of NumPy or torch: its operators have 64 bits
         index, epoch = index_of(sample), epoch_of(sample)
         # In the main process training has the same generators; a worker has its own.
         with nullcontext() if get_worker_info() is not None else generators_kept():
-            seed_generators(key_of(self._seed, epoch, index), with_devices=False)
+            seed_generators(key_of(self._seed, epoch, index, _ITEMS), with_devices=False)
             return self.dataset[index]

@@ -8,6 +8,9 @@ import torch
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import ElasticBatches
 from ft_run.training.data import parts
+from ft_run.training.data.sample import epoch_of, index_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
 
@@ -100,6 +103,29 @@ def test_nothing_is_read_ahead_beyond_the_last_epoch() -> None:
         next(iterator)
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_training_goes_on_beyond_the_epochs_that_were_asked_for(
+    arguments: dict[str, Any], epochs: int
+) -> None:
+    data = ElasticBatches(DATA, 20)
+    loader = loader_of(data, **arguments)
+    for step in range(data.total(epochs)):
+        assert flat(read(data, loader, step)) == expected(data, step)
+    assert data.total(3) == 9  # the iterator has ended, where this one goes on
+    for step in range(data.total(epochs), 9):
+        data.total(1)
+        assert flat(read(data, loader, step)) == expected(data, step)
+
+
+def test_a_look_at_the_loader_does_not_change_the_samples(arguments: dict[str, Any]) -> None:
+    """With persistent workers a loader has a single iterator, which begins again."""
+    data = ElasticBatches(DATA, 20)
+    loader = loader_of(data, **arguments)
+    for step in range(4):
+        assert flat(read(data, loader, step)) == expected(data, step)
+        assert next(iter(loader)).tolist() == expected(data, 0)
+
+
 def test_weights_of_parts_add_up_to_one() -> None:
     data = ElasticBatches(DATA, 20, micro_batch=3)
     for step in range(4):
@@ -152,11 +178,18 @@ class Endless(IterableDataset[int]):
         (10, {"last": "pad"}, ValueError, "for last: expected short, drop or carry"),
         (10, {"seed": 1.5}, ValueError, "invalid value 1.5 for seed: expected a whole number"),
         (10, {"shuffle": 1}, ValueError, "invalid value 1 for shuffle: expected True, False or"),
-        ([3, 4], {"weights": [1, 0]}, ValueError, r"invalid value \[1.0, 0.0\] for weights"),
+        (
+            [3, 4],
+            {"weights": [1, 0]},
+            ValueError,
+            r"invalid value \[1, 0\] for weights: expected fin",
+        ),
         (2**41, {}, ValueError, "for data: expected at most 2..40 samples"),
         (3, {"last": "drop"}, ValueError, "the data has only 3 samples"),
         (10, {"share": 0}, ValueError, "invalid value 0 for share: expected a number > 0"),
         (10, {"mesh": "dp"}, ValueError, "invalid value 'dp' for mesh: expected a DeviceMesh"),
+        ([3, 4], {"weights": [1.0, float("nan")]}, ValueError, r"value \[1.0, nan\] for weights"),
+        ([], {"weights": []}, ValueError, r"value \[\] for weights: .* one or more"),
         (10, {"weights": [1]}, ValueError, "for weights: expected one for each source"),
         (Endless(), {}, TypeError, "IterableDataset for data: it has no positions"),
         (object(), {}, TypeError, "type object for data: expected a dataset with a length"),
@@ -244,6 +277,31 @@ def test_data_of_another_size(
     assert sorted(map(int, epoch)) == list(range(size))
 
 
+def test_data_that_is_back_before_the_next_epoch_changes_nothing() -> None:
+    old, larger, back = (ElasticBatches(size, 12) for size in (50, 60, 50))
+    resume(old, larger, 2)
+    resume(larger, back, 3)
+    assert [back.size(step) for step in range(10)] == [old.size(step) for step in range(10)]
+    assert back.state_dict() == old.state_dict()
+
+
+def test_larger_data_and_larger_batches() -> None:
+    """Neither is possible alone: no batch of 20 is in the old data."""
+    old, new = ElasticBatches(10, 4, last="drop"), ElasticBatches(100, 20, last="drop")
+    resume(old, new, 1)
+    assert [new.epoch(step) for step in range(7)] == [0, 1, 1, 1, 1, 1, 2]
+    smaller = ElasticBatches(10, 4, last="drop")
+    resume(new, smaller, 3)
+    assert [smaller.epoch(step) for step in range(7)] == [0, 1, 1, 2, 2, 3, 3]
+
+
+def test_another_rule_for_the_last_batch(capfd: pytest.CaptureFixture[str]) -> None:
+    old, new = ElasticBatches(50, 12), ElasticBatches(50, 12, last="carry")
+    resume(old, new, 2)
+    assert logged(capfd) == ["last='carry' from step 2 on, 'short' before"]
+    assert {new.size(step) for step in range(9)} == {12}
+
+
 def test_a_state_of_a_later_version_is_refused() -> None:
     state = {**ElasticBatches(50, 12).state_dict(), "order": 2}
     with pytest.raises(ValueError, match=r"invalid order 2 in the state .* expected 1"):
@@ -259,4 +317,57 @@ def test_a_mixture_of_datasets() -> None:
     assert [seen.count(1), seen.count(2)] == [10, 30]
     old, new = data, ElasticBatches([30, 12], 8, weights=[0.25, 0.75])
     resume(old, new, 3)
-    assert new._schedule.data[-1].firsts == (1, 3)
+    had = sum(int((data.samples(step) < 30).sum()) for step in range(3))
+    # The first source continues; the second, which has grown, has begun two epochs.
+    assert new._schedule.data[-1].begins == (had, 2 * 12) == (4, 24)
+
+
+def test_weights_in_the_same_proportions_change_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    old, new = (ElasticBatches([30, 10], 8, weights=weights) for weights in ([1, 3], [0.25, 0.75]))
+    resume(old, new, 2)
+    assert logged(capfd) == []
+    assert new.state_dict() == old.state_dict()
+
+
+SINGLE = st.sampled_from([(7,), (9,)])
+MIXED = st.sampled_from([(7, 5), (7, 5), (9, 5), (7, 6)])
+REST = (st.sampled_from([(1, 1), (3, 1)]), st.integers(1, 11), st.integers(0, 4))
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(SINGLE, *REST), min_size=2, max_size=4)
+    | st.lists(st.tuples(MIXED, *REST), min_size=2, max_size=4),
+    st.sampled_from([True, 3, False]),
+)
+def test_no_change_repeats_a_sample_or_alters_the_past(
+    jobs: list[tuple[tuple[int, ...], tuple[int, ...], int, int]], shuffle: bool | int
+) -> None:
+    """Sources of the same size continue in another mixture."""
+    past: list[list[int]] = []
+    seen: list[tuple[int, int, int]] = []
+    previous = None
+    for sizes, weights, batch, steps in jobs:
+        whole: Any = list(sizes) if len(sizes) > 1 else sizes[0]
+        shares = weights if len(sizes) > 1 else None
+        data = ElasticBatches(whole, batch, shuffle=shuffle, seed=2, weights=shares)
+        if previous is not None:
+            resume(previous, data, len(past))
+        assert [data._samples(step).tolist() for step in range(len(past))] == past
+        for step in range(len(past), len(past) + steps):
+            samples = data._samples(step)
+            past.append(samples.tolist())
+            present = data._schedule.data_of(data.epoch(step)).sources.sizes
+            bounds = torch.tensor(present).cumsum(0)
+            indices = index_of(samples)
+            sources = torch.searchsorted(bounds, indices, right=True)
+            within = indices - (bounds - torch.tensor(present))[sources]
+            seen += zip(sources.tolist(), epoch_of(samples).tolist(), within.tolist(), strict=True)
+        previous = data
+    assert len(seen) == len(set(seen))
+    if all(sizes == (7, 5) for sizes, *_ in jobs):
+        for source, size in enumerate((7, 5)):
+            own = [one[1:] for one in seen if one[0] == source]
+            assert [epoch for epoch, _ in own] == [number // size for number in range(len(own))]

@@ -195,14 +195,48 @@ def test_each_source_of_a_mixture_has_epochs_of_its_own(shuffle: bool | int) -> 
             epoch = mine[begin : begin + size]
             assert {epoch_of(one) for one in epoch} == {begin // size}
             assert sorted(index_of(one) - low for one in epoch) == list(range(size))
-    counts = [data.source_epochs(epoch) for epoch in (0, 1, 20)]
-    assert counts == [(0, 0), (3, 1), (56, 6)] if shuffle is False else counts[0] == (0, 0)
 
 
-def test_other_data_of_a_mixture_begins_with_new_epochs_of_its_sources() -> None:
-    weights = (Fraction(4, 5), Fraction(1, 5))
-    later = Order(Sources((10, 30), weights), 3, True, first_epoch=20, firsts=(56, 6))
-    found = later.samples(20, 0, 40)
-    assert {epoch_of(one) for one in found.tolist() if index_of(one) >= 10} == {6}
-    assert min(epoch_of(one) for one in found.tolist()) == 6
-    assert {epoch_of(one) for one in found.tolist() if index_of(one) < 10} <= {56, 57, 58, 59, 60}
+MIXED = (Fraction(4, 5), Fraction(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("old", "place", "new", "expected"),
+    [
+        (Sources((10, 25), MIXED), (0, 0), Sources((10, 25), MIXED), (0, 0)),
+        (Sources((10, 25), MIXED), (20, 5), Sources((10, 25), MIXED), (564, 141)),
+        (
+            Sources((10, 25), MIXED),
+            (20, 5),
+            Sources((11, 25, 3), (*MIXED, *MIXED[:1])),
+            (627, 141, 0),
+        ),
+        (Sources((10, 25), MIXED), (20, 5), Sources((10,), MIXED[:1]), (564,)),
+        (Sources((10,), None), (3, 4), Sources((10, 5), MIXED), (34, 0)),
+        (Sources((10,), None), (3, 4), Sources((20, 5), MIXED), (80, 0)),
+    ],
+)
+def test_sources_of_the_same_size_continue_in_another_mixture(
+    old: Sources, place: tuple[int, int], new: Sources, expected: tuple[int, ...]
+) -> None:
+    assert Order(old, 3, False).begins_of(new, *place) == expected
+
+
+def test_a_source_continues_in_the_middle_of_its_epoch() -> None:
+    sources = Sources((10, 25), MIXED)
+    begun = Order(sources, 3, True, first_epoch=2, begins=(14, 30))
+    found = begun.samples(2, 0, 35).tolist()
+    undisturbed = Order(Sources((10,), None), 3, True)
+    own = [one for one in found if index_of(one) < 10]
+    assert own[:6] == undisturbed.samples(1, 4, 6).tolist()
+    assert own[6:16] == undisturbed.samples(2, 0, 10).tolist()
+    assert {epoch_of(one) for one in found if index_of(one) >= 10} == {1}
+
+
+def test_the_default_device_does_not_matter() -> None:
+    for shuffle in (True, 3, False):
+        data = order([70000, 10], 3, shuffle, ["1/2", "1/2"])
+        expected = data.samples(1, 70, 40)
+        with torch.device("meta"):
+            found = order([70000, 10], 3, shuffle, ["1/2", "1/2"]).samples(1, 70, 40)
+        assert torch.equal(found, expected)

@@ -76,7 +76,7 @@ def test_other_batches_hold_from_a_step_on(size: int, changes: list[tuple[int, i
         before = [plan.ranges(number) for number in range(step + steps)]
         step += steps
         at = plan.ranges(step)[0]
-        plan = plan.with_batches(step, batch, last)
+        plan = plan.changed(step, batch, last)
         assert [plan.ranges(number) for number in range(step)] == before
         first = plan.ranges(step)[0]
         left_out = last == "drop" and size - at.start < batch
@@ -85,24 +85,42 @@ def test_other_batches_hold_from_a_step_on(size: int, changes: list[tuple[int, i
     assert found == sorted(set(found))
 
 
-@given(st.integers(2, 30), st.integers(1, 30), st.integers(1, 40), st.integers(0, 40), LAST)
-def test_other_data_holds_from_the_next_epoch_on(
-    size: int, batch: int, new: int, step: int, last: str
+@given(
+    st.integers(2, 30),
+    st.integers(1, 30),
+    LAST,
+    st.integers(0, 40),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    LAST,
+)
+def test_other_data_and_other_batches_hold_together(
+    size: int, batch: int, last: str, step: int, new: int, new_batch: int, new_last: str
 ) -> None:
-    if last == "drop" and batch > min(size, new):
+    """Also where the batches of before are larger than the other data, or the other way round."""
+    if (last == "drop" and batch > size) or (new_last == "drop" and new_batch > new):
         return
     plan = schedule(size, batch, last)
     ranges = plan.ranges(step)
-    epoch = plan.next_epoch(step)
-    changed = plan.with_data(step, Sources((new,), None), (epoch,), at_once=new < size)
+    present, offset = plan.begin(step)
+    assert (present, offset) == ranges[0][:2]
+    epoch = present + (offset > 0)
+    data = Data(epoch, Sources((new,), None), (0,))
+    changed = plan.changed(step, new_batch, new_last, data, at_once=new < size)
     assert [changed.ranges(one) for one in range(step)] == [plan.ranges(one) for one in range(step)]
     found = seen(changed, range(step, step + 60))
     assert found == sorted(set(found))
     assert all(position < (size if e < epoch else new) for e, position in found)
-    assert found[0][0] == (epoch if new < size else ranges[0].epoch)
-    if last != "drop":
+    left_out = new_last == "drop" and offset and size - offset < new_batch
+    assert found[0] == ((epoch, 0) if new < size or left_out else (present, offset))
+    if new_last != "drop":
         of_epoch = [position for e, position in found if e == epoch]
         assert of_epoch == list(range(new))[: len(of_epoch)]
+
+
+def test_steps_begin_with_0() -> None:
+    with pytest.raises(ValueError, match="invalid value -1 for step: expected a whole number >= 0"):
+        schedule(10, 4, "short").epoch(-1)
 
 
 def test_a_schedule_as_plain_values() -> None:

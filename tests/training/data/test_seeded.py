@@ -40,6 +40,11 @@ def test_items_differ_by_sample_and_epoch() -> None:
     assert seeded(Noise())[3] == seeded(Noise())[3] != seeded(Noise(), seed=1)[3]
 
 
+@pytest.mark.parametrize("index", [numpy.int64(3), torch.tensor(3), numpy.uint8(3)])
+def test_an_index_of_numpy_or_torch(index: Any) -> None:
+    assert seeded(Noise())[index] == seeded(Noise())[3]
+
+
 def test_the_generators_of_this_process_are_left_alone() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(torch.rand(())), float(numpy.random.rand())
