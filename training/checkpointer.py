@@ -132,6 +132,7 @@ class Checkpointer:
         done = self.restore()
         if isinstance(total, ElasticBatches):
             total = total.total(epochs or 0)  # only now the size of each batch is known
+        total = max(total, done)  # fewer steps than were done: no checkpoint of another step
         for number in range(done, total):
             yield number
             self.step(number + 1)

@@ -196,6 +196,13 @@ def test_the_optimizer_waits_for_the_copy(
     assert Script(tmp_path, checkpoint_every=None).train(10).everything() == undisturbed
 
 
+def test_fewer_steps_than_were_done_overwrite_no_checkpoint(tmp_path: Path) -> None:
+    Script(tmp_path, checkpoint_every=2).train(4)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    Script(tmp_path, checkpoint_every=2).train(2)
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_weights_that_something_else_changes(
     tmp_path: Path,

@@ -279,6 +279,14 @@ def test_data_of_another_size(
 
 def test_data_that_is_back_before_the_next_epoch_changes_nothing() -> None:
     old, larger, back = (ElasticBatches(size, 12) for size in (50, 60, 50))
+    check_that_nothing_changes(old, larger, back)
+    old, back = (ElasticBatches([30, 20], 12, weights=[1, 1]) for _ in range(2))
+    check_that_nothing_changes(old, ElasticBatches(60, 12), back)
+
+
+def check_that_nothing_changes(
+    old: ElasticBatches, larger: ElasticBatches, back: ElasticBatches
+) -> None:
     resume(old, larger, 2)
     resume(larger, back, 3)
     assert [back.size(step) for step in range(10)] == [old.size(step) for step in range(10)]
