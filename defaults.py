@@ -21,6 +21,7 @@ NODE_GRACE_S: Final = 1.0
 NODE_TIMEOUT_S: Final = 5.0
 MASTER_TIMEOUT_S: Final = 600.0
 RESCALE_DELAY_S: Final = 10.0
+DRAIN_TIMEOUT_S: Final = 60.0
 LEASE_S: Final = 3.0
 FENCE_S: Final = 6.0
 NODE_UNIT: Final = 1

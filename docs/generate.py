@@ -46,6 +46,8 @@ _KEYS = {
     "fence": "With several endpoints: how long workers keep running without a leader.",
     "rescale_delay": "How long a new node waits for more nodes before the world grows"
     " (`--rescale-delay`, which overrides it).",
+    "drain_timeout": "How long all ranks may take to save a snapshot before the world grows, where"
+    " the script has a `Checkpointer`; then it grows without.",
     "is_host": "Whether this node hosts the master; by default, the host that the endpoint names.",
 }
 

@@ -63,6 +63,21 @@ class NodePreemptionNoticed(MasterEvent):
     )
 
 
+class ScaleUpPrepared(MasterEvent):
+    """The world is about to grow; all ranks save a snapshot first, within ``limit_s``."""
+
+    reason: str
+    limit_s: float
+
+    line = "master: {reason}: saving a snapshot on all ranks first (up to {limit_s:.0f} s)"
+
+
+class ScaleUpCancelled(MasterEvent):
+    """The world does not grow: too few nodes are left for a larger one."""
+
+    line = "master: not scaling up: too few new nodes are left; training continues"
+
+
 class NodeLost(MasterEvent):
     """A node is lost: it did not reconnect in time, or another process replaced it."""
 

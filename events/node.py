@@ -217,6 +217,21 @@ class DrainOrdered(Event):
     line = "{reason}: saving a snapshot on all ranks (up to {limit_s:.0f} s)"
 
 
+class ScaleUpOrdered(Event):
+    """The world is about to grow: this node takes part in the snapshot."""
+
+    reason: str
+    limit_s: float
+
+    line = "{reason}: saving a snapshot on all ranks first (up to {limit_s:.0f} s)"
+
+
+class ScaleUpAborted(Event):
+    """The world does not grow after all."""
+
+    line = "not scaling up: too few new nodes are left; training continues"
+
+
 class PreemptionNoticesUnavailable(Event):
     """The source of preemption notices is not available."""
 

@@ -27,7 +27,7 @@ COMPATIBILITY = Heading("Compatibility with torchrun")
 
 CONF_KEYS = (
     "join_timeout, last_call_timeout, node_grace, node_timeout, master_timeout, rescale_delay"
-    " (or never)"
+    " (or never), drain_timeout"
 )
 """The keys of ``--rdzv-conf`` that the master of a job uses; their values are durations."""
 

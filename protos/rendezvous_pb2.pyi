@@ -170,7 +170,7 @@ class SuccessionSpec(_message.Message):
     def __init__(self, endpoints: _Optional[str] = ..., lease_s: _Optional[float] = ..., fence_s: _Optional[float] = ..., node_timeout_s: _Optional[float] = ..., node_grace_s: _Optional[float] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
-    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank", "is_watched")
+    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank", "is_watched", "drains_to_grow")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class NodeSpec(_message.Message):
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     WANTED_RANK_FIELD_NUMBER: _ClassVar[int]
     IS_WATCHED_FIELD_NUMBER: _ClassVar[int]
+    DRAINS_TO_GROW_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     host: str
@@ -187,7 +188,8 @@ class NodeSpec(_message.Message):
     local_world_size: int
     wanted_rank: int
     is_watched: bool
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ..., is_watched: bool = ...) -> None: ...
+    drains_to_grow: bool
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ..., is_watched: bool = ..., drains_to_grow: bool = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("step", "world_size", "rank_offset", "is_replicated")
@@ -390,12 +392,14 @@ class Notice(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Drained(_message.Message):
-    __slots__ = ("round", "step")
+    __slots__ = ("round", "step", "number")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class ChallengeReply(_message.Message):
     __slots__ = ()
@@ -624,16 +628,28 @@ class NoHang(_message.Message):
     def __init__(self, round: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ("round", "reason", "seconds", "is_whole")
+    __slots__ = ("round", "reason", "seconds", "is_whole", "resizes", "grows", "number")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    RESIZES_FIELD_NUMBER: _ClassVar[int]
+    GROWS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     round: int
     reason: str
     seconds: float
     is_whole: bool
-    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ..., is_whole: bool = ...) -> None: ...
+    resizes: bool
+    grows: bool
+    number: int
+    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ..., is_whole: bool = ..., resizes: bool = ..., grows: bool = ..., number: _Optional[int] = ...) -> None: ...
+
+class CancelDrain(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class MayLeave(_message.Message):
     __slots__ = ("round", "step")
@@ -750,7 +766,7 @@ class Renamed(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang", "stepsorder", "drain", "mayleave")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang", "stepsorder", "drain", "mayleave", "canceldrain")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -767,6 +783,7 @@ class MasterMessage(_message.Message):
     STEPSORDER_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     MAYLEAVE_FIELD_NUMBER: _ClassVar[int]
+    CANCELDRAIN_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -783,7 +800,8 @@ class MasterMessage(_message.Message):
     stepsorder: StepsOrder
     drain: Drain
     mayleave: MayLeave
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ...) -> None: ...
+    canceldrain: CancelDrain
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ..., canceldrain: _Optional[_Union[CancelDrain, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -21,7 +21,7 @@ from .data.hashing import key_of
 from .random_numbers import seed_generators
 from .ranks import Ranks
 from .worker.log import log
-from .worker.preemption import find_notice
+from .worker.preemption import DURABLE, RESIZABLE, find_notice
 from .worker.snapshot_page import Destination
 
 
@@ -211,7 +211,7 @@ class Checkpointer:
         if saves:
             self.save(number)
         if merged.notice:
-            self._drain(number, is_whole_job=merged.notice > 1)
+            self._drain(number, merged.notice)
         self._position.check()
         self._seed_step(number)
 
@@ -285,26 +285,32 @@ class Checkpointer:
         self._checkpoints.wait_or_raise()
         self._ranks.all_true(True)
 
-    def _drain(self, number: int, *, is_whole_job: bool) -> None:
-        """Save the state of this step on all ranks before nodes are preempted, and wait.
+    def _drain(self, number: int, need: int) -> None:
+        """Save the state of this step on all ranks before the world changes, and wait.
 
-        It is written to storage, unless the remaining nodes hold it in memory or saving at
+        It is written to storage, unless the nodes of the next world hold it in memory or saving at
         breakpoints is off.
+
+        Args:
+            number: completed steps.
+            need: what the notice asks for, the most of all ranks (``worker/preemption.py``).
         """
         self._snapshots.wait_for_copy()
         wants = self._notice is None or self._notice.saves
         saves = self._ranks.all_true(bool(self._checkpoint_every) and wants)
         self._snapshots.take_now(number)
-        is_held = not is_whole_job and self._snapshots.replicate_now(number)
-        if saves and (is_whole_job or not self._ranks.all_true(is_held)):
+        is_held = need < DURABLE and self._snapshots.replicate_now(
+            number, for_other_size=saves and need == RESIZABLE
+        )
+        if saves and not self._ranks.all_true(is_held):
             self._save_and_wait(number)
         if self._notice is None:
             return
         self._notice.report_saved(number)
-        while self._notice.wait(is_whole_job=is_whole_job):
-            is_whole_job = True
+        if self._notice.wait(need):
             if saves:
                 self._save_and_wait(number)
+            self._notice.wait(DURABLE)
 
     def _save_and_wait(self, number: int) -> None:
         self._checkpoints.wait_for_result()

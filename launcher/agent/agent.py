@@ -18,6 +18,8 @@ from ...events.node import (
     FenceLate,
     JobEnded,
     LogsKept,
+    ScaleUpAborted,
+    ScaleUpOrdered,
     ThisNodeRenamed,
     WorkersFenced,
 )
@@ -26,7 +28,7 @@ from ...rendezvous.lease.fencing import FenceTick, Fencing
 from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckProgress, CheckVerdict
-from ...rendezvous.protocol.drain_messages import Drain, MayLeave, Notice
+from ...rendezvous.protocol.drain_messages import CancelDrain, Drain, MayLeave, Notice
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -145,6 +147,7 @@ class Agent:
             local_world_size=local_world_size,
             wanted_rank=options.rendezvous.node_rank,
             is_watched=starter.commands.are_watched,
+            drains_to_grow=True,
         )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
@@ -313,9 +316,13 @@ class Agent:
                 await self._handle_workers(event)
             case ForkServerEvent():
                 self._event(PreloadChanged(event.state, self._options.preload, event.text))
-            case Drain() if self._runs(event.round):
+            case Drain(number, reason, seconds) if self._runs(number):
                 if self._draining.order(event) and not self._life.is_preempted:
-                    self._event(DrainOrdered(event.reason, event.seconds))
+                    ordered = ScaleUpOrdered if event.grows else DrainOrdered
+                    self._event(ordered(reason, seconds))
+            case CancelDrain(number) if self._runs(number):
+                if self._draining.cancel():
+                    self._event(ScaleUpAborted())
             case MayLeave(number) if self._runs(number):
                 self._live(event)
             case PreemptionNotice() | TimeIsUp() | Signalled():

@@ -309,6 +309,7 @@ def group_settings(
         last_call_timeout_s=timeouts.last_call_timeout_s,
         node_grace_s=timeouts.node_grace_s,
         rescale_delay_s=rescale_delay_s,
+        drain_timeout_s=timeouts.drain_timeout_s,
         master_timeout_s=timeouts.master_timeout_s,
     )
 

@@ -26,6 +26,7 @@ READERS: Final[dict[str, Callable[[str], Any]]] = {
     "lease": seconds_above_zero,
     "fence": seconds_or_never,
     "rescale_delay": seconds_or_never,
+    "drain_timeout": seconds,
     "is_host": boolean,
     "timeout": seconds_above_zero,
     "read_timeout": seconds,

@@ -1,4 +1,4 @@
-"""What the workers of this node do before nodes of the job are gone: all ranks save one state."""
+"""What the workers of this node do before the world changes: all ranks save a snapshot."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,47 +20,76 @@ class Draining:
         self._send = send
         self._page = NoticePage(self._answer, saves=saves)
         self._order: Drain | None = None
+        self._was_cancelled = False
+        """An order of the round was; a worker may still report what it has done for it."""
         self._is_ready = False
-        """The workers have all exited with 0, since nodes go."""
+        """The workers have all exited with 0, because nodes are being preempted."""
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer workers that ask whether nodes will be gone."""
+        """Accept requests of workers."""
         self._page.listen(loop)
 
     def begin(self) -> None:
         """A round begins."""
-        self._order, self._is_ready = None, False
+        self._order, self._was_cancelled, self._is_ready = None, False, False
         self._page.begin()
 
     @property
     def is_asked_for(self) -> bool:
-        """Whether workers of this node have asked whether nodes will be gone."""
+        """Whether workers of this node have requested notices."""
         return self._page.is_used
 
     def order(self, order: Drain) -> bool:
-        """Have the workers save one state; return whether it is the first order of the round."""
-        is_first, self._order = self._order is None, order
-        self._page.tell(order.seconds, is_whole=order.is_whole)
+        """Have the workers save a snapshot; return whether that is news for the user.
+
+        Workers that save none do not delay a larger world, and learn nothing of it.
+        """
+        before, self._order = self._order, order
+        is_other = before is None or before.number != order.number
+        if self._was_cancelled or (before is not None and before.grows and is_other):
+            self._page.withdraw()
+            self._was_cancelled = False
+        if order.grows and not self._page.will_save:
+            self._answer()
+            return False
+        self._page.tell(
+            order.seconds,
+            is_whole=order.is_whole,
+            resizes=order.resizes,
+            grows=order.grows,
+        )
         self._answer()
-        return is_first
+        return before is None or (is_other and order.grows) or before.grows != order.grows
+
+    def cancel(self) -> bool:
+        """Have the workers continue, if they saved for a larger world; return whether they did."""
+        if self._order is None or not self._order.grows:
+            return False
+        self._order, self._was_cancelled = None, True
+        return self._page.withdraw()
 
     def are_ready(self, round_number: int) -> bool:
-        """Return whether workers that have all exited with 0 have done so because nodes go.
+        """Return whether workers have all exited with 0 because nodes are being preempted.
 
         Then the job is not over; the master is told instead that they are ready.
         """
         order = self._order
-        if order is None or order.round != round_number or not self._page.only_ask:
+        if order is None or order.round != round_number or order.grows or not self._page.only_ask:
             return False
         self._is_ready = True
         self._answer()
         return True
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         self._page.close()
 
     def _answer(self) -> None:
+        order = self._order
+        if order is None:
+            return
         step = -1 if self._is_ready else self._page.step
-        if self._order is not None and step is not None:
-            self._send(Drained(self._order.round, step))
+        if order.grows and not self._page.will_save:
+            step = -1
+        if step is not None:
+            self._send(Drained(order.round, step, order.number))

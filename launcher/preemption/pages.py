@@ -1,4 +1,4 @@
-"""The shared page that notifies the workers of this node of preemptions."""
+"""The shared page that notifies the workers of this node of planned changes of the world."""
 
 import asyncio
 import mmap
@@ -69,18 +69,44 @@ class NoticePage:
         """Whether workers have requested notices, and none will report a saved shard."""
         return bool(self._asked) and not self._steps
 
-    def tell(self, seconds: float, *, is_whole: bool) -> None:
-        """Notify the workers that nodes are being preempted.
+    @property
+    def will_save(self) -> bool:
+        """Whether a worker will report a saved shard."""
+        return bool(self._steps)
+
+    def tell(self, seconds: float, *, is_whole: bool, resizes: bool, grows: bool) -> None:
+        """Notify the workers that the world will change.
+
+        An active notice keeps its deadline, and what it asks for is not taken back: some ranks may
+        have done it, together with all others.
 
         Args:
-            seconds: the time to save a consistent snapshot; an active order keeps its deadline.
+            seconds: the time to save a consistent snapshot.
             is_whole: all nodes of the job are being preempted.
+            resizes: the next world has another size.
+            grows: no node is being preempted.
         """
-        if self._words is None:
+        words, now = self._words, time.monotonic_ns()
+        if words is None:
             return
-        self._words[notices.IS_WHOLE] = int(is_whole)
-        if not self._words[notices.UNTIL_NS]:
-            self._words[notices.UNTIL_NS] = time.monotonic_ns() + int(seconds * 1e9)
+        if 0 < words[notices.UNTIL_NS] <= now and seconds > 0:
+            self.withdraw()  # it is over, and the ranks have continued
+        is_active = words[notices.UNTIL_NS] > 0
+        words[notices.IS_WHOLE] = int(is_whole or (is_active and words[notices.IS_WHOLE]))
+        words[notices.RESIZES] = int(resizes or (is_active and words[notices.RESIZES]))
+        words[notices.GROWS] = int(grows)
+        if not is_active:
+            words[notices.UNTIL_NS] = now + int(seconds * 1e9)
+
+    def withdraw(self) -> bool:
+        """Take the notice back: the workers continue; return whether there was one."""
+        self._steps = dict.fromkeys(self._steps)
+        words = self._words
+        if words is None or not words[notices.UNTIL_NS]:
+            return False
+        for word in (notices.UNTIL_NS, notices.IS_WHOLE, notices.RESIZES, notices.GROWS):
+            words[word] = 0
+        return True
 
     def close(self) -> None:
         """Release all resources."""

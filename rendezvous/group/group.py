@@ -6,24 +6,17 @@ tests drives it through random histories against the invariants I1 to I7 of
 docs/internals/architecture.md.
 
 It is made of parts: ``joining`` (how nodes come), ``formation`` (when a round is formed and of
-which nodes), ``rounds`` (what becomes of it), ``checks`` (the gate before it), ``takeover`` (what
-an earlier master has left), ``waiting``, ``liveness`` and ``ending``. They share a ``JobState`` and
-an ``Outbox``. Here events and time are handed to them, and every part that remembers a node is
-told when it is gone.
+which nodes), ``rounds`` (what becomes of it), ``drains`` (before the world changes as
+planned), ``checks`` (the gate before it), ``takeover`` (what an earlier master left), ``waiting``,
+``liveness`` and ``ending``. They share a ``JobState`` and an ``Outbox``. Here events and time are
+handed to them, and every part that remembers a node is told when it is gone.
 """
 
 import math
 
-from ...events.master import (
-    JobForgotten,
-    NodeDisconnected,
-    NodePreemptionNoticed,
-    NodesRespondAgain,
-    NoNodeResponds,
-)
-from ..policy.drain import Draining
+from ...events.master import JobForgotten, NodeDisconnected, NodesRespondAgain, NoNodeResponds
 from ..protocol.check_messages import CheckResult
-from ..protocol.drain_messages import Drain, Drained, MayLeave, Notice
+from ..protocol.drain_messages import Drained, Notice
 from ..protocol.messages import (
     Attend,
     Challenge,
@@ -39,6 +32,7 @@ from ..protocol.messages import (
     Verdict,
 )
 from .checks import Checks
+from .drains import Drains
 from .ending import Ending
 from .events import Command, Detached, Event, GroupSettings, Hung, Received
 from .examination import Examiner
@@ -83,7 +77,7 @@ class Group:
             self.state, self._out, self._waiting, self._rounds, examiner, self._gone
         )
         self._liveness = Liveness(self.settings)
-        self._draining = Draining()
+        self._drains = Drains(self.state, self._out, self._rounds)
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -173,8 +167,8 @@ class Group:
                 times.append(self._rounds.gate.deadline())
             case Takeover() as takeover:
                 times.append(takeover.until)
-            case Running() as running if running.rescale_at < math.inf:
-                times.append(running.rescale_at)
+            case Running() as running if running.is_growing:
+                times.append(min(running.rescale_at, running.grows_until))
         return min((time for time in times if time is not None), default=None)
 
     def _gathering_deadlines(self) -> list[float | None]:
@@ -230,7 +224,7 @@ class Group:
             self.state.phase.node_removed(name)
         self.roster.remove(node)
         self._rounds.gate.forget(name)
-        self._draining.forget(name)
+        self._drains.forget(name)
         self._joining.contest.postpone(node.spec, -math.inf)
 
     # --- events ------------------------------------------------------------------------------
@@ -259,13 +253,10 @@ class Group:
             case Leave(reason):
                 self._joining.rival_leaves(node)
                 self._rounds.leave(node, reason)
-            case Notice(reason, seconds):
-                if self._draining.notice(node.spec.node_id, reason, now + seconds):
-                    self._out.note(NodePreemptionNoticed(node.spec.node_id, reason, seconds))
-            case Drained(round_number, step):
-                if round_number == self.state.round == node.round:
-                    world = (self.state.round, self.state.formed_by)
-                    self._draining.left(world, node.spec.node_id, step)
+            case Notice():
+                self._drains.noticed(node, message)
+            case Drained():
+                self._drains.drained(node, message)
             case ChallengeReply():
                 self._joining.answered(node, now)
             case CheckResult():
@@ -299,7 +290,7 @@ class Group:
         for newcomer in self._joining.contest.won(now):
             self._joining.displace(newcomer, now)
         if isinstance(self.state.phase, Running) and self.state.phase.rescale_at <= now:
-            self._rounds.rescale(self.state.phase)
+            self._drains.rescale(self.state.phase)
         announce_at = self._waiting.announce_at
         if announce_at is not None and announce_at <= now:
             self._waiting.announce(now)
@@ -343,32 +334,18 @@ class Group:
             self._formation.advance_checks(now)
         if isinstance(self.state.phase, Gathering):
             self._formation.try_form(now)
-        if self._draining and isinstance(self.state.phase, Running):
-            self._drain(now)  # also in a round that has just begun
+        if isinstance(phase := self.state.phase, Running):
+            self._drains.advance(phase)
         if isinstance(phase := self.state.phase, Ending):
             newcomers = self._joining.contest.dissolve()
             self._out.add([phase.tell(newcomer.link) for newcomer in newcomers])
             self._out.add(phase.advance(self.roster.detached, now))
 
-    def _drain(self, now: float) -> None:
-        """Nodes will be gone: have all ranks leave one state, then let these nodes leave."""
-        nodes = {node.spec.node_id: node for node in self.roster.in_phase(NodePhase.RUNNING)}
-        if not self._draining.is_any(nodes):
-            return
-        links = {name: node.link for name, node in nodes.items()}
-        order, untold = self._draining.orders((self.state.round, self.state.formed_by), links)
-        left_s = max(0.0, order.until - now)
-        drain = Drain(self.state.round, order.reason, left_s, order.is_whole)
-        for name in untold:
-            self._out.send(nodes[name], drain)
-        step, may_leave = self._draining.dismissals(links)
-        for name in may_leave:
-            self._out.send(nodes[name], MayLeave(self.state.round, step))
-
     def _try_take_over(self, takeover: Takeover, now: float) -> None:
         taken = takeover.decide(now)
         if taken is not None:
             self._rounds.take_over(taken, now)
+            self._drains.taken_over()
             return
         for node_id, stop in takeover.take_stops():
             node = self.roster.get(node_id)

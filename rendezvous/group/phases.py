@@ -36,7 +36,14 @@ class Running:
     rank0_is_done: bool = False
     """Rank 0 has succeeded, and decides."""
     rescale_at: float = math.inf
-    """When it is stopped for a larger world."""
+    """When all ranks are to save a snapshot, for a larger world; infinity: not planned."""
+    grows_until: float = math.inf
+    """They save it, until then at the latest the round is stopped; infinity: they do not."""
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether a larger world is planned."""
+        return min(self.rescale_at, self.grows_until) < math.inf
 
 
 @dataclass(slots=True)

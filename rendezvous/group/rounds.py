@@ -317,7 +317,7 @@ class Rounds:
 
     # --- a larger world ----------------------------------------------------------------------
 
-    def _growth(self) -> int:
+    def growth(self) -> int:
         """Return by how many nodes a world could grow."""
         state, members = self._state, self._roster.count(NodePhase.RUNNING)
         # Where a node is done, the job is about to end: no restart for a new node.
@@ -332,18 +332,13 @@ class Rounds:
     def plan_rescale(self, now: float) -> None:
         """Schedule the end of the round for a larger one, if there are enough nodes."""
         delay_s, running = self._state.rescale_delay_s, self._state.phase
-        if isinstance(running, Running) and running.rescale_at == math.inf and self._growth() > 0:
+        if isinstance(running, Running) and self.growth() > 0 and not running.is_growing:
             running.rescale_at = now + delay_s
 
-    def rescale(self, running: Running) -> None:
-        """Stop the round for a larger one, if there are still enough nodes."""
-        running.rescale_at = math.inf
-        growth = self._growth()
-        if growth > 0:
-            size = self._state.world_nodes + growth
-            self.stop_round(
-                f"scaling up from {self._state.world_nodes} to {size} nodes", counted=False
-            )
+    def growth_reason(self) -> str:
+        """Return why a round is stopped for a larger one."""
+        nodes = self._state.world_nodes
+        return f"scaling up from {nodes} to {nodes + self.growth()} nodes"
 
     # --- the end of the job ------------------------------------------------------------------
 

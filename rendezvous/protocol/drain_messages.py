@@ -1,4 +1,7 @@
-"""What is said before nodes go away, so that all ranks leave the state of one step. Values only."""
+"""What is sent before the world changes as planned: all ranks save a consistent snapshot first.
+
+Nodes are being preempted, or the world grows. Values only.
+"""
 
 from typing import Annotated
 
@@ -9,9 +12,9 @@ from .offer import STEP_MAX
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """This node will be gone soon (SIGTERM, a notice of its cloud): the ranks may leave one state.
+    """This node is being preempted (SIGTERM, a notice of its cloud): all ranks may save first.
 
-    It is said again on each stream, until the node leaves.
+    It is sent again on each stream, until the node leaves.
     """
 
     reason: Reason
@@ -21,29 +24,48 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Every worker of this node has left its share of the state of one step, and waits."""
+    """Every worker of this node has saved its shard of the state of one step, and waits."""
 
     round: Count
     step: Annotated[int, Whole(-1, STEP_MAX)]
     """How many steps were done; -1: the workers keep no state, or have kept it themselves."""
+    number: Count = 0
+    """Of the order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Nodes will be gone soon: have the workers leave one state, then answer ``Drained``."""
+    """The world is about to change: have all ranks save a consistent snapshot.
+
+    The answer is ``Drained``.
+    """
 
     round: int
     reason: str
-    """Which node, and why."""
+    """Which node is being preempted and why, or the sizes of the worlds."""
     seconds: float
     """How long they may take, from now."""
     is_whole: bool
-    """All nodes of the round will be gone: nothing that is in memory stays."""
+    """All nodes of the round are being preempted: nothing in memory survives."""
+    resizes: bool = False
+    """The next world has another size: sharded state in memory does not count there."""
+    grows: bool = False
+    """No node leaves: the round is stopped for a larger world. Only for nodes with
+    ``NodeSpec.drains_to_grow``."""
+    number: int = 0
+    """Another one after an order of the round that was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelDrain:
+    """The world does not grow: the workers continue. It does not cancel a preemption."""
+
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
 class MayLeave:
-    """All ranks have left the state of one step: a node that will be gone may leave now."""
+    """All ranks have saved the state of one step: a node that is being preempted may leave now."""
 
     round: int
     step: int

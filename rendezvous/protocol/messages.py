@@ -30,7 +30,7 @@ from .bounded import (
     Workers,
 )
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
-from .drain_messages import Drain, Drained, MayLeave, Notice
+from .drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
 from .failure import Failure
 from .lease_messages import SuccessionSpec
 from .offer import Offer, Resumption, Saving
@@ -118,6 +118,8 @@ class NodeSpec:
     """``--node-rank``, when the user gave one."""
     is_watched: bool = False
     """``--watch-workers``."""
+    drains_to_grow: bool = False
+    """It knows ``Drain.grows`` and ``CancelDrain``; an earlier version does not."""
 
 
 class ClaimState(enum.Enum):
@@ -437,4 +439,5 @@ MasterMessage = (
     | StepsOrder
     | Drain
     | MayLeave
+    | CancelDrain
 )

@@ -25,6 +25,7 @@ class Timeouts:
     """With several endpoints: of the one that leads."""
     fence_s: float = defaults.FENCE_S
     """With several endpoints: how long workers outlive their leader; infinity: no limit."""
+    drain_timeout_s: float = defaults.DRAIN_TIMEOUT_S
 
     @property
     def silence_s(self) -> float:

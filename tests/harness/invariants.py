@@ -51,6 +51,7 @@ from ft_run.tests.harness.policy_invariants import PolicyWatch, is_over
 from ft_run.tests.harness.progress_invariants import ProgressWatch
 from ft_run.tests.harness.simulated_agent import Agent
 from ft_run.tests.harness.snapshot_invariants import (
+    GrowthWatch,
     check_dismissal,
     check_resumption,
     check_savings,
@@ -92,6 +93,7 @@ class Invariants:
         self._policy = PolicyWatch(job)
         self._progress = ProgressWatch(job.policy.max_no_progress if job.policy else 0)
         self._takeover = TakeoverWatch()
+        self._growth = GrowthWatch(settings.drain_timeout_s)
         self._highest = -1
         self._given_up: dict[str, int] = {}
         """By incarnation: up to this round its workers are no longer waited for."""
@@ -393,6 +395,7 @@ class Invariants:
         has_verdict = self._verdict is not None
         for command in commands:
             if not isinstance(command, Send):
+                self._growth.noted(command, group.state.master_id, group.round, now)
                 continue
             match command.message:
                 case Start(assignment):
@@ -409,6 +412,8 @@ class Invariants:
                     check_dismissal(command.message, self._agents, group.state.formed_by)
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
+                    of = (group.state.master_id, group.state.formed_by)
+                    self._growth.stopped(command.message, self._agents, *of, now)
                 case CheckVerdict(exit_code, report=report):
                     self._bad_links += json.loads(report)["bad_links"] if report else []
                     if (spec := self._spec_of(group, command.link)) is not None:
@@ -419,6 +424,8 @@ class Invariants:
                     self._one_verdict(group, replace(command.message, saving=None), now)
                     if command.link in self._of_the_next_job:
                         raise InvariantError("I5: the verdict is told to a node of the next job")
+        if group.phase is GroupPhase.RUNNING:
+            self._growth.looked(group.state.master_id, group.round, now)
         if verdicts:
             self._all_are_saved(group, verdicts)
         for round_number, assignments in new.items():
@@ -706,6 +713,7 @@ class Invariants:
                 raise InvariantError(f"I7: {agent.name} cannot leave")
         if group.phase is GroupPhase.RUNNING:
             self._runs(group)
+            self._growth.settled(self._agents)
         elif group.phase is not GroupPhase.FINISHED and group.job is not None:
             raise InvariantError(f"I7: the group is {group.phase.value} for ever")
 

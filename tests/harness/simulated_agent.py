@@ -10,7 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
-from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, MayLeave, Notice
+from ft_run.rendezvous.protocol.drain_messages import (
+    CancelDrain,
+    Drain,
+    Drained,
+    MayLeave,
+    Notice,
+)
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -124,6 +130,7 @@ class Agent:
         *,
         repeats_leave: bool,
         is_replicated: bool = False,
+        saves: bool = True,
     ) -> None:
         self.spec = spec
         self.job = job
@@ -166,6 +173,8 @@ class Agent:
         self.steps = 0
         """How many steps its workers have done."""
         self._is_replicated = is_replicated
+        self.saves = saves
+        """Its workers have a Checkpointer."""
         self.notice: float | None = None
         """It will be gone in so many seconds, and leaves then at the latest."""
         self.drain: Drain | None = None
@@ -254,6 +263,9 @@ class Agent:
                 self._stop(round_number)
             case Drain(round_number):
                 self._drain(message)
+            case CancelDrain(round_number):
+                if self.drain is not None and self.drain.grows and self.live == round_number:
+                    self.drain, self.drains_at = None, None
             case MayLeave(round_number):
                 if self.notice is not None and self.live == round_number and not self.is_leaving:
                     self.leave()
@@ -346,18 +358,31 @@ class Agent:
         self._send(Notice("a notice", seconds))
 
     def _drain(self, order: Drain) -> None:
-        if self.live == order.round:
-            self.drain = order
-            self._say_drained()  # once more, where it has
+        if self.live != order.round:
+            return
+        before, self.drain = self.drain, order
+        if before is not None and before.grows and before.number != order.number:
+            self.drains_at = None
+        if order.grows:
+            assert self.spec.drains_to_grow, f"{self.name} does not know what {order} means"
+        self._say_drained()  # once more, where it has
 
     @property
     def has_drained(self) -> bool:
         """Whether its workers have left the state that all ranks have agreed on, and wait."""
         return self.drains_at is not None and self.steps >= self.drains_at
 
+    @property
+    def saved(self) -> int | None:
+        """The step that its workers have left as all ranks have agreed on, -1: they leave none."""
+        if not self.saves:
+            return -1
+        return self.steps if self.has_drained else None
+
     def _say_drained(self) -> None:
-        if self.drain is not None and self.has_drained and self.live == self.drain.round:
-            self._send(Drained(self.drain.round, self.steps))
+        step = self.saved
+        if self.drain is not None and step is not None and self.live == self.drain.round:
+            self._send(Drained(self.drain.round, step, self.drain.number))
 
     def _held(self) -> Snapshots | None:
         if self.line is None or not (self.left or self.replicas):

@@ -47,6 +47,10 @@ class Setup:
     has_pins: bool
     is_replicated: bool
     """Any rank's state is that of all, so that it outlives a change of the world."""
+    saves: bool
+    """The script has a Checkpointer."""
+    has_old_nodes: bool
+    """Some nodes do not save before the world grows: they have an earlier version of ft-run."""
     repeats_leave: bool
     nodes_at_start: int
     runs_at_start: bool
@@ -72,6 +76,8 @@ class Setup:
             rescale_delay_s=math.inf if options & 1 else 10.0,
             has_pins=bool(options & 2) and bool(options & 4),
             is_replicated=bool(times & 128),
+            saves=not rules & 64,
+            has_old_nodes=bool(rules & 128) and bool(options & 128),
             repeats_leave=bool(options & 8),
             nodes_at_start=start // 2 % (maximum + _NODES_BEYOND_MAX + 1),
             runs_at_start=not start & 1,
@@ -318,6 +324,7 @@ class Simulation:
             role=("trainer", "reader")[number % 2],
             local_world_size=1 + number % 3,
             wanted_rank=pin,
+            drains_to_grow=not (self.setup.has_old_nodes and number % 2),
         )
         agent = Agent(
             spec,
@@ -326,6 +333,7 @@ class Simulation:
             lambda: self.now,
             repeats_leave=self.setup.repeats_leave,
             is_replicated=self.setup.is_replicated,
+            saves=self.setup.saves,
         )
         self.agents.append(agent)
         self._log(f"{agent.name} starts")
@@ -395,14 +403,31 @@ class Simulation:
             agent.give_notice(5.0)
 
     def _agree_on_drain(self, choice: int) -> None:
-        """The ranks of a round hear of an order to drain, and agree on the next step of all."""
-        told = [a for a in self._working() if a.drain is not None and a.drains_at is None]
+        """The ranks of a round hear of an order to drain, and agree on the next step of all.
+
+        Often all do it before anything else happens.
+        """
+        told = [
+            a for a in self._working() if a.saves and a.drain is not None and a.drains_at is None
+        ]
         if agent := _pick(told, choice):
             peers = [a for a in self._working() if a.line == agent.line]
             step = 1 + max(a.steps for a in peers)
             self._log(f"the ranks of {agent.line} leave the state of step {step}")
             for peer in peers:
                 peer.drains_at = step
+                while choice & 12 and not peer.has_drained:
+                    peer.take_snapshot()
+
+    def _plan_growth(self, choice: int) -> None:
+        """A node joins in peace, the next thing that the master plans is due, and ranks save."""
+        self._start_node(choice)
+        self._flush(0)
+        self._tick(0)
+        if choice & 64:
+            self._flush(0)
+        if choice & 128:
+            self._agree_on_drain(choice)
 
     # --- checks ------------------------------------------------------------------------------
 
@@ -589,7 +614,8 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._thaw: 2,
     Simulation._terminate: 2,
     Simulation._give_notice: 2,
-    Simulation._agree_on_drain: 3,
+    Simulation._agree_on_drain: 8,
+    Simulation._plan_growth: 8,
     Simulation._fail: 5,
     Simulation._train: 1,
     Simulation._hang: 1,

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from ft_run.events.master import ScaleUpCancelled, ScaleUpPrepared
 from ft_run.rendezvous.protocol.drain_messages import MayLeave
-from ft_run.rendezvous.protocol.messages import Assignment
+from ft_run.rendezvous.protocol.messages import Assignment, Stop
 from ft_run.rendezvous.protocol.offer import Saving
 from ft_run.tests.harness.simulated_agent import Agent, Left
 
@@ -82,9 +83,71 @@ def check_dismissal(message: MayLeave, agents: Sequence[Agent], formed_by: str) 
     """
     line = (message.round, formed_by)
     alive = [a for a in agents if a.is_there and a.live == message.round and a.line == line]
-    steps = {agent.steps if agent.has_drained else None for agent in alive}
+    steps = {agent.saved for agent in alive}
     if steps - {message.step}:
         raise SnapshotError(f"I9: a node may leave with {message}, but ranks have left {steps}")
+
+
+class GrowthWatch:
+    """Sees that a round is stopped for a larger one when all ranks have saved, or time is over."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._planned: dict[tuple[str, int], float] = {}
+        """By master and round: when the larger one was planned."""
+        self._stopped: set[tuple[str, int]] = set()
+        """By master: rounds that a node was told to stop."""
+
+    def noted(self, event: object, master: str, number: int, now: float) -> None:
+        """The master notes something, while a round runs."""
+        if isinstance(event, ScaleUpPrepared):
+            self._planned[master, number] = now
+        elif isinstance(event, ScaleUpCancelled):
+            del self._planned[master, number]
+
+    def stopped(
+        self, stop: Stop, agents: Sequence[Agent], master: str, formed_by: str, now: float
+    ) -> None:
+        """A node is told to stop its workers.
+
+        Args:
+            stop: what it is told.
+            agents: all that there are.
+            master: that says so.
+            formed_by: the master that formed the round.
+            now: the time.
+        """
+        if (master, stop.round) in self._stopped or not stop.reason.startswith("scaling up"):
+            return
+        self._stopped.add((master, stop.round))
+        line = (stop.round, formed_by)
+        alive = [a for a in agents if a.is_there and a.live == stop.round and a.line == line]
+        steps = {agent.saved for agent in alive}
+        planned = self._planned.get((master, stop.round))
+        if planned is None:
+            if all(agent.spec.drains_to_grow for agent in agents):
+                raise SnapshotError(f"I9: {stop}, and nobody was asked to save")
+        elif ", all ranks saved" in stop.reason:
+            if steps - {int(stop.reason.rpartition(" ")[2])}:
+                raise SnapshotError(f"I9: {stop}, but ranks have saved {steps}")
+        elif "without a snapshot" in stop.reason:
+            if now < planned + self._limit_s:
+                raise SnapshotError(f"I9: {stop} at {now}, too early: planned at {planned}")
+        elif alive and -1 not in steps:
+            raise SnapshotError(f"I9: {stop}, but ranks save: {steps}")
+
+    def looked(self, master: str, number: int, now: float) -> None:
+        """After an event the round runs on."""
+        planned = self._planned.get((master, number), now)
+        if now >= planned + self._limit_s:
+            raise SnapshotError(f"I9: at {now} a larger world than planned at {planned} is late")
+
+    @staticmethod
+    def settled(agents: Sequence[Agent]) -> None:
+        """Nothing more happens by itself: no rank waits for a larger world."""
+        for agent in agents:
+            if agent.live is not None and agent.drain is not None and agent.drain.grows:
+                raise SnapshotError(f"I9: {agent.name} waits for a larger world: {agent.drain}")
 
 
 def check_savings(

@@ -24,7 +24,7 @@ class StepReport(NamedTuple):
     saver_is_busy: int = 0
     """1: the previous checkpoint is still being written."""
     notice: int = 0
-    """The preemption notice: ``Notice.code``."""
+    """What the notice of the agent asks for: ``Notice.code``."""
     lacks_plan: int = 0
     """1: the shards of the newest snapshot have no common metadata yet."""
     missing: int = Missing.NOTHING

@@ -230,10 +230,15 @@ class SnapshotManager:
         if not self._own.overwrite(number, key, value):
             self._own.forget(number)
 
-    def replicate_now(self, number: int) -> bool:
-        """Return whether other nodes hold this rank's state of a step, after sending it to them."""
+    def replicate_now(self, number: int, *, for_other_size: bool = False) -> bool:
+        """Return whether other nodes hold this rank's state of a step, after sending it to them.
+
+        Args:
+            number: completed steps.
+            for_other_size: for another number of ranks, with which replicas do not count.
+        """
         is_held = self._is_replicated(number)
-        if self._replicas is not None:
+        if self._replicas is not None and not for_other_size:
             is_held = self._replicas.exchange_now(number) or is_held
         return is_held
 

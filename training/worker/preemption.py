@@ -1,4 +1,4 @@
-"""The worker's side of preemption notices.
+"""The worker's side of notices: nodes are being preempted, or the world grows.
 
 The agent publishes a notice in a page of memory (a memfd). Each number there is written by one
 aligned store of 8 bytes, so readers never see half of one.
@@ -15,10 +15,15 @@ from .agent_socket import ancestors, connect
 
 PAGE_BYTES = 4096
 
-UNTIL_NS, IS_WHOLE, SAVES = range(3)
+UNTIL_NS, IS_WHOLE, SAVES, RESIZES, GROWS = range(5)
 """Indexes of 8-byte words in the page: the deadline until which ranks may save a consistent
 snapshot (CLOCK_MONOTONIC; 0: no notice); 1 if all nodes of the job are being preempted, so that
-nothing in memory survives; 1 if the state must then be written to storage."""
+nothing in memory survives; 1 if what would be lost is to be written to storage; 1 if the next world
+has another size, so that sharded state in memory does not count there; 1 if no node is being
+preempted, but the world grows."""
+NOTHING, SNAPSHOT, RESIZABLE, DURABLE = range(4)
+"""What a notice asks for, the least first: nothing; a consistent snapshot; one that another number
+of ranks can load; one on storage."""
 MAGIC = b"ftrnotc1"
 REQUEST = struct.Struct("<8sIIq")
 """A worker's request: ``MAGIC``, its rank, the kind, and after ``LEFT`` the completed steps. The
@@ -35,7 +40,7 @@ def address_of(pid: int) -> bytes:
 
 
 class Notice:
-    """The preemption notice of this node's agent."""
+    """The notice of this node's agent."""
 
     def __init__(self, pid: int, page_fd: int, rank: int) -> None:
         """Map the page.
@@ -53,12 +58,7 @@ class Notice:
     @property
     def is_given(self) -> bool:
         """Whether nodes of this job are being preempted."""
-        return bool(self._page[UNTIL_NS])
-
-    @property
-    def is_whole_job(self) -> bool:
-        """Whether all nodes of this job are being preempted."""
-        return bool(self._page[IS_WHOLE])
+        return bool(self._page[UNTIL_NS]) and not self._page[GROWS]
 
     @property
     def saves(self) -> bool:
@@ -67,26 +67,32 @@ class Notice:
 
     @property
     def code(self) -> int:
-        """0: nothing to do; 1: save a consistent snapshot; 2: save it to storage."""
-        until = self._page[UNTIL_NS]
-        return 0 if until in (0, self._obeyed_ns) else 1 + int(self.is_whole_job)
+        """What the notice asks for, ``NOTHING`` if this process has obeyed it."""
+        return NOTHING if self._page[UNTIL_NS] in (0, self._obeyed_ns) else self._need
+
+    @property
+    def _need(self) -> int:
+        if self._page[IS_WHOLE]:
+            return DURABLE
+        return RESIZABLE if self._page[RESIZES] else SNAPSHOT
 
     def report_saved(self, step: int) -> None:
         """Report to the agent that this rank has saved its shard of a step."""
         self._obeyed_ns = self._page[UNTIL_NS]
         _request(self._pid, self._rank, LEFT, step)
 
-    def wait(self, *, is_whole_job: bool) -> bool:
-        """Wait to be stopped, until the deadline of the notice.
+    def wait(self, done: int) -> bool:
+        """Wait to be stopped, until the deadline of the notice that ``report_saved`` has obeyed.
 
         Args:
-            is_whole_job: whether the notice covers all nodes already.
+            done: what this process has done, e.g. ``RESIZABLE``.
 
         Returns:
-            True as soon as it covers all nodes; False at the deadline: training continues.
+            True as soon as the notice asks for more; False at its deadline, or when it is
+            withdrawn: training continues.
         """
-        while time.monotonic_ns() < self._page[UNTIL_NS]:
-            if self.is_whole_job and not is_whole_job:
+        while time.monotonic_ns() < self._page[UNTIL_NS] == self._obeyed_ns:
+            if self._need > done:
                 return True
             time.sleep(_POLL_S)
         return False

@@ -20,8 +20,8 @@ def test_nothing_said_means_the_defaults() -> None:
 def test_every_key_is_understood() -> None:
     assert parse_conf(
         "join_timeout=1,last_call_timeout=2,node_grace=3,node_timeout=4,master_timeout=5,"
-        "connect_timeout=6,rescale_delay=7.5,is_host=true"
-    ) == RendezvousConf(Timeouts(1, 2, 3, 4, 5, 6), 7.5, True)
+        "connect_timeout=6,rescale_delay=7.5,drain_timeout=8,is_host=true"
+    ) == RendezvousConf(Timeouts(1, 2, 3, 4, 5, 6, drain_timeout_s=8), 7.5, True)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,8 @@ def test_unknown_keys_are_remarked_once_with_the_nearest_known() -> None:
     assert parse_conf("zzz=5,nodegrace=1", "PET_RDZV_CONF").warnings == (
         "PET_RDZV_CONF: the keys 'zzz', 'nodegrace' (did you mean node_grace?) are unknown and"
         " ignored; the known keys are join_timeout, last_call_timeout, node_grace, node_timeout,"
-        " master_timeout, connect_timeout, lease, fence, rescale_delay, is_host.",
+        " master_timeout, connect_timeout, lease, fence, rescale_delay,"
+        " drain_timeout, is_host.",
     )
 
 

@@ -9,8 +9,10 @@ import pytest
 from ft_run.launcher.preemption.draining import Draining
 from ft_run.rendezvous.protocol.drain_messages import Drain, Drained
 from ft_run.tests.harness.descriptors import own_descriptors
+from ft_run.values import replace
 
 ORDER = Drain(3, "node b is being preempted (SIGTERM)", 30.0, is_whole=False)
+GROWTH = Drain(3, "scaling up", 30.0, is_whole=False, resizes=True, grows=True)
 WORKER = """
 import sys
 from ft_run.training.worker.preemption import find_notice
@@ -29,7 +31,7 @@ for line in sys.stdin:
         notice.report_saved(int(number))
         print(notice.code, flush=True)
     elif word == "wait":
-        print(notice.wait(is_whole_job=False), flush=True)
+        print(notice.wait(int(number)), flush=True)
 """
 
 
@@ -136,7 +138,7 @@ def test_a_worker_that_waits_hears_that_nothing_in_memory_stays() -> None:
         worker = await Worker.start(0)
         node.draining.order(ORDER)
         await worker.ask("left 7")
-        waiting = asyncio.create_task(worker.ask("wait"))
+        waiting = asyncio.create_task(worker.ask("wait 1"))
         node.draining.order(Drain(3, "all", 1.0, is_whole=True))
         assert await waiting == "True"
         await worker.end()
@@ -149,7 +151,7 @@ def test_a_worker_does_not_wait_beyond_its_time() -> None:
         worker = await Worker.start(0)
         node.draining.order(Drain(3, "all", 0.05, is_whole=False))
         await worker.ask("left 7")
-        assert await worker.ask("wait") == "False"
+        assert await worker.ask("wait 1") == "False"
         await worker.end()
 
     run(test)
@@ -197,6 +199,99 @@ def test_a_round_begins_without_a_notice() -> None:
         node.draining.begin()
         assert await worker.ask("code") == "0"
         assert not node.draining.is_asked_for
+        await worker.end()
+
+    run(test)
+
+
+def test_before_the_world_grows_a_script_is_not_preempted_and_saves_for_another_size() -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0)
+        assert node.draining.order(GROWTH)  # the user is told once
+        assert not node.draining.order(GROWTH)
+        assert [await worker.ask("given"), await worker.ask("code")] == ["False", "2"]
+        await worker.ask("left 7")
+        assert node.sent == [Drained(3, 7)]
+        assert node.draining.order(ORDER)  # a node is preempted meanwhile
+        assert await worker.ask("given") == "True"
+        assert node.sent[-1] == Drained(3, 7)  # what was saved is enough
+        await worker.end()
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["ask", None])
+def test_workers_that_save_nothing_do_not_delay_a_larger_world(kind: str | None) -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0, kind) if kind is not None else None
+        assert not node.draining.order(GROWTH)  # no word for the user
+        assert node.sent == [Drained(3, -1)]
+        assert not node.draining.are_ready(3)  # if they exit with 0 the job is over
+        if worker is not None:
+            assert await worker.ask("given") == "False"
+            await worker.end()
+
+    run(test)
+
+
+def test_workers_continue_when_the_world_does_not_grow() -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0)
+        node.draining.order(GROWTH)
+        await worker.ask("left 7")
+        waiting = asyncio.create_task(worker.ask("wait 2"))
+        assert node.draining.cancel()
+        assert await waiting == "False"
+        assert await worker.ask("code") == "0"
+        assert not node.draining.cancel()
+        await worker.ask("left 8")  # too late
+        again = replace(GROWTH, number=1)
+        assert node.draining.order(again)
+        assert node.sent == [Drained(3, 7)]
+        assert await worker.ask("code") == "2"
+        await worker.ask("left 9")
+        assert node.sent[1:] == [Drained(3, 9, 1)]
+        await worker.end()
+
+    run(test)
+
+
+def test_a_larger_world_of_another_master_is_another_order() -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0)
+        node.draining.order(GROWTH)
+        await worker.ask("left 7")
+        waiting = asyncio.create_task(worker.ask("wait 2"))
+        assert node.draining.order(replace(GROWTH, number=1))
+        assert await waiting == "False"  # the step goes on, and it saves once more
+        assert await worker.ask("code") == "2"
+        assert node.sent == [Drained(3, 7)]
+        await worker.end()
+
+    run(test)
+
+
+def test_a_preemption_is_not_cancelled() -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0)
+        node.draining.order(ORDER)
+        assert not node.draining.cancel()
+        assert await worker.ask("code") == "1"
+        await worker.end()
+
+    run(test)
+
+
+def test_an_order_that_is_over_leaves_no_deadline() -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0)
+        node.draining.order(replace(GROWTH, seconds=0.01))
+        await worker.ask("left 7")
+        assert await worker.ask("wait 2") == "False"
+        node.draining.order(GROWTH)  # of a new master, which counts alike
+        assert await worker.ask("code") == "2"
+        await worker.ask("left 9")
+        assert node.sent == [Drained(3, 7), Drained(3, 9)]
         await worker.end()
 
     run(test)

@@ -17,7 +17,7 @@ def test_a_node_may_leave_when_all_have_left_one_state() -> None:
     scene.say("b", Notice("SIGTERM", 15.0))
     for name in "abc":
         reason = "node b is being preempted (SIGTERM)"
-        assert scene.last(name, Drain) == Drain(0, reason, 15.0, is_whole=False)
+        assert scene.last(name, Drain) == Drain(0, reason, 15.0, is_whole=False, resizes=True)
         assert not scene.stops(name)
     drained(scene, "a", "b")
     assert not scene.all_told("b", MayLeave)
@@ -64,7 +64,7 @@ def test_when_all_will_be_gone_all_are_told_so() -> None:
     scene.wait(5)
     scene.say("b", Notice("gcp", 10.0))
     reason = "node b is being preempted (gcp)"
-    assert scene.last("a", Drain) == Drain(0, reason, 10.0, is_whole=True)
+    assert scene.last("a", Drain) == Drain(0, reason, 10.0, is_whole=True)  # as many come, or none
     drained(scene, *"ab")
     assert scene.all_told("a", MayLeave) == scene.all_told("b", MayLeave) == [MayLeave(0, 8)]
 
@@ -118,9 +118,9 @@ def test_nothing_is_kept_of_a_node_that_is_gone() -> None:
     draining = Draining()
     assert draining.notice("a", "SIGTERM", 15.0)
     assert not draining.notice("a", "gcp", 10.0)  # no news
-    assert draining
+    assert not draining.is_idle
     draining.forget("a")
-    assert not draining
+    assert draining.is_idle
 
 
 def test_the_order_comes_with_the_start_of_a_round() -> None:
