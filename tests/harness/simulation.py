@@ -632,6 +632,37 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._mend_master: 3,
 }
 _ACTIONS = tuple(action for action, weight in _WEIGHTS.items() for _ in range(weight))
+_OF_GROWTH: dict[Callable[[Simulation, int], None], int] = {
+    Simulation._deliver: 4,
+    Simulation._deliver_some: 4,
+    Simulation._flush: 6,
+    Simulation._deliver_late_copy: 1,
+    Simulation._tick: 1,
+    Simulation._pass_time: 4,
+    Simulation._reconnect: 2,
+    Simulation._cut: 1,
+    Simulation._notice_cut: 2,
+    Simulation._kill: 1,
+    Simulation._terminate: 1,
+    Simulation._give_notice: 1,
+    Simulation._agree_on_drain: 10,
+    Simulation._plan_growth: 6,
+    Simulation._finish_stop: 4,
+    Simulation._take_snapshots: 2,
+    Simulation._kill_master: 1,
+    Simulation._start_master: 3,
+}
+STEPS_OF_GROWTH = tuple(
+    _ACTIONS.index(action) for action, weight in _OF_GROWTH.items() for _ in range(weight)
+)
+"""What happens while worlds grow, as first bytes of the steps of a history."""
+
+
+def growing_setup(data: bytes) -> bytes:
+    """Return the bytes of a setup, changed so that worlds may grow, and all ranks save before."""
+    size, restarts, options, start, rules, times = data
+    smallest = size % 16 + 16 * (1 + size // 16 % 2)
+    return bytes((smallest, restarts, options & ~0b10011, start, rules & ~192, times))
 
 
 class _WatchedLadder(Ladder):

@@ -94,8 +94,8 @@ class Exam:
 class Transcript:
     """The world of one script: agents, one master at a time, a clock."""
 
-    def __init__(self, job: JobSpec, settings: GroupSettings) -> None:
-        self._job, self._settings = job, settings
+    def __init__(self, job: JobSpec, settings: GroupSettings, *, saves: bool) -> None:
+        self._job, self._settings, self._saves = job, settings, saves
         self._now = 0.0
         self._lines: list[str] = []
         self._agents: dict[str, Agent] = {}
@@ -142,12 +142,15 @@ class Transcript:
             role="default",
             local_world_size=1,
             wanted_rank=None if pin is None else int(pin),
+            drains_to_grow=True,
         )
         spec = replace(
             spec, node_id=given.pop("id", spec.node_id), address=given.pop("ip", spec.address)
         )
         job = replace(self._job, **{key: _OPTIONS[key](value) for key, value in given.items()})
-        self._agents[name] = Agent(spec, job, self._port, lambda: self._now, repeats_leave=True)
+        self._agents[name] = Agent(
+            spec, job, self._port, lambda: self._now, repeats_leave=True, saves=self._saves
+        )
         if claimed is not None:
             last, restarts, *excluded = claimed.split(",")
             past, state = Past(excluded=tuple(excluded)), ClaimState.STOPPED
@@ -293,9 +296,10 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def job_of(line: str) -> tuple[JobSpec, GroupSettings]:
-    """Return the options that the ``job`` line of a script stands for."""
+def begin(line: str) -> Transcript:
+    """Begin with the options that the ``job`` line of a script stands for."""
     given = dict(part.split("=", 1) for part in shlex.split(line)[1:])
+    saves = given.pop("checkpointer", "yes") == "yes"
     low, _, high = given.pop("nodes").partition(":")
     policy = PolicySpec(
         rules=tuple(filter(None, given.pop("rules", "").split(","))),
@@ -308,7 +312,7 @@ def job_of(line: str) -> tuple[JobSpec, GroupSettings]:
     settings = GroupSettings(**times)
     values = {key: _OPTIONS[key](value) for key, value in given.items() if "_s" not in key}
     job = JobSpec("job", int(low), int(high or low), 1, 3, policy, checks)
-    return replace(job, **values), settings
+    return Transcript(replace(job, **values), settings, saves=saves)
 
 
 def perform(script: str) -> str:
@@ -320,7 +324,7 @@ def perform(script: str) -> str:
             continue
         written.append(line)
         if line.startswith("job "):
-            play = Transcript(*job_of(line))
+            play = begin(line)
         elif line and not line.startswith("#"):
             assert play is not None, "the first event is before the job"
             written += [f"    {said}" for said in play.play(line)]

@@ -10,7 +10,13 @@ from ft_run.rendezvous.protocol.check_messages import (
     CheckResult,
     CheckVerdict,
 )
-from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, MayLeave, Notice
+from ft_run.rendezvous.protocol.drain_messages import (
+    CancelDrain,
+    Drain,
+    Drained,
+    MayLeave,
+    Notice,
+)
 from ft_run.rendezvous.protocol.messages import (
     Attend,
     Challenge,
@@ -69,6 +75,8 @@ def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
             return f"leaves: {reason}"
         case Notice(reason, seconds):
             return f"will be gone ({reason}); the ranks have {seconds:g} s"
+        case Drained(number, -1):
+            return f"round {number}: the workers save no state"
         case Drained(number, step):
             return f"round {number}: the state of step {step} is left"
         case ChallengeReply():
@@ -126,11 +134,14 @@ def _from_master(message: NodeMessage | MasterMessage) -> str:
             how = " at once" if is_stale else " (ending workers may end)" if lets_settle else ""
             how = " (which hang)" if is_hung else how
             return f"stop round {number}{how}: {reason}"
-        case Drain(number, reason, seconds, is_whole):
-            whole = ", nothing in memory stays" if is_whole else ""
+        case Drain(number, reason, seconds, is_whole, resizes):
+            whole = ", for another number of ranks" if resizes else ""
+            whole = ", nothing in memory stays" if is_whole else whole
             return (
                 f"leave the state of one step of round {number} in {seconds:g} s{whole}: {reason}"
             )
+        case CancelDrain(number):
+            return f"go on with round {number}: the world does not grow"
         case MayLeave(number, step):
             return f"you may leave round {number}: all have left step {step}"
         case Challenge():

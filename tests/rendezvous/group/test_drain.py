@@ -1,15 +1,22 @@
-"""Before a node goes away, all ranks leave the state of one step."""
+"""Before nodes leave or the world grows, all ranks save the state of one step."""
 
+import pytest
 from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.policy.drain import Draining
-from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, MayLeave, Notice
+from ft_run.rendezvous.protocol.drain_messages import (
+    CancelDrain,
+    Drain,
+    Drained,
+    MayLeave,
+    Notice,
+)
 from ft_run.rendezvous.protocol.messages import Leave, Stop
 from ft_run.tests.harness.scene import Scene, claim_of, running
 
 
-def drained(scene: Scene, *names: str, step: int = 8) -> None:
+def drained(scene: Scene, *names: str, step: int = 8, number: int = 0) -> None:
     for name in names:
-        scene.say(name, Drained(scene.group.round, step))
+        scene.say(name, Drained(scene.group.round, step, number))
 
 
 def test_a_node_may_leave_when_all_have_left_one_state() -> None:
@@ -133,3 +140,202 @@ def test_the_order_comes_with_the_start_of_a_round() -> None:
     reason = "node a is being preempted (SIGTERM)"
     for name in "ab":
         assert scene.last(name, Drain) == Drain(1, reason, 15.0, is_whole=False)
+
+
+# --- the size of the next world ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "spares", "is_resized"),
+    [
+        (1, 2, [], True),  # a smaller world follows
+        (2, 2, [], False),  # a replacement is waited for
+        (2, 3, [], True),  # the others wait for one replacement, or two
+        (2, 2, [1], False),  # a spare takes the place
+        (2, 2, [2], True),  # it has more workers
+    ],
+)
+def test_ranks_know_whether_the_world_will_have_another_size(
+    low: int, high: int, spares: list[int], is_resized: bool
+) -> None:
+    scene = running(low, high)
+    for workers in spares:
+        scene.attend("s", workers=workers)
+    scene.say("b", Notice("SIGTERM", 15.0))
+    assert scene.last("a", Drain).resizes == is_resized
+
+
+def test_a_spare_that_leaves_changes_the_size() -> None:
+    scene = running(1, 2)
+    scene.attend("s")
+    scene.say("b", Notice("SIGTERM", 15.0))
+    assert not scene.last("a", Drain).resizes
+    scene.say("s", Leave("SIGTERM"))
+    assert scene.last("a", Drain).resizes
+
+
+# --- the world grows -----------------------------------------------------------------------------
+
+
+def growing(names: str = "ab", high: int = 4) -> Scene:
+    """A round for which another node has come, at the moment at which a larger one is planned."""
+    scene = running(2, high, names, drains_to_grow=True)
+    scene.attend("n")
+    scene.wait(10)
+    return scene
+
+
+def test_the_world_grows_when_all_ranks_have_saved_one_step() -> None:
+    scene = growing()
+    words = "scaling up from 2 to 3 nodes"
+    for name in "ab":
+        order = Drain(0, words, 60.0, is_whole=False, resizes=True, grows=True)
+        assert scene.all_told(name, Drain) == [order]
+        assert not scene.stops(name)
+    assert f"{words}: saving a snapshot on all ranks first (up to 60 s)" in scene.notes
+    assert not scene.all_told("n", Drain)
+    drained(scene, "a")
+    drained(scene, "b", step=7)
+    assert not scene.stops("a")
+    drained(scene, "b")
+    assert scene.last("a", Stop).reason == f"{words}, all ranks saved the snapshot of step 8"
+    scene.stopped(*"ab")
+    assert (scene.group.round, scene.group.restarts) == (1, 0)
+    assert scene.ranks(*"abn") == [0, 1, 2]
+    scene.wait(3600)
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert len(scene.all_told("a", Drain)) == 1
+
+
+def test_workers_that_save_nothing_are_not_waited_for() -> None:
+    scene = growing()
+    drained(scene, "b", step=-1)
+    assert scene.last("a", Stop).reason == "scaling up from 2 to 3 nodes"
+
+
+def test_nodes_of_an_earlier_version_are_not_ordered_to_save() -> None:
+    scene = Scene(2, 4, drains_to_grow=True)
+    scene.attend("a")
+    scene.drains_to_grow = False
+    scene.attend("b")
+    scene.wait(60)
+    scene.drains_to_grow = True
+    scene.attend("n")
+    scene.wait(10)
+    assert not scene.all_told("a", Drain)
+    assert scene.last("a", Stop).reason == "scaling up from 2 to 3 nodes"
+
+
+def test_the_world_grows_at_the_latest_when_the_time_is_over() -> None:
+    scene = growing()
+    drained(scene, "a")
+    scene.wait(59.9)
+    assert not scene.stops("a")
+    scene.wait(0.1)
+    assert scene.last("a", Stop).reason == (
+        "scaling up from 2 to 3 nodes, without a snapshot: not all ranks saved it within 60 s"
+    )
+
+
+def test_a_node_that_comes_meanwhile_is_in_the_larger_world() -> None:
+    scene = growing()
+    scene.attend("o")
+    scene.wait(20)
+    assert len(scene.all_told("a", Drain)) == 1
+    drained(scene, *"ab")
+    assert "from 2 to 4 nodes" in scene.last("a", Stop).reason
+
+
+@pytest.mark.parametrize("way", ["leaves", "is lost"])
+def test_training_continues_when_the_new_node_is_gone(way: str) -> None:
+    scene = growing()
+    drained(scene, "a")
+    if way == "leaves":
+        scene.say("n", Leave("SIGTERM"))
+    else:
+        scene.detach("n")
+    for name in "ab":
+        assert scene.all_told(name, CancelDrain) == [CancelDrain(0)]
+    drained(scene, "b")  # on its way
+    scene.wait(3600)
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert not scene.stops("a")
+    assert scene.group.deadline() is None
+    scene.attend("m")
+    scene.wait(10)
+    assert scene.last("a", Drain).number == 1
+    drained(scene, *"ab")  # for the order that was cancelled
+    assert not scene.stops("a")
+    drained(scene, *"ab", step=9, number=1)
+    assert scene.stops("a") == [0]
+
+
+def test_the_cancellation_is_sent_again_on_another_stream() -> None:
+    scene = growing()
+    scene.detach("b")
+    scene.say("n", Leave("SIGTERM"))
+    scene.attend("b", claim=claim_of(0, 1))
+    assert scene.told["b"][-1] == CancelDrain(0)
+    assert len(scene.all_told("b", Drain)) == 1
+
+
+def test_a_member_that_has_succeeded_ends_the_plan() -> None:
+    scene = growing()
+    scene.done("a")
+    assert scene.last("b", CancelDrain) == CancelDrain(0)
+    scene.done("b")
+    assert scene.group.phase is GroupPhase.FINISHED
+
+
+def test_a_member_that_is_preempted_meanwhile_leaves_first() -> None:
+    scene = growing(high=3)
+    drained(scene, "a")
+    scene.say("b", Notice("SIGTERM", 15.0))
+    order = scene.last("a", Drain)
+    assert (order.grows, order.resizes, order.number) == (False, False, 0)  # n takes its place
+    drained(scene, "b")
+    assert not scene.stops("a")
+    assert scene.all_told("b", MayLeave) == [MayLeave(0, 8)]
+    scene.say("b", Leave("SIGTERM"))
+    scene.stopped(*"ab")
+    assert scene.group.round == 1
+    assert scene.ranks(*"an") == [0, 1]
+
+
+def test_a_larger_world_waits_for_a_node_that_leaves_but_not_for_long() -> None:
+    scene = running(2, 4, drains_to_grow=True)
+    scene.say("b", Notice("gcp", 600.0))
+    scene.attend("n")
+    scene.attend("o")
+    scene.wait(69.9)
+    drained(scene, *"ab")
+    assert not scene.stops("a")
+    scene.wait(0.1)
+    assert scene.stops("a") == [0]
+
+
+def test_a_new_master_cancels_what_the_one_before_may_have_ordered() -> None:
+    scene = Scene(2, 3, drains_to_grow=True)
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(0, rank, formed_by="before"))
+    assert scene.group.phase is GroupPhase.RUNNING
+    for name in "ab":
+        assert scene.all_told(name, CancelDrain) == [CancelDrain(0)]
+    drained(scene, *"ab")  # of the order before
+    scene.attend("n")
+    scene.wait(10)
+    assert not scene.stops("a")
+    drained(scene, *"ab", step=9, number=scene.last("a", Drain).number)
+    assert scene.stops("a") == [0]
+
+
+def test_nodes_of_an_earlier_version_are_not_told_that_nothing_is_ordered() -> None:
+    scene = Scene(2, 3)
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(0, rank, formed_by="before"))
+    assert not scene.all_told("a", CancelDrain)
+    scene.say("a", Notice("SIGTERM", 15.0))
+    drained(scene, *"ab")  # they know no number
+    assert scene.all_told("a", MayLeave) == [MayLeave(0, 8)]
+    scene.done("a")
+    assert not scene.all_told("b", CancelDrain)

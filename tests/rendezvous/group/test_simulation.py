@@ -9,7 +9,12 @@ import os
 import random
 
 import pytest
-from ft_run.tests.harness.simulation import SETUP_BYTES, live_through
+from ft_run.tests.harness.simulation import (
+    SETUP_BYTES,
+    STEPS_OF_GROWTH,
+    growing_setup,
+    live_through,
+)
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -37,5 +42,32 @@ def test_invariants_hold_in_every_history(chunk):
     )
     def histories(setup: bytes, history: bytes) -> None:
         live_through(setup + history)
+
+    histories()
+
+
+@pytest.mark.timeout(0 if HISTORIES > 2000 else 400)
+@pytest.mark.parametrize("chunk", range(-(-HISTORIES // _CHUNK)))
+def test_invariants_hold_while_worlds_grow(chunk):
+    """Most of what happens is that nodes join, ranks save, and the round is replaced."""
+    print(f"FT_RUN_SIMULATION_SEED={SEED} chunk={chunk}")
+
+    @seed(SEED + chunk)
+    @settings(
+        max_examples=min(_CHUNK, HISTORIES - chunk * _CHUNK) // 2,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        setup=st.binary(min_size=SETUP_BYTES, max_size=SETUP_BYTES),
+        steps=st.lists(
+            st.tuples(st.sampled_from(STEPS_OF_GROWTH), st.integers(0, 255)),
+            min_size=20,
+            max_size=100,
+        ),
+    )
+    def histories(setup: bytes, steps: list[tuple[int, int]]) -> None:
+        live_through(growing_setup(setup) + bytes(byte for step in steps for byte in step))
 
     histories()
