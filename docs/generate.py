@@ -47,7 +47,7 @@ _KEYS = {
     "rescale_delay": "How long a new node waits for more nodes before the world grows"
     " (`--rescale-delay`, which overrides it).",
     "drain_timeout": "How long all ranks may take to save a snapshot before the world grows, where"
-    " the script has a `Checkpointer`; then it grows without.",
+    " the script has a `Checkpointer`; then it grows without. 0: it grows at once.",
     "is_host": "Whether this node hosts the master; by default, the host that the endpoint names.",
 }
 

@@ -66,11 +66,11 @@ class Drains:
         if self._rounds.growth() <= 0:
             return
         reason = self._rounds.growth_reason()
+        limit_s = self._state.settings.drain_timeout_s
         members = self._roster.in_phase(NodePhase.RUNNING)
-        if not all(node.spec.drains_to_grow for node in members):
+        if not limit_s or not all(node.spec.drains_to_grow for node in members):
             self._rounds.stop_round(reason, counted=False)
             return
-        limit_s = self._state.settings.drain_timeout_s
         running.grows_until = self._state.now + limit_s
         self._draining.plan_growth(self._world, reason, running.grows_until)
         self._out.note(ScaleUpPrepared(reason, limit_s))

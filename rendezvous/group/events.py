@@ -20,7 +20,7 @@ class GroupSettings:
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Where the job has no ``--rescale-delay`` of its own; infinity: never."""
     drain_timeout_s: float = defaults.DRAIN_TIMEOUT_S
-    """How long ranks may take to save a snapshot before the world grows."""
+    """How long ranks may take to save a snapshot before the world grows; 0: they save none."""
     takeover_grace_s: float = defaults.TAKEOVER_GRACE_S
     identity_answer_s: float = defaults.IDENTITY_ANSWER_S
     verdict_grace_s: float = defaults.VERDICT_GRACE_S

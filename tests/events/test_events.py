@@ -29,6 +29,8 @@ from ft_run.events.node import (
     NodeStarted,
     NodeWaits,
     PreemptionNoticesUnavailable,
+    ScaleUpAborted,
+    ScaleUpOrdered,
     ThisNodeLeaves,
     ThisNodeRenamed,
     WorkersAlone,
@@ -150,6 +152,16 @@ CASES: list[tuple[Event, int, str]] = [
         DrainOrdered("node vm/1 is being preempted (SIGTERM)", 15.0),
         Severity.WARNING,
         "node vm/1 is being preempted (SIGTERM): saving a snapshot on all ranks (up to 15 s)",
+    ),
+    (
+        ScaleUpOrdered("scaling up from 1 to 2 nodes", 60.0),
+        Severity.INFO,
+        "scaling up from 1 to 2 nodes: saving a snapshot on all ranks first (up to 60 s)",
+    ),
+    (
+        ScaleUpAborted(),
+        Severity.INFO,
+        "not scaling up: too few new nodes are left; training continues",
     ),
     (
         ThisNodeLeaves("notice of gcp", 2, 7),

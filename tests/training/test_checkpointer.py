@@ -264,6 +264,18 @@ def test_what_another_rank_has_not_is_forgotten(
     assert (snapshots._replicas is not None) == goes_on
 
 
+def given_notice(monkeypatch: pytest.MonkeyPatch, *, saves: int) -> memoryview:
+    """Return the page of notices of an agent, which the next Checkpointer maps."""
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, preemption.PAGE_BYTES)
+    words = memoryview(mmap.mmap(fd, preemption.PAGE_BYTES)).cast("Q")
+    words[preemption.SAVES] = saves
+    notice = Notice(0, fd, 0)
+    os.close(fd)
+    monkeypatch.setattr(checkpointer, "find_notice", lambda *_, **__: notice)
+    return words
+
+
 @pytest.mark.parametrize(
     ("is_wanted", "every", "expected"),
     [(1, 100, {3}), (0, 100, set()), (1, None, set()), (1, 3, {3})],
@@ -280,13 +292,8 @@ def test_what_is_on_storage_before_all_nodes_are_gone(
 ) -> None:
     if has_memory:
         memory(-1)
-    fd = os.memfd_create("test")
-    os.ftruncate(fd, preemption.PAGE_BYTES)
-    words = memoryview(mmap.mmap(fd, preemption.PAGE_BYTES)).cast("Q")
-    words[preemption.SAVES] = is_wanted
-    monkeypatch.setattr(checkpointer, "find_notice", lambda *_, **__: Notice(0, fd, 0))
+    words = given_notice(monkeypatch, saves=is_wanted)
     script = Script(tmp_path, checkpoint_every=every)
-    os.close(fd)
     script.checkpointer.restore()
     for step in range(1, 5):
         if step == 2:  # the order comes; its time is over, so that nothing is waited for
@@ -294,6 +301,27 @@ def test_what_is_on_storage_before_all_nodes_are_gone(
         script.checkpointer.step(step)
         found = {int(name[5:]) for name in os.listdir(tmp_path) if name.startswith("step-")}
         assert found == (expected if step >= 3 else set())
+
+
+@pytest.mark.parametrize(("has_memory", "expected"), [(True, set()), (False, {3})])
+def test_what_is_on_storage_before_the_number_of_ranks_changes(
+    tmp_path: Path,
+    memory: Given,
+    monkeypatch: pytest.MonkeyPatch,
+    has_memory: bool,
+    expected: set[int],
+) -> None:
+    """State that is the same on all ranks stays in memory."""
+    if has_memory:
+        memory(-1)
+    words = given_notice(monkeypatch, saves=1)
+    script = Script(tmp_path, checkpoint_every=100)
+    script.checkpointer.restore()
+    for step in range(1, 5):
+        if step == 2:
+            words[preemption.RESIZES] = words[preemption.UNTIL_NS] = 1
+        script.checkpointer.step(step)
+    assert {int(name[5:]) for name in os.listdir(tmp_path) if name.startswith("step-")} == expected
 
 
 def test_a_checkpoint_is_resumed_from_without_ft_run(

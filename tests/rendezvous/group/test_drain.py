@@ -226,6 +226,14 @@ def test_nodes_of_an_earlier_version_are_not_ordered_to_save() -> None:
     assert scene.last("a", Stop).reason == "scaling up from 2 to 3 nodes"
 
 
+def test_nothing_is_saved_where_there_is_no_time_for_it() -> None:
+    scene = running(2, 4, drains_to_grow=True, drain_timeout_s=0.0)
+    scene.attend("n")
+    scene.wait(10)
+    assert not scene.all_told("a", Drain)
+    assert scene.last("a", Stop).reason == "scaling up from 2 to 3 nodes"
+
+
 def test_the_world_grows_at_the_latest_when_the_time_is_over() -> None:
     scene = growing()
     drained(scene, "a")
