@@ -12,7 +12,7 @@ from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.values import replace
 
 ORDER = Drain(3, "node b is being preempted (SIGTERM)", 30.0, is_whole=False)
-GROWTH = Drain(3, "scaling up", 30.0, is_whole=False, resizes=True, grows=True)
+GROWTH = Drain(3, "scaling up", 3600.0, is_whole=False, resizes=True, grows=True)
 WORKER = """
 import sys
 from ft_run.training.worker.preemption import find_notice

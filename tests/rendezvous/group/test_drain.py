@@ -245,12 +245,16 @@ def test_the_world_grows_at_the_latest_when_the_time_is_over() -> None:
     )
 
 
-def test_a_node_that_comes_meanwhile_is_in_the_larger_world() -> None:
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_a_node_that_comes_meanwhile_is_in_the_larger_world(has_saved: bool) -> None:
     scene = growing()
     scene.attend("o")
     scene.wait(20)
     assert len(scene.all_told("a", Drain)) == 1
-    drained(scene, *"ab")
+    if has_saved:
+        drained(scene, *"ab")
+    else:
+        scene.wait(40)  # the time limit stays
     assert "from 2 to 4 nodes" in scene.last("a", Stop).reason
 
 
