@@ -233,7 +233,7 @@ def test_a_node_that_fails_its_check_gets_no_job(ft: Launcher, cluster: Slurm) -
     node = cluster.ask("scontrol", "-o", "show", "node", "gpu002")
     assert "DRAIN" in node
     assert "Reason=ft-run check: " in node
-    assert "less than the 1e+05 asked for" in node
+    assert "less than the required 1e+05" in node
     assert "gpu002" not in cluster.ask("scontrol", "show", "hostnames", job.nodes())
     job.go_on.touch()
     cluster.wait_for_job(job.number, "COMPLETED")
