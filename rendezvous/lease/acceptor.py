@@ -1,9 +1,9 @@
-"""One vote: what a listed host has promised, and to which process. PaxosLease's acceptor. Pure.
+"""The acceptor of PaxosLease: what one listed host has promised, and to which process. Pure.
 
-It keeps nothing on a disk. One that was started again does not know what it had accepted, so it
-takes part only when the longest lease is over. A lease that runs is never given to another
-process, and a candidate that asks meanwhile does not raise what was promised: a host that is cut
-off from the leader disturbs nothing.
+It stores nothing on disk. An acceptor that was restarted does not know what it had accepted, so it
+votes only when the longest lease has expired. A valid lease is never granted to another process,
+and the requests of other candidates meanwhile do not raise the promised number: a host that is cut
+off from the leader does not disturb the lease.
 """
 
 import math
@@ -11,51 +11,51 @@ import math
 from ..protocol.lease_messages import NO_HOST, NO_ROUND, LeaseAnswer, LeaseAsk, LeaseStep
 
 _JUMP_MAX = 1_000_000
-"""A number that is asked with may be so far above what this host knows: one message, which any
-stranger may send where there is no token, must not use up the numbers. A host that was started
-again, and knows of none, asks the others by itself, and believes what they answer."""
+"""How far a proposed number may exceed the highest known one: a single message, which any
+unauthenticated client can send to a job without a token, must not use up the numbers. A host that
+was restarted, and knows no number, asks the others and accepts their answers."""
 
 
 class Acceptor:
     """The vote of one host. All times are of its own clock, in seconds."""
 
     def __init__(self, lease_s: float, now: float) -> None:
-        """Begin with no memory.
+        """Create an acceptor that has accepted nothing.
 
         Args:
-            lease_s: of every lease; a proposer with another one is refused.
-            now: the time.
+            lease_s: the length of every lease; proposers with another length are refused.
+            now: the current time.
         """
         self._lease_s = lease_s
         self.takes_part_at = now + lease_s
         self.highest = 0
-        """The highest number that was seen."""
+        """The highest known number."""
         self._promised: tuple[int, str] = (0, "")
-        """The highest number that was promised, and to which process."""
+        """The highest promised number, and the process it was promised to."""
         self._process: str | None = None
         self._number = 0
-        """Of the proposal that was accepted last."""
+        """The number of the last accepted proposal."""
         self._host = NO_HOST
         self._term = 0
         self._given_back = 0
-        """The number that was given back last: what it asked for may arrive only now."""
+        """The last released number: requests with it may arrive late."""
         self.until = -math.inf
-        """When the lease that was accepted last ends here."""
+        """When the last accepted lease expires, by this host's clock."""
         self._first_term = 0
-        """Of the first lease that this process has known of; 0: none."""
+        """The term of the first lease that this process knows of; 0: none."""
         self.formed = NO_ROUND
-        """Term and number of the newest round that a leader has told of: it may have begun."""
+        """Term and number of the newest round that a leader has announced: it may have started."""
 
     def leader(self, now: float) -> tuple[int, int] | None:
-        """Return host and term of the lease that runs here."""
+        """Return host and term of the valid lease; None: there is none."""
         return (self._host, self._term) if now < self.until else None
 
     def believes(self, number: int) -> bool:
-        """Return whether a number that was not asked for can be that of a listed host."""
+        """Return whether an unsolicited number is plausible for a listed host."""
         return number <= self.highest + _JUMP_MAX
 
     def learn(self, number: int, term: int = 0) -> None:
-        """Take note of a number, and of the term of a lease, that were seen elsewhere."""
+        """Record a number, and the term of a lease, of another host."""
         self.highest = max(self.highest, number, term)
         if term:
             self._first_term = min(self._first_term or term, term)
@@ -72,7 +72,7 @@ class Acceptor:
     def _take(self, ask: LeaseAsk, now: float) -> bool:
         is_own = ask.process == self._process
         if ask.step.gives_back:
-            is_last = is_own and ask.number >= self._number  # or it comes late, after the next one
+            is_last = is_own and ask.number >= self._number  # else the message is late
             if is_last:
                 self.until, self._given_back = now, ask.number
             return is_last
@@ -81,7 +81,7 @@ class Acceptor:
         if now < self.until and not is_own:
             return False
         if ask.step is LeaseStep.PREPARE:
-            # The same process asks again where several listed names are those of this host.
+            # The same process asks twice if several listed names are those of this host.
             promise = (ask.number, ask.process)
             if ask.number <= self._promised[0] and promise != self._promised:
                 return False

@@ -1,12 +1,13 @@
-"""One listed host's part in which host leads: PaxosLease's proposer beside its acceptor. Pure.
+"""The part of one listed host in leader election: PaxosLease's proposer and its acceptor. Pure.
 
-What is asked is asked of all other hosts; each answer, or none, comes back. The *term* is the
-number with which a lease was won. It stays while the lease is renewed, also where a renewal needs
-a higher number, because another host has asked for the lease meanwhile.
+Each request is sent to all other hosts, which may or may not answer. The *term* is the number with
+which a lease was won. It does not change when the lease is renewed, even if a renewal needs a
+higher number because another host has requested the lease meanwhile.
 
-The lease carries the newest round. No worker of a round is started before a majority knows of it,
-so that the next leader never takes an older one for the newest. It is told when the round before is
-being stopped; earlier, the next leader could not tell whether it has begun.
+The lease carries the newest round. No worker of a round is started before a majority knows the
+round, so that the next leader never considers an older one the newest. It is announced when the
+previous round is being stopped; if it were earlier, the next leader could not know whether it has
+started.
 """
 
 import math
@@ -20,17 +21,17 @@ from .times import LeaseTimes
 
 @dataclass(slots=True)
 class _Attempt:
-    """A question that is under way."""
+    """A pending request to all hosts."""
 
     ask: LeaseAsk
     since: float
-    """When it was asked: from then on a lease that it brings is counted."""
+    """When it was sent: a lease that it wins counts from then."""
     accepted: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
 
 
 class Elector:
-    """Tries to lead when nothing leads. All times are of this host's clock, in seconds."""
+    """Requests the lease if no host leads. All times are of this host's clock, in seconds."""
 
     def __init__(
         self,
@@ -41,33 +42,33 @@ class Elector:
         now: float,
         chance: Callable[[], float],
     ) -> None:
-        """Begin as a host that knows nothing.
+        """Create the elector of a host that knows no lease.
 
         Args:
-            hosts: how many are listed.
-            own: the place of this host in the list.
+            hosts: the number of listed hosts.
+            own: the position of this host in the list.
             process: random id of this process.
-            times: the lease.
+            times: the times of the lease.
             now: the time.
-            chance: returns numbers from 0 to 1, so that two candidates do not meet for ever.
+            chance: returns random numbers from 0 to 1, so that candidates do not collide forever.
         """
         self._hosts, self._own, self._process = hosts, own, process
         self._times = times
         self._chance = chance
         self.acceptor = Acceptor(times.lease_s, now)
         self.term = 0
-        """Of the lease that this process has or had last."""
+        """The term of this process's present or last lease."""
         self._number = 0
         self._held_until = -math.inf
         self._is_outbid = False
         self._attempt: _Attempt | None = None
         self._next_at = self.acceptor.takes_part_at + own * self._pause_s() / hosts
         self._vouched: tuple[int, set[int]] = (0, set())
-        """A term, and the hosts that know of no lease before it."""
+        """A term, and the hosts that know no earlier lease."""
         self._newest = self.told = NO_ROUND
-        """Term and number of the newest round, and of the newest that a majority knows of."""
+        """Term and number of the newest round, and of the newest that a majority knows."""
         self.known = NO_ROUND
-        """The newest round of an earlier leader, when this one was elected."""
+        """The newest round of an earlier leader when this one was elected."""
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -77,23 +78,23 @@ class Elector:
 
     @property
     def is_first(self) -> bool:
-        """Whether all listed hosts were heard, and none has ever known of an earlier leader."""
+        """Whether all listed hosts have answered, and none has ever known an earlier leader."""
         term, hosts = self._vouched
         return term == self.term and len(hosts) == self._hosts
 
     def leader(self, now: float) -> tuple[int, int] | None:
-        """Return host and term of the leader, as far as it is known here."""
+        """Return host and term of the leader, as far as this host knows; None: unknown."""
         if self.leads(now):
             return self._own, self.term
         known = self.acceptor.leader(now)
         return known if known is not None and known[0] != self._own else None
 
     def lease_left_s(self, now: float) -> float:
-        """Return for how long this process may count on its lease."""
+        """Return how long this process may rely on its lease, in seconds."""
         return max(0.0, self._held_until - now)
 
     def deadline(self) -> float:
-        """Return when ``due`` wants to be called next."""
+        """Return when ``due`` must be called next."""
         if self._attempt is not None:
             next_at = self._attempt.since + self._times.renew_s
         else:
@@ -103,17 +104,17 @@ class Elector:
     # --- what happens ------------------------------------------------------------------------
 
     def take(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
-        """Answer another host."""
+        """Answer the request of another host."""
         answer = self.acceptor.ask(ask, now)
         if ask.step.gives_back and answer.accepted:
             self._next_at = now + self._pause_s()
         return replace(answer, host=self._own)
 
     def saw(self, term: int, now: float) -> LeaseAsk | None:
-        """A node has followed a leader of that term; a lower one gives up, to be elected anew.
+        """Record that a node has followed a leader of that term; a leader of a lower one resigns.
 
         Returns:
-            What is to be asked of all others.
+            the request to send to all other hosts.
         """
         if not self.acceptor.believes(term):
             return None
@@ -121,16 +122,16 @@ class Elector:
         return self.give_back(now) if self.leads(now) and term > self.term else None
 
     def tell(self, newest: tuple[int, int], now: float) -> LeaseAsk | None:
-        """A majority has to know of a round, by term and number; return what is to be asked."""
+        """Announce a round, by term and number, to a majority; return the request to send."""
         self._newest, self._next_at = newest, now
         return self.due(now)
 
     def give_back(self, now: float, exit_code: int | None = None) -> LeaseAsk | None:
-        """End the lease in order; return what is to be asked of all others.
+        """Release the lease; return the request to send to all other hosts.
 
         Args:
             now: the time.
-            exit_code: of the job, where that is over and all nodes have heard so.
+            exit_code: of the job, if it is over and all nodes have received the verdict.
         """
         held = self._ask(LeaseStep.RELEASE, self._last_number)
         if exit_code is not None:
@@ -140,10 +141,10 @@ class Elector:
         return self._release(held, now)
 
     def due(self, now: float) -> LeaseAsk | None:
-        """Let time pass; return what is to be asked of all others."""
+        """Do what is due now; return the request to send to all other hosts."""
         attempt = self._attempt
         if self._held_until > -math.inf and not self.leads(now):
-            # The votes for a renewal that has not sufficed would keep others from being elected.
+            # The votes for a renewal without a majority would prevent the election of others.
             return self._release(self._ask(LeaseStep.RELEASE, self._last_number), now)
         if attempt is not None and now >= attempt.since + self._times.renew_s:
             return self._give_up_attempt(now)
@@ -160,14 +161,14 @@ class Elector:
         return self._begin(self._ask(LeaseStep.PREPARE, self._next_number()), now)
 
     def heard(self, host: int, ask: LeaseAsk, answer: LeaseAnswer, now: float) -> LeaseAsk | None:
-        """Take the answer of a host; return what is to be asked of all others."""
+        """Process the answer of a host; return the request to send to all other hosts."""
         self.acceptor.learn(answer.highest)
         self.acceptor.formed = max(self.acceptor.formed, (answer.round_term, answer.round))
         if ask.step is LeaseStep.PROPOSE and not answer.knows_earlier:
             self._vouch(host, ask.term)
         attempt = self._attempt
         if attempt is None or ask is not attempt.ask:
-            return None  # also where it is equal: a late answer to an earlier renewal
+            return None  # even if it is equal: a late answer to an earlier renewal
         if not answer.accepted:
             if self.leads(now) and ask.step is LeaseStep.PROPOSE and answer.highest > ask.number:
                 self._is_outbid = True
@@ -194,15 +195,15 @@ class Elector:
 
     @property
     def _last_number(self) -> int:
-        """Of the votes that were asked for last."""
+        """The number of the last request."""
         return self._number if self._attempt is None else self._attempt.ask.number
 
     def _next_number(self) -> int:
-        """Return a number above all that were seen, which no other host uses."""
+        """Return a number above all known ones that no other host uses."""
         return (self.acceptor.highest // self._hosts + 1) * self._hosts + self._own
 
     def _begin(self, ask: LeaseAsk, now: float) -> LeaseAsk | None:
-        """Ask; the vote of this host comes first, and is needed."""
+        """Return the request, if this host votes for it: its own vote is required."""
         self._attempt = _Attempt(ask, now)
         own = self.acceptor.ask(ask, now)
         if not own.accepted:
@@ -219,7 +220,7 @@ class Elector:
         self._vouched[1].add(host)
 
     def _give_up_attempt(self, now: float) -> LeaseAsk | None:
-        """Ask again later; votes that have not sufficed are given back, or cost a whole lease."""
+        """Retry later; release votes without a majority, which would block for a whole lease."""
         attempt, self._attempt = self._attempt, None
         self._next_at = now + self._pause_s()
         if attempt is None or attempt.ask.step is not LeaseStep.PROPOSE or self.leads(now):
@@ -250,5 +251,5 @@ class Elector:
         self._next_at = now + self._pause_s()
 
     def _pause_s(self) -> float:
-        """Return how long a candidate waits before it asks again."""
+        """Return how long a candidate waits before its next request, in seconds."""
         return self._times.renew_s * (0.1 + 0.4 * self._chance())

@@ -1,4 +1,4 @@
-"""The fence of this node, with its clock. Where one host leads there is none: no tick comes."""
+"""The fence of this node, with its clock. With a single endpoint there is no fence, no tick."""
 
 import asyncio
 import math
@@ -12,11 +12,11 @@ _TICK_S = 1.0
 
 
 class FenceTick:
-    """It is time to look whether there is a leader."""
+    """Time to check whether there is a leader."""
 
 
 class Fencing:
-    """Knows when this node has been without a leader for too long."""
+    """Detects that this node has been without a leader for too long."""
 
     def __init__(
         self,
@@ -26,12 +26,12 @@ class Fencing:
         *,
         may_change: bool,
     ) -> None:
-        """Begin without a leader; ``arm`` it on an event loop.
+        """Start without a leader; ``arm`` it on an event loop.
 
         Args:
-            timeouts: the fence, and after which silence a stream is given up.
-            post: queues a tick; ``is_due`` is to be called when its turn comes.
-            keep: tells another process until when workers may live, should this one be held up.
+            timeouts: the fence, and the silence after which a stream is considered lost.
+            post: queues a tick; the handler of the tick calls ``is_due``.
+            keep: reports the deadline of the workers to another process, in case this one blocks.
             may_change: several hosts may lead.
         """
         self.limit_s = timeouts.fence_s if may_change else math.inf
@@ -41,14 +41,14 @@ class Fencing:
         self._timer: asyncio.TimerHandle | None = None
 
     def is_due(self, event: object) -> bool:
-        """Return whether no worker may live here; to be called before each event is handled."""
+        """Return whether no worker may run here; called before each event is handled."""
         was_due, self._is_due = self._is_due, self._fence.tick(_now())
         if isinstance(event, FenceTick) or (was_due and not self._is_due):
             self.arm()
         return self._is_due
 
     def arm(self) -> None:
-        """Have the next tick posted."""
+        """Schedule the next tick."""
         self.close()
         if self.limit_s == math.inf:
             return
@@ -59,12 +59,12 @@ class Fencing:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._post, FenceTick())
 
     def found(self) -> None:
-        """A leader has taken this node in."""
+        """Record that a leader has accepted this node."""
         self._fence.found(_now())
         self.arm()
 
     def lost(self) -> None:
-        """The stream to the leader is no more."""
+        """Record that the stream to the leader has ended."""
         self._fence.lost(_now())
         self.arm()
 
@@ -75,5 +75,5 @@ class Fencing:
 
 
 def _now() -> float:
-    """Return seconds that go on while the host sleeps."""
+    """Return seconds of a clock that continues while the host is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,8 +1,7 @@
 """One listed host: its vote, and the master while it leads.
 
 ``elector`` has the rules. This module has its clock, its tasks and the master, which is created
-anew with each lease and closed before the lease is over. The calls to the other hosts are passed
-in.
+with each lease and closed before the lease expires. The calls to the other hosts are passed in.
 """
 
 import asyncio
@@ -33,10 +32,10 @@ from .elector import Elector
 from .times import LeaseTimes
 
 _LAST_WORDS_S = 0.5
-"""For the other hosts to hear that a lease was given back."""
+"""How long the other hosts have to receive the release of a lease."""
 
 _DIFFERS_S = 2 * defaults.VERDICT_GRACE_S
-"""A host with other options may be that of the job before: it stays that long at most."""
+"""A host with other options may belong to the previous job: it runs this long at most."""
 
 
 class OtherOptionsError(Exception):
@@ -45,7 +44,7 @@ class OtherOptionsError(Exception):
     def __init__(self, sentence: str, spec: SuccessionSpec) -> None:
         super().__init__(sentence)
         self.spec = spec
-        """What it was given."""
+        """The options of that host."""
 
 
 class HostCalls(Protocol):
@@ -69,7 +68,7 @@ class Greeting(NamedTuple):
     led_by: int | None = None
     """The host that leads, -1 for none; None: this one."""
     spec: SuccessionSpec | None = None
-    """What this host was given, where it knows whose options are those of the job."""
+    """The options of this host, where it knows that they are those of the job."""
 
 
 @dataclass(slots=True)
@@ -78,10 +77,10 @@ class _Rival:
 
     since: float
     last: float
-    """When it was heard of last."""
+    """When its last message arrived."""
     sentence: str
     is_other_list: bool
-    """Each list may have a majority of its own."""
+    """Its list of hosts differs: each list may have a majority of its own."""
 
 
 class Succession(Office):
@@ -101,11 +100,11 @@ class Succession(Office):
         """Start without knowledge of the other hosts; ``start`` lets it vote.
 
         Args:
-            endpoints: all that are listed.
+            endpoints: all listed endpoints.
             own: the position of this host among them.
             times: lease, fence and silence.
-            settings: of the group, as far as they do not follow from the election; what all hosts
-                must have been given alike is in them.
+            settings: of the group, as far as they do not follow from the election; they include
+                what must be the same on all hosts.
             new_master: creates the master when this host is elected.
             led: is called with the term when this host starts to lead, and with 0 when it stops.
             found_same: is called with endpoints that turn out to be this same process.
@@ -121,14 +120,14 @@ class Succession(Office):
         self._elector = Elector(len(endpoints), own, self._process, times, _now(), random.random)
         self.master: Master | None = None
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The exit status of the job, when the host that led has said that it is over."""
+        """The exit status of the job, when its leader has reported that it is over."""
         self.refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why this host may not take part: others were given other options."""
+        """Why this host may not take part: other hosts have other options."""
         self._rival: _Rival | None = None
         self._same: set[int] = set()
-        """The places of other endpoints that are this process as well: it has their votes."""
+        """The positions of other endpoints that are this process too: it has their votes."""
         self._same_since: float | None = None
-        """When that has changed; None once it was told."""
+        """When that changed; None once it was reported."""
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -136,7 +135,7 @@ class Succession(Office):
     # --- calls by the server -------------------------------------------------------------------
 
     def answer(self, ask: LeaseAsk, theirs: SuccessionSpec) -> LeaseAnswer:
-        """Answer another host, which was given ``theirs``.
+        """Answer another host, whose options are ``theirs``.
 
         Raises:
             OtherOptionsError: this host has different options.

@@ -1,6 +1,6 @@
-"""The times that keep worlds of two leaders apart. Pure.
+"""The times that prevent two leaders from running workers at the same time. Pure.
 
-``docs/internals/leases.md`` says how they follow from each other.
+``docs/internals/leases.md`` derives them.
 """
 
 import math
@@ -9,11 +9,11 @@ from ... import defaults
 from ...values import dataclass
 
 HELD = 0.9
-"""Share of a lease for which its holder counts on it: clocks are up to 5 % fast or slow."""
+"""Share of a lease for which its holder relies on it: clocks are up to 5 % fast or slow."""
 _NOTICED_LATE_S = 1.5
-"""From the break of its stream until a node has found the new leader."""
+"""From the end of its stream until a node has found the new leader."""
 KILL_S = 1.0
-"""What a kill may take."""
+"""How long a kill may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class LeaseTimes:
     fence_s: float = defaults.FENCE_S
     """Infinity: workers without a leader are not killed, and no leader waits."""
     silence_s: float = defaults.NODE_TIMEOUT_S - defaults.NODE_GRACE_S
-    """After which silence a stream is given up."""
+    """The silence after which a stream is considered lost."""
 
     @property
     def held_s(self) -> float:
-        """How long the holder of a lease counts on it, by its own clock."""
+        """How long the holder of a lease relies on it, by its own clock."""
         return self.lease_s * HELD
 
     @property
@@ -38,7 +38,7 @@ class LeaseTimes:
 
     @property
     def wait_s(self) -> float:
-        """How long a new leader starts no worker: what an earlier one started is dead by then."""
+        """How long a new leader starts no worker: those of an earlier leader are dead by then."""
         if self.fence_s == math.inf:
             return 0.0
         return self.renew_s + self.silence_s + self.fence_s + KILL_S
@@ -47,6 +47,6 @@ class LeaseTimes:
     def takeover_grace_s(self) -> float:
         """How long a new leader waits for the members of the running round.
 
-        An earlier leader was gone for two thirds of a lease when this one was elected.
+        The earlier leader had been absent for two thirds of a lease when this one was elected.
         """
         return max(0.0, self.silence_s - 2 * self.renew_s) + _NOTICED_LATE_S

@@ -1,4 +1,4 @@
-"""What an agent has in its hand: a link to its master, whatever is between them."""
+"""The link of an agent to its master, independent of the transport."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,26 +11,26 @@ from .master import Master
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The master has the node's ``Attend``."""
+    """The master has received the node's ``Attend``."""
 
     again: bool
-    """It was up before."""
+    """Whether the link was up before."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The master is away; the link tries to reach it again. It is said after each attempt."""
+    """The master is unreachable; the link retries. Reported after each attempt."""
 
     reason: str
     left_s: float = field(default=0.0, compare=False)
     """Seconds until the link gives up."""
     hosts: tuple[str, ...] = field(default=(), compare=False)
-    """What each of several listed hosts has answered, once they have been asked for a while."""
+    """The answer of each of several listed hosts, once they have been tried for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The master stayed away for too long, or what answers is no master: the link has ended."""
+    """The link has ended: the master was unreachable for too long, or the peer is no master."""
 
     sentence: str
 
@@ -39,13 +39,13 @@ LinkEvent = MasterMessage | LinkUp | LinkDown | LinkLost
 
 
 class MasterLink(Protocol):
-    """A link to the master. What happens on it is given to the callback it was made with."""
+    """A link to the master. It passes its events to the callback it was created with."""
 
     def send(self, message: NodeMessage) -> None:
-        """Send a message; it is dropped while the master is away, since ``Attend`` tells all."""
+        """Send a message; dropped while the master is unreachable, since ``Attend`` has it all."""
 
     async def close(self) -> None:
-        """Deliver what was sent, wait a moment for the master to end the stream, then end it."""
+        """Flush what was sent, give the master a moment to end the stream, then end it."""
 
 
 class LocalLink:
@@ -64,11 +64,11 @@ class LocalLink:
         self.send(attend())
 
     def send(self, message: NodeMessage) -> None:
-        """Give a message to the master, after the caller has finished its turn."""
+        """Pass a message to the master, in a later iteration of the event loop."""
         self._loop.call_soon(self._master.receive, self._link, message)
 
     async def close(self) -> None:
-        """Detach after what was sent."""
+        """Detach after pending messages."""
         await asyncio.sleep(0)
         self._master.detach(self._link)
 

@@ -1,7 +1,7 @@
 """The master: the group's rules with a clock and streams around them.
 
-It knows nothing of gRPC: ``server`` attaches network streams to it, ``link.LocalLink`` the agent
-in the same process. Everything runs on one asyncio loop, without a lock and without waiting.
+It is independent of gRPC: ``server`` attaches network streams to it, ``link.LocalLink`` the agent
+in the same process. Everything runs on one asyncio loop, without locks and without blocking.
 """
 
 import asyncio
@@ -37,30 +37,30 @@ from ..protocol.stacks import StackReport, Suspicion
 from ..protocol.steps import StepsOrder, StepsReport
 
 Deliver = Callable[[MasterMessage | None], None]
-"""Takes the messages for one stream, in order; None: end the stream after them."""
+"""Receives the messages for one stream, in order; None: end the stream after them."""
 
 STEPS_S = 1.0
-"""How long nodes have to say how many steps their workers have done: they only read numbers."""
+"""How long nodes have to report their workers' steps: they only read numbers."""
 
 
 class Office:
-    """By what a master leads: this one is the only master there is."""
+    """The right of a master to lead: this one is the only master of its job."""
 
     def holds(self) -> bool:
-        """Return whether its lease still runs; if not, the master is closed."""
+        """Return whether the lease is still valid; if not, the master is closed."""
         return True
 
     def tell(self, newest: tuple[int, int]) -> None:
-        """Tell the other hosts of the newest round, by term and number."""
+        """Announce the newest round to the other hosts, by term and number."""
 
     def has_told(self, formed: tuple[int, int]) -> bool:  # noqa: ARG002 - there is no other host
-        """Return whether a majority of them knows of a round."""
+        """Return whether a majority of the hosts knows a round."""
         return True
 
 
 ALONE = Office()
 _REASONS_TOLD = 32
-"""Refusals are told once per reason; a peer that makes up reasons does not fill the console."""
+"""Refusals are logged once per reason; a peer that invents reasons does not fill the console."""
 
 
 class Master:
@@ -79,15 +79,15 @@ class Master:
 
         Args:
             settings: the times of the group.
-            note: called with each thing that the user should know.
-            clock: seconds that never go back.
-            examiner: begins the examinations of a job with checks.
-            office: the lease by which this master leads, where several hosts may.
-            ended: called when every node that is there has heard the verdict.
+            note: called with each event.
+            clock: returns monotonic seconds.
+            examiner: starts the checks of a job that has them.
+            office: the lease of this master, where several hosts may lead.
+            ended: called when every connected node has received the verdict.
         """
         self._office = office
         self._held: list[Command] = []
-        """What is said when a majority of the listed hosts knows of the new round."""
+        """Messages held until a majority of the listed hosts knows the new round."""
         self.group = Group(settings, os.urandom(8).hex(), examiner)
         self.started_at = clock()
         self.round_started_at = self.started_at
@@ -108,13 +108,13 @@ class Master:
         self._finished: asyncio.Future[Verdict] = self._loop.create_future()
 
     def attach(self, deliver: Deliver) -> int:
-        """Add a stream; return the number by which it is named from now on."""
+        """Add a stream; return its number."""
         self._next_link += 1
         self._streams[self._next_link] = deliver
         return self._next_link
 
     def receive(self, link: int, message: NodeMessage) -> None:
-        """Take a message that came in on a stream; of one that has ended, it is dropped."""
+        """Process a message of a stream; that of an ended stream is dropped."""
         if link not in self._streams:
             return
         if isinstance(message, StackReport):
@@ -125,11 +125,11 @@ class Master:
             self._steps_calls.take(link, self._own_steps(link, message))
         else:
             if isinstance(message, Attend) and self._office is not ALONE and self._office.holds():
-                self._say(link, Challenge())  # the node learns that it was heard
+                self._say(link, Challenge())  # confirms to the node that the leader has received it
             self._handle(Received(link, message))
 
     def _own_stacks(self, link: int, report: StackReport) -> StackReport:
-        """Return what a node says of its own workers, each once: it speaks for no other node."""
+        """Return a report without the ranks of other nodes, each rank once."""
         node = self.group.roster.by_link(link)
         if node is None or node.rank is None:
             return replace(report, stacks=())
@@ -144,14 +144,14 @@ class Master:
         return replace(report, workers=tuple(own.values()))
 
     def detach(self, link: int) -> None:
-        """Take note that a stream is gone."""
+        """Record that a stream has ended."""
         self._stack_calls.gone(link)
         self._steps_calls.gone(link)
         if self._streams.pop(link, None) is not None:
             self._handle(Detached(link))
 
     async def whereabouts(self) -> Whereabouts:
-        """Return where the workers of the round are now, as far as their nodes say it in time."""
+        """Return the present stacks of the round's workers, of all nodes that answer in time."""
         nodes, away = {}, []
         for node in self.group.roster:
             if node.rank is not None and node.round == self.group.round:
@@ -163,7 +163,7 @@ class Master:
         return await self._stack_calls.ask(nodes, tuple(away))
 
     async def steps(self) -> Whereabouts:
-        """Return how many steps watched ranks have done, and what is durable.
+        """Return the steps of watched ranks, and the newest checkpoint.
 
         Nodes that do not answer at once are left out.
         """
@@ -176,24 +176,24 @@ class Master:
         return await self._steps_calls.ask(nodes, (), STEPS_S)
 
     def refused(self, refusal: NodeRefused) -> None:
-        """Tell the user that a node was refused, once per reason."""
+        """Log that a node was refused, once per reason."""
         if refusal.reason in self._reasons_told or len(self._reasons_told) >= _REASONS_TOLD:
             return
         self._reasons_told.add(refusal.reason)
         self._note(refusal)
 
     async def finished(self) -> Verdict:
-        """Return the verdict, when every node that is there has heard it."""
+        """Return the verdict when every connected node has received it."""
         return await asyncio.shield(self._finished)
 
     async def settled(self) -> None:
-        """Return when nothing is under way that takes a master (``Group.is_settled``)."""
+        """Return when nothing that needs a master is pending (``Group.is_settled``)."""
         while not self.group.is_settled:
             self._handled.clear()
             await self._handled.wait()
 
     def close(self) -> None:
-        """Stop the clock and end all streams: nothing that happens later counts."""
+        """Stop the clock and end all streams: later events are ignored."""
         self._is_closed = True
         self._hangs.close()
         if self._timer is not None:
@@ -204,12 +204,12 @@ class Master:
         self._held.clear()
 
     def end_wait(self) -> None:
-        """No earlier leader has started any worker: rounds may be formed."""
+        """Allow rounds at once: no earlier leader has started a worker."""
         self.group.end_wait()
         self._handle(Tick())
 
     def release(self) -> None:
-        """Say what was held back, if a majority knows of the round now."""
+        """Send the held messages, if a majority knows the round now."""
         if not self._office.has_told(self.group.state.formed):
             return
         held, self._held = self._held, []
@@ -228,7 +228,7 @@ class Master:
         self._held += self.group.handle(event, self._clock())
         if self.group.round != round_before:
             self.round_started_at = self._clock()
-        self.release()  # what can be said now goes first
+        self.release()  # messages that need no announcement first
         if self.group.state.newest != newest_before:
             self._office.tell(self.group.state.newest)
         self._set_timer()
