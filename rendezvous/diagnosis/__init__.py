@@ -1,1 +1,1 @@
-"""Whether workers hang, and which: the stacks of all ranks, asked for and judged. No gRPC."""
+"""Hang detection: collects the stacks of all ranks and decides which of them hang. No gRPC."""

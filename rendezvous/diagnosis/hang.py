@@ -1,6 +1,6 @@
 """Which rank hangs, and which wait for it: a verdict on the stacks of all ranks. Pure.
 
-The stacks are those of ranks of which none moves. They are judged in this order:
+The stacks are those of ranks without progress. The checks, in this order:
 
 1. a rank that is stopped, in uninterruptible sleep, or does not answer;
 2. ranks that wait for no other rank, while others do: the smallest group, the fewest steps first;
@@ -9,7 +9,7 @@ The stacks are those of ranks of which none moves. They are judged in this order
 
 A rank *waits for others* where its stack says so: a frame of ``torch.distributed`` or of a wrapper
 that communicates (DDP, FSDP), the engine of the backward pass, inside which gradients are reduced,
-or a line of the user's own that waits for work that was begun before (``work.wait()``, ``.item()``
+or a line of the user's own that waits for earlier asynchronous work (``work.wait()``, ``.item()``
 on a GPU). Seen with gloo under torch 2.13; ``tests/rendezvous/diagnosis/dumps`` has the recordings.
 """
 
@@ -22,10 +22,10 @@ from ..protocol.stacks import Frame, RankStack, RankState
 
 _COMMUNICATES = ("torch/distributed/", "torch/nn/parallel/distributed.py")
 _PASSED_OVER = frozenset({"wrapper", "_fn", "decorate_context", "inner"})
-"""Functions around a collective that say nothing."""
+"""Functions around a collective that are not shown."""
 _BACKWARD = "_engine_run_backward"
 _WAITS = re.compile(r"\.(wait|synchronize|item|cpu|tolist|numpy)\(|store\w*(?:\(\))?\.(get)\(")
-"""In the source of a user's line: it may wait in C for work that other ranks take part in."""
+"""In a source line of the user: it may wait in C for work in which other ranks take part."""
 _SILENT_STATES = {
     RankState.STOPPED: "is stopped",
     RankState.UNINTERRUPTIBLE: "is in uninterruptible sleep",
@@ -41,12 +41,12 @@ _RUNS_MAX = 4
 
 
 class HangKind(enum.Enum):
-    """What the stacks say of a hang."""
+    """The kind of a hang, according to the stacks."""
 
     PROCESS = 1
     """A process cannot run or answer."""
     RANK = 2
-    """Ranks are held up by something of their own."""
+    """Ranks are blocked by something local."""
     MISMATCH = 3
     """Ranks wait for each other in different collectives, or from different lines."""
     ALL = 4
@@ -59,7 +59,7 @@ class Group:
 
     ranks: tuple[int, ...]
     stack: RankStack
-    """Of the first of them."""
+    """The stack of the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class HangVerdict:
 
     kind: HangKind
     culprits: tuple[int, ...]
-    """The ranks that the others wait for; of a mismatch the smaller side; or all, in doubt."""
+    """The ranks that the others wait for; in a mismatch the smaller side; in doubt all."""
     words: str
     groups: tuple[Group, ...]
-    """All ranks by where they are, the smallest group first."""
+    """All ranks grouped by position, the smallest group first."""
 
 
 def group_stacks(stacks: Iterable[RankStack]) -> tuple[Group, ...]:
-    """Put ranks together that are at the same place: the smallest group first."""
+    """Group ranks that are at the same place; the smallest group first."""
     found: dict[tuple[object, ...], list[RankStack]] = {}
     for stack in sorted(stacks, key=lambda stack: stack.rank):
         found.setdefault((stack.state, _place(stack)), []).append(stack)
@@ -84,10 +84,10 @@ def group_stacks(stacks: Iterable[RankStack]) -> tuple[Group, ...]:
 
 
 def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
-    """Say which ranks hang.
+    """Return which ranks hang.
 
     Args:
-        stacks: of all ranks of the round, none of which moves; not empty.
+        stacks: of all ranks of the round, none of which makes progress; not empty.
         idle_s: how many seconds ago the last of them finished a step.
     """
     groups = group_stacks(stacks)
@@ -122,13 +122,13 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
 
 
 def has_moved(before: RankStack, after: RankStack) -> bool:
-    """Whether a rank was at another line, also of a library, or had shown progress."""
+    """Return whether a rank was at another line, even of a library, or has reported progress."""
     if (before.steps, before.ticks) != (after.steps, after.ticks):
         return True
     if RankState.SILENT in (before.state, after.state):
-        return False  # it says nothing of the time between
-    # A long evaluation is at one line of the user's most of the time, and moves below it. What
-    # polls in a library is at the line that waits.
+        return False  # the time between is unknown
+    # A long evaluation is at one line of the user's most of the time, and moves in frames below it.
+    # Code that polls in a library is at the line that waits.
     return (before.state, _lines(before)) != (after.state, _lines(after))
 
 
@@ -148,7 +148,7 @@ def _verdict(
 
 
 def _place(stack: RankStack) -> tuple[object, ...]:
-    """What two ranks at the same place have in common: the user's own frames, and the wait."""
+    """Return what identifies a place: the user's own frames, and the wait."""
     frames = [frame for frame in stack.frames if not frame.is_library] or list(stack.frames[:1])
     own = tuple((frame.file, frame.line, frame.function) for frame in frames)
     return (own, wait_of(stack), stack.remark)
@@ -159,7 +159,7 @@ def _lines(stack: RankStack) -> list[tuple[str, int, str]]:
 
 
 def wait_of(stack: RankStack) -> str | None:
-    """Return in what a rank waits for others, by name; None where it does not."""
+    """Return the name of the call in which a rank waits for others; None if it does not wait."""
     for frame in stack.frames:
         if not frame.is_library:
             if frame is stack.frames[0] and (found := _WAITS.search(frame.source)):
@@ -217,7 +217,7 @@ def _silent_words(group: Group) -> str:
 
 
 def stack_lines(ranks: Sequence[int], stack: RankStack) -> Iterator[str]:
-    """Yield the lines that say where ranks are, the innermost frame first."""
+    """Yield the lines of a stack for a report, the innermost frame first."""
     named = ranks_text(ranks, len(ranks))
     head = f"ranks {named}"
     if len(ranks) == 1:
@@ -232,7 +232,7 @@ def stack_lines(ranks: Sequence[int], stack: RankStack) -> Iterator[str]:
 
 
 def ranks_text(ranks: Sequence[int], most: int = _RUNS_MAX) -> str:
-    """Return ranks in ascending order as text, runs folded: ``0-3,7``, cut after so many."""
+    """Return ascending ranks as text, runs folded: ``0-3,7``; cut after ``most`` runs."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

@@ -15,7 +15,7 @@ from .suspicion import Finding, compare, failure_of, stacks_text
 
 LOOK_AGAIN_S = 2.0
 LOOKS = 6
-"""Over 10 s. More than two: what goes round in a few lines is at the same one by chance."""
+"""Over 10 s. More than two, since a short loop may be at the same line twice by chance."""
 
 
 class HangInquiry:
@@ -36,15 +36,15 @@ class HangInquiry:
             ask: requests the stacks of all workers of the round.
             say: sends a message on a stream, if connected.
             hung: receives a confirmed hang.
-            look_again_s: seconds between two looks.
+            look_again_s: seconds between two samples.
         """
         self._group, self._ask, self._say, self._hung = group, ask, say, hung
         self._look_again_s = look_again_s
         self._seen_at: dict[int, float] = {}
-        """When each rank that is suspected got on last, by this host's clock."""
+        """When each suspected rank last made progress, by this host's clock."""
         self._task: asyncio.Task[None] | None = None
         self._number = -1
-        """The round into which it looks."""
+        """The round that is examined."""
 
     def suspect(self, link: int, suspicion: Suspicion) -> None:
         """Process the suspicion of the node on a stream."""
@@ -81,7 +81,7 @@ class HangInquiry:
         looks: list[tuple[RankStack, ...]] = []
         while self._is_running(number):
             found = await self._ask()
-            # Whether a node that does not answer is lost is known soon.
+            # Whether a node that does not answer is lost turns out soon.
             looks = [] if found.silent else [*looks, found.stacks]
             if len(looks) == LOOKS:
                 if self._is_running(number):

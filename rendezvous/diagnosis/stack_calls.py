@@ -1,7 +1,4 @@
-"""The master asks all nodes of a round where their workers are, or how many steps they have done.
-
-The rules know nothing of it.
-"""
+"""Requests of the master to all nodes of a round for the stacks or steps of their workers."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -11,41 +8,41 @@ from ..protocol.stacks import RankStack, StackOrder, StackReport
 from ..protocol.steps import RankSteps, StepsOrder, StepsReport
 
 REPORTS_S = 4.0
-"""How long the nodes have for their reports: more than their workers have to answer them."""
+"""How long the nodes have for their reports: longer than workers have to answer a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What the nodes have said."""
+    """The reports of the nodes."""
 
     stacks: tuple[RankStack, ...]
     silent: tuple[str, ...]
-    """The nodes that have not answered, in words."""
+    """The nodes that have not answered, as text."""
     steps: tuple[RankSteps, ...] = ()
-    """Of the ranks that have shown progress, where these were asked for."""
+    """The steps of ranks that have reported progress, if they were requested."""
     checkpoint: tuple[int, float] = (0, 0.0)
-    """Likewise, of the newest checkpoint, the step (0: none is known) and the age in seconds."""
+    """If requested, the step of the newest checkpoint (0: none) and its age in seconds."""
 
 
 class StackCalls:
-    """Asks one question at a time; a call meanwhile gets the same answer."""
+    """Sends one request at a time; concurrent calls get the same answer."""
 
     def __init__(
         self,
         send: Callable[[int, StackOrder | StepsOrder], None],
         order: Callable[[int], StackOrder | StepsOrder] = StackOrder,
     ) -> None:
-        """Create it.
+        """Send nothing yet.
 
         Args:
-            send: says something on a stream, if it is there.
-            order: makes the question, of its number.
+            send: sends a message on a stream, if connected.
+            order: creates the request with a number.
         """
         self._send = send
         self._order = order
         self._number = 0
         self._names: dict[int, str] = {}
-        """The node on each stream from which a report is awaited."""
+        """The expected nodes, by stream."""
         self._reports: dict[int, StackReport | StepsReport] = {}
         self._missing: list[str] = []
         self._is_complete = asyncio.Event()
@@ -54,25 +51,25 @@ class StackCalls:
     async def ask(
         self, nodes: Mapping[int, str], away: tuple[str, ...], timeout_s: float = REPORTS_S
     ) -> Whereabouts:
-        """Ask nodes, and return what those have said that answered in time.
+        """Send the request to nodes; return the reports that arrive in time.
 
         Args:
-            nodes: by stream, in words.
-            away: those without a stream.
-            timeout_s: how long they have.
+            nodes: their names, by stream.
+            away: names of nodes without a stream.
+            timeout_s: how long the nodes have.
         """
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask(nodes, away, timeout_s))
         return await asyncio.shield(self._asking)
 
     def take(self, link: int, report: StackReport | StepsReport) -> None:
-        """Take a report that came in on a stream."""
+        """Process a report of a stream."""
         if report.number == self._number and link in self._names:
             self._reports[link] = report
             self._look()
 
     def gone(self, link: int) -> None:
-        """A stream is gone: nothing comes from it any more."""
+        """Record that a stream has ended."""
         if link in self._names and link not in self._reports:
             self._missing.append(self._names.pop(link))
             self._look()

@@ -1,10 +1,10 @@
-"""Whether ranks that show no progress hang: what some looks at all stacks say together. Pure.
+"""Whether ranks without progress hang, decided by several samples of all stacks. Pure.
 
-It is no hang where any rank has moved between two looks, where one is in a debugger, or in a call
-that is known to take long (until ``--hang-timeout-start``), or where all were stopped by a signal:
-that was done to the job, not by it. If other ranks do steps, only those that are late are judged,
-and of these only ranks that have got on before and do not wait for others. If they only say that
-they get on, as in an evaluation, nothing hangs: the others wait for them, in whatever way.
+It is not a hang if any rank has moved between two samples, if one is in a debugger or in a call
+that is known to take long (until ``--hang-timeout-start``), or if all ranks are stopped by a
+signal, which came from outside the job. If other ranks do steps, only late ranks are examined, and
+of these only ranks that have made progress before and do not wait for others. If the other ranks
+report progress without steps, as in an evaluation, nothing hangs: the late ranks wait for them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from .hang import (
 )
 
 STACKS_MAX_CHARS = 64 * 1024
-"""Of the stacks of a hang, which every node is told."""
+"""Limit of the stacks of a hang, which are sent to every node."""
 
 _IN_REPORT_CHARS = 4_000
 _BY_DEBUGGER = "by a debugger"
@@ -40,14 +40,14 @@ _TAKE_LONG = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the looks say."""
+    """The result of the samples."""
 
     verdict: HangVerdict | None = None
-    """Of a hang."""
+    """The verdict, if ranks hang."""
     is_alone: bool = False
-    """Other ranks get on."""
+    """Whether other ranks make progress."""
     words: str = ""
-    """Why it is none; empty where there is nothing to say, since the ranks go on."""
+    """Why it is not a hang; empty if the ranks make progress again."""
 
 
 _NOTHING = Finding()
@@ -55,16 +55,16 @@ _NOTHING = Finding()
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """One rank, as all looks together show it."""
+    """One rank in all samples."""
 
     stack: RankStack
-    """Its last stack; one that is only slow to answer answers some time."""
+    """Its last stack; a rank that is slow to answer has one in some sample."""
     has_moved: bool
-    """It was at another place, or had shown progress, between any two looks."""
+    """Whether it changed its place, or reported progress, between any two samples."""
     gets_on: bool
-    """It has shown progress since the first look."""
+    """Whether it has reported progress since the first sample."""
     has_stepped: bool
-    """It has done a step since then."""
+    """Whether it has done a step since then."""
 
 
 def compare(
@@ -72,19 +72,19 @@ def compare(
     idle_s: Mapping[int, float],
     start_s: float,
 ) -> Finding:
-    """Say whether ranks hang.
+    """Return whether ranks hang.
 
     Args:
-        looks: the stacks of all ranks of a round, some seconds apart; two at least.
-        idle_s: of the ranks that are late, how many seconds ago they got on.
-        start_s: how long calls that are known to take long may take.
+        looks: the stacks of all ranks of a round, some seconds apart; at least two.
+        idle_s: of each late rank, the seconds since its last progress.
+        start_s: the time limit for calls that are known to take long.
     """
     numbers = {stack.rank for stack in looks[0]}
     if any({stack.rank for stack in look} != numbers for look in looks):
-        return _NOTHING  # one has ended
+        return _NOTHING  # a rank has ended
     ranks = _together(looks)
     late = [one for one in ranks if one.stack.rank in idle_s and not one.gets_on]
-    if all(one.stack.state is RankState.UNKNOWN for one in late):  # also if there is none
+    if all(one.stack.state is RankState.UNKNOWN for one in late):  # also if no rank is late
         return _NOTHING
     idle = min(idle_s[one.stack.rank] for one in late)
     may_take_long = idle < start_s
@@ -96,7 +96,7 @@ def compare(
 def _beside_others(
     ranks: Sequence[_Rank], late: Sequence[_Rank], idle: float, may_take_long: bool
 ) -> Finding:
-    """Judge those that are late while others get on."""
+    """Examine the late ranks while others make progress."""
     if any(one.gets_on and one.has_stepped for one in ranks):
         judged = [
             one.stack
@@ -113,7 +113,7 @@ def _beside_others(
 
 
 def _all_alike(ranks: Sequence[_Rank], idle: float, may_take_long: bool) -> Finding:
-    """Judge all ranks, none of which gets on."""
+    """Examine all ranks, none of which makes progress."""
     if len(ranks) > 1 and all(_is_stopped(one.stack) for one in ranks):
         return Finding(words=f"no step for {idle:.0f} s, but all ranks are stopped by a signal")
     for one in ranks:
@@ -126,7 +126,7 @@ def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
     """Return a hang as a failure.
 
     Args:
-        verdict: on it.
+        verdict: the verdict on the hang.
         stacks: of all ranks.
     """
     culprits = [stack for stack in stacks if stack.rank in verdict.culprits]
@@ -143,7 +143,7 @@ def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
 def stacks_text(
     verdict: HangVerdict, stacks: Sequence[RankStack], most_chars: int = STACKS_MAX_CHARS
 ) -> str:
-    """Return where ranks are as text, those that hang first; cut where it is too long."""
+    """Return the stacks as text, those of hanging ranks first; cut if it is too long."""
     groups = sorted(group_stacks(stacks), key=lambda group: group.ranks[0] not in verdict.culprits)
     lines = [line for group in groups for line in stack_lines(group.ranks, group.stack)]
     text = "\n".join(lines)
@@ -157,7 +157,7 @@ def _slow(stack: RankStack, what: str, idle_s: float) -> Finding:
 
 
 def _together(looks: Sequence[Sequence[RankStack]]) -> list[_Rank]:
-    """Return what the looks show of each rank."""
+    """Return each rank in all samples."""
     first = {stack.rank: stack for stack in looks[0]}
     last, moved = dict(first), set()
     for stack in (stack for look in looks[1:] for stack in look):
@@ -177,7 +177,7 @@ def _together(looks: Sequence[Sequence[RankStack]]) -> list[_Rank]:
 
 
 def _excuse(one: _Rank, may_take_long: bool) -> str:
-    """Return why a rank is not taken to hang; empty where nothing speaks against it."""
+    """Return why a rank does not count as hanging; empty if it may hang."""
     if one.has_moved:
         return "is making progress"
     if one.stack.remark == _BY_DEBUGGER or _is_in(one.stack.frames, _DEBUGGERS):

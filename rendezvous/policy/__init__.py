@@ -1,1 +1,1 @@
-"""What follows from a failure: rules, budget, blame, root cause. Pure."""
+"""The failure policy: rules, restart budget, blame, root cause. Pure."""

@@ -1,7 +1,7 @@
 """Which nodes were to blame, how often, and which are excluded from the job. Pure.
 
 An excluded node may not rejoin the job, under any incarnation. The assignments of a round carry
-what a later master needs of this.
+the part that a later master needs.
 """
 
 from collections import deque
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from ..protocol.messages import NodeFailures
 
 _REMEMBERED = 1000
-"""Failures of one node; no limit that makes sense is higher."""
+"""Failures of one node; higher limits make no sense."""
 
 _TOLD = 32
-"""How many nodes' failures are sent: thousands of assignments carry them, so they must be few."""
+"""Number of nodes whose failures are sent: thousands of assignments carry them."""
 
 
 class Ledger:
@@ -21,11 +21,11 @@ class Ledger:
 
     def __init__(self) -> None:
         self._failures: dict[str, deque[float]] = {}
-        """When each node was, the one that was last at the end."""
+        """The times of each node's failures; the node that failed last is at the end."""
         self._excluded: dict[str, str] = {}
 
     def blame(self, node_id: str, window_s: float, now: float) -> int:
-        """Count a node as the root cause; return how often it was so within the window.
+        """Count a node as the root cause; return how often it was the cause within the window.
 
         Args:
             node_id: the node.

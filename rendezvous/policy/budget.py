@@ -1,4 +1,4 @@
-"""The restart budget: how many restarts are left, and how soon the next one may be. Pure.
+"""The restart budget: how many restarts are left, and the delay of the next one. Pure.
 
 Times are those of the group's clock, in seconds.
 """
@@ -9,30 +9,30 @@ from collections.abc import Sequence
 from ..protocol.messages import PolicySpec
 
 FREE_BACKOFF_S = (0.0, 60.0)
-"""Where no ``--restart-backoff`` was given: no budget ends restarts that are not counted, so they
-are spaced."""
+"""Without ``--restart-backoff``: no budget limits restarts that are not counted, so that they are
+delayed."""
 
 _FIRST_STEP_S = 1.0
-"""The second restart's delay where the first has none."""
+"""The second restart's delay if the first has none."""
 
 _CALM = 2.0
-"""A round that ran for this many times the longest delay resets the spacing: the ratio of
-Kubernetes, whose delay of at most 5 minutes is reset after 10."""
+"""A round that ran for this many times the longest delay resets the delay: the ratio of Kubernetes,
+whose delay of at most 5 minutes is reset after 10."""
 
 
 class RestartBudget:
-    """The restarts of one job: how many count now, and what the next one costs in time."""
+    """The restarts of one job: how many count now, and the delay of the next one."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque()
-        """When the counted restarts were, as far as they may still count."""
+        """The times of the counted restarts that may still count."""
         self._in_succession = 0
 
     def used(self, total: int, policy: PolicySpec, now: float) -> int:
         """Return how many restarts count against ``--max-restarts`` now.
 
         Args:
-            total: the restarts counted in the life of the job.
+            total: the restarts counted since the start of the job.
             policy: has the window; without one, all of them count.
             now: the time.
         """
@@ -42,7 +42,7 @@ class RestartBudget:
         return len(self._times)
 
     def count(self, policy: PolicySpec, now: float) -> None:
-        """A restart is counted."""
+        """Count a restart."""
         if policy.restart_window_s:
             self._times.append(now)
 
@@ -54,7 +54,7 @@ class RestartBudget:
         return tuple(int(now - time) for time in self._times)
 
     def learn(self, ages_s: Sequence[int], now: float) -> None:
-        """Take over what an earlier master counted: ages in seconds, as of now."""
+        """Take over the restarts that an earlier master counted: their present ages in seconds."""
         self._times = deque(sorted(now - age for age in ages_s))
 
     def _forget_old(self, window_s: float, now: float) -> None:
@@ -62,12 +62,12 @@ class RestartBudget:
             self._times.popleft()
 
     def delay_s(self, policy: PolicySpec, ran_s: float | None, *, is_free: bool) -> float:
-        """Return how long the next round waits, and take note that there is one more restart.
+        """Record one more restart; return the delay of the next round in seconds.
 
         Args:
             policy: has the first and the longest delay.
-            ran_s: how long the round ran that has ended; None where that is not known.
-            is_free: the restart is not counted.
+            ran_s: how long the ended round ran, in seconds; None: unknown.
+            is_free: whether the restart is not counted.
         """
         first, longest = policy.backoff_first_s, policy.backoff_max_s
         if not longest and is_free:

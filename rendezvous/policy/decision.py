@@ -1,4 +1,4 @@
-"""What follows from the end of a round: the policy's decision, the budget, the exclusion. Pure."""
+"""The response to the end of a round: the policy's decision, budget and exclusion. Pure."""
 
 from ...values import dataclass
 from ..protocol.failure import Failure, FailureKind, is_collateral
@@ -14,22 +14,22 @@ _DEFAULTS = PolicySpec()
 
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
-    """How the end of a round is answered. Without any of these: a regroup."""
+    """The response to the end of a round. With all fields at their defaults: a regroup."""
 
     outcome: Outcome | None = None
-    """The job ends."""
+    """The outcome of the job, if it ends."""
     is_counted: bool = False
-    """The next round costs a restart."""
+    """Whether the next round counts as a restart."""
     words: str = ""
-    """What the policy decided, where it was not the default rule."""
+    """The decision of the policy; empty for the default rule."""
     excluded: str | None = None
-    """The node that is excluded."""
+    """The excluded node."""
     delay_s: float = 0.0
-    """How long the next round waits."""
+    """The delay of the next round, in seconds."""
 
 
 class Aftermath:
-    """What is remembered from round to round to answer the next failure."""
+    """The state that is kept between rounds to answer the next failure."""
 
     def __init__(self) -> None:
         self.budget = RestartBudget()
@@ -50,16 +50,16 @@ class Aftermath:
         nodes: int,
         now: float,
     ) -> RoundDecision:
-        """Return what follows from the end of a round.
+        """Return the response to the end of a round.
 
         Args:
             job: has the policy and the budget.
-            postmortem: concluded; where the policy blames a departure, that becomes its cause.
-            restarts: counted so far in the life of the job.
-            ran_s: seconds from the start of the round to its stop; None where not known.
-            suspect: the identity of the root cause's node; None where not known.
-            has_stand_in: a world as large as now can be formed without that node.
-            nodes: of the round.
+            postmortem: concluded; a departure that the policy blames becomes its cause.
+            restarts: the restarts counted since the start of the job.
+            ran_s: seconds from the start of the round to its stop; None: unknown.
+            suspect: the identity of the root cause's node; None: unknown.
+            has_stand_in: whether a world of the same size can be formed without that node.
+            nodes: the nodes of the round.
             now: the group's time in seconds.
         """
         policy = job.policy or _DEFAULTS
@@ -98,7 +98,7 @@ class Aftermath:
         )
 
     def past(self, policy: PolicySpec, now: float) -> Past | None:
-        """Return what a later master must know of this, for the nodes of a new round to keep."""
+        """Return the part that a later master needs, which the nodes of a new round keep."""
         ages = self.budget.ages_s(policy, now)
         excluded = self.ledger.excluded
         failures = self.ledger.failures(policy.max_node_failures, policy.restart_window_s, now)
@@ -114,15 +114,15 @@ class Aftermath:
         failure: Failure | None,
         ran_s: float | None,
     ) -> Decision | None:
-        """Return what the policy decides on a failure; None for a regroup, which it has no say in.
+        """Return the policy's decision on a failure; None for a regroup, which it does not decide.
 
-        A departure that costs a restart becomes the cause of the end of the round.
+        A departure that counts as a restart becomes the cause of the end of the round.
         """
         if failure is None:
             if postmortem.counted:
                 return Decision(Action.RESTART, "", "unknown cause", True)
             if ran_s is not None and ran_s >= SLIP_S:
-                self._slip = None  # a round that ran is between what came before and after
+                self._slip = None  # a round that ran separates earlier and later failures
             return None
         context = Context(ran_s, self._slip)
         decision = decide(self._rules_of(policy), failure, context)
@@ -143,12 +143,12 @@ class Aftermath:
         has_stand_in: bool,
         now: float,
     ) -> tuple[str | None, str]:
-        """Blame the node of the root cause; return it, and why, if that excludes it."""
+        """Blame the node of the root cause; return it and the reason if it is excluded."""
         if decision.action is Action.REPLACE_NODE:
             self.ledger.exclude(suspect, f"{failure.summary()} ({decision.words()})")
             return suspect, f"node {suspect} is excluded"
         if failure.kind is FailureKind.PREEMPTED or is_collateral(failure):
-            return None, ""  # a node that only lost its peer is not to blame
+            return None, ""  # a node that only lost its peer is not blamed
         times = self.ledger.blame(suspect, policy.restart_window_s, now)
         if not policy.max_node_failures or times < policy.max_node_failures or not has_stand_in:
             return None, ""

@@ -1,7 +1,7 @@
-"""What a rule of the failure policy looks at: exit status, signal, words, what was lost. Pure.
+"""The matches of failure rules: exit status, signal, error text, kind of loss. Pure.
 
-A worker's exit status is one number, as a shell or Kubernetes shows it: what it exited with, or
-128 + n when signal n ended it. ``exit:137`` and ``signal:SIGKILL`` are the same.
+A worker's exit status is one number, as a shell or Kubernetes shows it: its exit status, or 128 + n
+if signal n killed it. ``exit:137`` and ``signal:SIGKILL`` are the same.
 """
 
 import functools
@@ -15,7 +15,7 @@ from ..protocol.failure import Failure, FailureKind, signal_name
 
 _LINES_LOOKED_AT = 100
 _LINE_LOOKED_AT = 500
-"""Characters. Bounds what a regular expression can cost: each line is looked at by itself."""
+"""Characters. Bounds the cost of a regular expression, which is applied to each line."""
 _REGEX_MAX = 500
 
 _WORKER_KINDS = (FailureKind.WORKER, FailureKind.START)
@@ -37,7 +37,7 @@ class BadMatch(ValueError):  # noqa: N818 - as policy.BadRule
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Whether a failure matches, and why or why not in words."""
+    """Whether a failure matches, and the reason as text."""
 
     matches: bool
     words: str
@@ -48,7 +48,7 @@ class Match(Protocol):
 
     @property
     def text(self) -> str:
-        """As it is written."""
+        """Return the match as it is written in a rule."""
 
     def look(self, failure: Failure) -> Look:
         """Return whether the failure matches, and why."""
@@ -63,7 +63,7 @@ class ExitStatus:
 
     @property
     def text(self) -> str:
-        """As it is written in a rule."""
+        """Return the match as it is written."""
         return f"exit:{self.low}" if self.low == self.high else f"exit:{self.low}-{self.high}"
 
     def look(self, failure: Failure) -> Look:
@@ -84,7 +84,7 @@ class EndedBySignal:
 
     @property
     def text(self) -> str:
-        """As it is written in a rule."""
+        """Return the match as it is written."""
         return f"signal:{signal_name(self.number)}"
 
     def look(self, failure: Failure) -> Look:
@@ -101,13 +101,13 @@ class EndedBySignal:
 
 @dataclass(frozen=True, slots=True)
 class ErrorWords:
-    """``error:REGEX``: somewhere in a line of the error, capital letters as they are."""
+    """``error:REGEX``: matches anywhere in a line of the error, case-sensitive."""
 
     expression: str
 
     @property
     def text(self) -> str:
-        """As it is written in a rule."""
+        """Return the match as it is written."""
         return f"error:{self.expression}"
 
     def look(self, failure: Failure) -> Look:
@@ -128,9 +128,9 @@ class OfKind:
 
     text: str
     kind: FailureKind | None
-    """None: a worker that the kernel's OOM killer has ended."""
+    """None: a worker that was killed by the kernel's OOM killer."""
     event: str
-    """What has happened, and what has not, in words."""
+    """The text for a match; the next field is that for no match."""
     no_event: str
 
     def look(self, failure: Failure) -> Look:
@@ -153,7 +153,7 @@ _KINDS = (
 
 
 def exit_status(failure: Failure) -> int | None:
-    """Return a worker's exit status, 128 + n for signal n; None where no worker exited."""
+    """Return a worker's exit status, 128 + n for signal n; None if no worker exited."""
     if failure.kind not in _WORKER_KINDS:
         return None
     return (
@@ -162,7 +162,7 @@ def exit_status(failure: Failure) -> int | None:
 
 
 def error_lines(failure: Failure) -> list[str]:
-    """Return what ``error:`` looks at: the exception, or stderr's last lines; bounded."""
+    """Return the input of ``error:``: the exception, or stderr's last lines; bounded."""
     if failure.kind not in _WORKER_KINDS:
         return []
     text = failure.message if failure.error_json else failure.stderr_tail or failure.message
@@ -174,10 +174,10 @@ def error_lines(failure: Failure) -> list[str]:
 
 
 def parse_match(text: str) -> Match:
-    """Read the MATCH of a rule.
+    """Parse the MATCH of a rule.
 
     Raises:
-        BadMatch: it is none; says what would be right.
+        BadMatch: it is not a match; the error has what is expected.
     """
     name, colon, value = text.partition(":")
     if colon and name == "exit":
@@ -245,13 +245,13 @@ def _error(text: str) -> ErrorWords:
 
 @functools.lru_cache(maxsize=128)
 def _compiled(text: str) -> Any:
-    """Return an expression of RE2, which searches in linear time whatever the expression is.
+    """Return an expression of RE2, which searches in linear time for any expression.
 
-    With Python's engine ``(a|a)*b`` takes time that doubles with each letter of a line, and a
+    With Python's engine the time for ``(a|a)*b`` doubles with each letter of a line, so that a
     master that tries it hangs.
 
     Raises:
-        ValueError: RE2 does not take it, and why.
+        ValueError: RE2 does not accept it; has the reason.
     """
     import re2  # only for rules with error:
 
@@ -266,7 +266,7 @@ def _compiled(text: str) -> Any:
 # --- slips -----------------------------------------------------------------------------------
 
 _USAGE_STATUSES = (2, 126, 127)
-"""Of argparse and getopt, and of shells: not executable, not found."""
+"""Exit statuses of argparse and getopt, and of shells (not executable, not found)."""
 
 _SLIP_WORDS = (
     r"^(?:\w+\.)*(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError|NameError)\b"
@@ -275,10 +275,10 @@ _SLIP_WORDS = (
 
 
 def look_for_slip(failure: Failure) -> Look:
-    """Return whether a failure is a usage or import error, which a new start meets again, and why.
+    """Return whether a failure is a usage or import error, which a restart would repeat, and why.
 
-    An import error ends Python with 1, as everything else does: only its words tell it apart, so
-    that one without words is taken for none.
+    Python exits with 1 after an import error, as after any exception: only the error text
+    identifies it. Without a text it does not count as one.
     """
     if failure.kind is FailureKind.START and failure.exit_code in _USAGE_STATUSES:
         return Look(True, "the program could not be started")
@@ -300,9 +300,9 @@ def look_for_slip(failure: Failure) -> Look:
 
 
 def same_slip(one: Failure, other: Failure) -> bool:
-    """Return whether two failures are one in kind, exit status and words, at whichever rank.
+    """Return whether two failures have the same kind, exit status and text, at any rank.
 
-    All ranks meet the same slip at about the same time: which of them is heard first is chance.
+    All ranks fail with the same usage error at about the same time: the first report is random.
     """
     return (one.kind, one.exit_code, _first_line(one)) == (
         other.kind,

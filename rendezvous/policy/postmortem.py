@@ -1,52 +1,52 @@
-"""Why a round ended: the failures of its workers, the root cause, and whether it counts. Pure."""
+"""Why a round ended: its failures, the root cause, and whether a restart counts. Pure."""
 
 from ..protocol.failure import Evidence, Failure, FailureKind, evidence, root_cause
 from ..protocol.messages import Progress
 
 _FAILURES_KEPT = 256
-"""Failures of one round that are kept to find the root cause among them."""
+"""Maximum number of failures of one round that are kept to find the root cause."""
 
 _Key = tuple[FailureKind, int, int, int, int]
 
 
 class Postmortem:
-    """What is known of the end of the present round."""
+    """The known causes of the end of the present round."""
 
     def __init__(self) -> None:
         self._failures: dict[_Key, Failure] = {}
         self._positions: dict[_Key, float] = {}
-        """In which order they happened, as far as the master can tell."""
+        """Their order, as far as the master knows it."""
         self._collateral: list[_Key] = []
-        """Those that make room when there are too many."""
+        """Those that are dropped first if there are too many."""
         self._suspected: dict[str, int] = {}
-        """By identity, how many failures were known when a node's stream broke."""
+        """By identity, the number of known failures when a node's stream broke."""
         self.count = 0
-        """How many failures there were, also those that were not kept."""
+        """The number of failures, including those that were not kept."""
         self.counted = False
-        """The end of the round costs a restart."""
+        """Whether the end of the round counts as a restart."""
         self.reason = ""
-        """Why the round ended, in words; empty while it runs."""
+        """Why the round ended, as text; empty while it runs."""
         self.cause: Failure | None = None
         """The root cause, once the round is over; None when it ended for another reason."""
         self.preempted: Failure | None = None
         """The node whose departure ended the round."""
         self.progress: dict[str, Progress] = {}
-        """By identity, how far the nodes have come that have said it."""
+        """By identity, the progress of the nodes that have reported it."""
 
     def suspect(self, node_id: str) -> None:
-        """The stream of a node broke: should it be lost, this is when."""
+        """Record that a node's stream broke: if the node is lost, this is the time."""
         self._suspected.setdefault(node_id, self.count)
 
     def acquit(self, node_id: str) -> None:
-        """The node is back."""
+        """Record that the node has reconnected."""
         self._suspected.pop(node_id, None)
 
     def remember(self, failure: Failure, node_id: str = "") -> None:
-        """Take in a failure; one that is known already changes nothing.
+        """Record a failure; a known one changes nothing.
 
         Args:
-            failure: what failed.
-            node_id: the node that is lost, where that is the failure.
+            failure: the failure.
+            node_id: the lost node, if that is the failure.
         """
         key = (
             failure.kind,
@@ -63,7 +63,7 @@ class Postmortem:
         if len(self._failures) >= _FAILURES_KEPT:
             if is_collateral or not self._collateral:
                 return
-            # The one from which all others follow may be heard of last.
+            # The root cause may be the last to arrive.
             del self._failures[self._collateral.pop()]
         self._failures[key] = failure
         self._positions[key] = position
@@ -72,21 +72,21 @@ class Postmortem:
 
     @property
     def foremost(self) -> Failure | None:
-        """What would be the root cause, as far as is known by now."""
+        """Return the root cause as far as it is known now."""
         return root_cause(self._in_order())
 
     @property
     def stuck(self) -> Failure | None:
-        """The first worker that does not die: no other round can be formed over it."""
+        """Return the first worker that cannot be killed: no other round can be formed."""
         kinds = (f for f in self._failures.values() if f.kind is FailureKind.STUCK)
         return next(kinds, None)
 
     def begin(self, reason: str, *, counted: bool, preempted: Failure | None = None) -> None:
-        """The round is being stopped."""
+        """Record that the round is being stopped."""
         self.reason, self.counted, self.preempted = reason, counted, preempted
 
     def conclude(self) -> None:
-        """All of the round's workers are dead: name the root cause."""
+        """Determine the root cause: all of the round's workers are dead."""
         stuck = self.stuck
         self.cause = self.foremost if self.counted else stuck
         if self.cause is not None:
@@ -95,12 +95,12 @@ class Postmortem:
                 self.reason += f"; then {stuck.summary()}"
 
     def _in_order(self) -> list[Failure]:
-        """Return the failures in the order in which they happened, as far as that is known."""
+        """Return the failures in their order, as far as it is known."""
         keys = sorted(self._failures, key=self._positions.__getitem__)
         return [self._failures[key] for key in keys]
 
     def blame_departure(self) -> None:
-        """Make the departure of a node the root cause: the policy wants an answer to it."""
+        """Make the departure of a node the root cause, since the policy answers it."""
         if self.preempted is not None:
             self.remember(self.preempted)
             self.cause = self.preempted

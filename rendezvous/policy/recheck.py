@@ -1,25 +1,25 @@
 """After which failures a node is checked again. Pure.
 
-A script's own exception says nothing of the machine. A lost node, a signal, an error of a device
-or of a collective may: then the verdict on the node where it struck is stale.
+A script's own exception is no evidence of a machine fault. A lost node, a signal, an error of a
+device or of a collective may be: then the verdict on its node is stale.
 """
 
 import re
 
 from ..protocol.failure import Failure, FailureKind, is_collateral, own_words
 
-# The patterns are texts, which re compiles when a failure is first looked at, and keeps: most
-# agents and masters never look at one.
+# The patterns are texts, which re compiles and caches at the first failure: most agents and masters
+# never need one.
 
-# Words of CUDA, HIP, cuBLAS, NCCL and the driver for what a script cannot cause by an ordinary bug.
-# An index out of range in a kernel is one (device-side assert).
+# Errors of CUDA, HIP, cuBLAS, NCCL and the driver that no ordinary bug of a script causes.
+# (An index out of range in a kernel is such a bug: device-side assert.)
 _DEVICE = (
     r"(?i)CUDA error(?!: device-side assert)|cudaError(?!Assert)|HIP error|hipError|CUBLAS_STATUS"
     r"|CUDNN_STATUS|uncorrectable|\bECC error|\bXid\b|illegal memory access|launch failure"
 )
 
-# How torch, c10d, NCCL and gloo speak of a collective or a store of theirs, as seen with torch
-# 2.13. A script speaks to other services too, in the same words for a connection that breaks.
+# Error texts of torch, c10d, NCCL and gloo about a collective or a store, as seen with torch 2.13.
+# A script uses other services too, with the same error text for a broken connection.
 _COLLECTIVE = (
     r"\bNCCL\b|\bnccl[A-Z]\w+|\bgloo/|\bGloo\b|ProcessGroup|\bDist(Backend|Network|Store)?Error\b"
     r"|TCPStore|SocketImpl|\b(recvValue|sendBytes) failed|collective operation|monitoredBarrier"
@@ -27,12 +27,12 @@ _COLLECTIVE = (
 )
 
 _ASIDE = r"(?m)^([ \t]{2,}|\[[IW]\d{4} ).*$"
-"""A file or a line of source in a traceback, and what torch warns of as a process ends, such as a
+"""A file or a source line in a traceback, and torch's warnings at the end of a process, e.g. about a
 process group that was not destroyed."""
 
 
 def may_be_the_machine(failure: Failure) -> bool:
-    """Return whether a failure casts doubt on the node where it struck."""
+    """Return whether a failure casts doubt on its node."""
     if failure.kind in (FailureKind.NODE_LOST, FailureKind.STUCK):
         return True
     if failure.kind is FailureKind.HANG:
@@ -48,11 +48,11 @@ def may_be_the_machine(failure: Failure) -> bool:
 def casts_doubt_on_all(failure: Failure) -> bool:
     """Return whether a root cause is a broken collective: no node is known to have caused it."""
     if failure.kind is FailureKind.HANG:
-        return failure.rank < 0  # all wait at the same place
+        return failure.rank < 0  # all ranks wait at the same place
     is_broken = failure.kind is FailureKind.WORKER and is_collateral(failure)
     return is_broken and bool(re.search(_COLLECTIVE, _said(failure)))
 
 
 def _said(failure: Failure) -> str:
-    """Return a worker's words about its end, but for quoted source and warnings."""
+    """Return a worker's report of its end without quoted source and warnings."""
     return re.sub(_ASIDE, "", own_words(failure))

@@ -1,8 +1,7 @@
-"""The failure policy: which rule answers a failure, and how. Pure.
+"""The rules of the failure policy: which rule answers a failure, and how. Pure.
 
-Rules are ``MATCH=ACTION``; the first that matches decides, the user's before the defaults
-(docs/reference/failure-policy.md). ``decide`` returns which one it was and why, and which were
-skipped.
+Rules are ``MATCH=ACTION``; the first match decides, the user's rules before the defaults
+(docs/reference/failure-policy.md). ``decide`` returns the rule, the reason, and the skipped rules.
 """
 
 import enum
@@ -13,11 +12,11 @@ from ..protocol.failure import Failure, FailureKind
 from .matches import BadMatch, Match, look_for_slip, parse_match, same_slip
 
 SLIP_S = 10.0
-"""A usage or import error this soon after the start, twice running, is a typo, not a fault."""
+"""A usage or import error this soon after the start, in two consecutive rounds, ends the job."""
 
 
 class Action(enum.Enum):
-    """What follows from a failure."""
+    """The response to a failure."""
 
     RESTART = "restart"
     """A new round, counted against ``--max-restarts``."""
@@ -30,12 +29,12 @@ class Action(enum.Enum):
 
     @property
     def is_counted(self) -> bool:
-        """Whether it costs one of ``--max-restarts``."""
+        """Whether it counts against ``--max-restarts``."""
         return self in (Action.RESTART, Action.REPLACE_NODE)
 
 
 class BadRule(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
-    """Raised when a text is not a rule. ``why`` says what is wrong, ``right`` what would be."""
+    """Raised when a text is not a rule. ``why`` has what is wrong, ``right`` what is expected."""
 
     def __init__(self, why: str, right: str) -> None:
         super().__init__(f"{why}; expected {right}")
@@ -45,17 +44,17 @@ class BadRule(ValueError):  # noqa: N818 - a verdict on a text, turned into an e
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule of the user's: a failure that matches is answered by the action."""
+    """One rule of the user: the action answers a failure that matches."""
 
     match: Match
     action: Action
 
     @classmethod
     def parse(cls, text: str) -> "Rule":
-        """Read ``MATCH=ACTION``, such as ``exit:64-79=fail``. An ``=`` may stand in a regex.
+        """Parse ``MATCH=ACTION``, e.g. ``exit:64-79=fail``. A regex may contain ``=``.
 
         Raises:
-            BadRule: it is no rule.
+            BadRule: it is not a rule.
         """
         match, equals, action = text.strip().rpartition("=")
         actions = [known.value for known in Action]
@@ -77,12 +76,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What is known beside the failure itself."""
+    """What is known besides the failure itself."""
 
     seconds_after_start: float | None = None
-    """From the start of the round to its failure; None where that is not known."""
+    """Seconds from the start of the round to its failure; None: unknown."""
     previous: Failure | None = None
-    """The root cause of the round before, where that too was a slip soon after the start."""
+    """The root cause of the previous round, if that too was a usage error after its start."""
 
     def is_slip(self, failure: Failure) -> bool:
         """Return whether the failure is a usage or import error soon after the start."""
@@ -100,13 +99,13 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a failure is answered."""
+    """The response to a failure."""
 
     action: Action
     rule: str
-    """The rule's text; for a default what it is about, such as ``preempted=restart-free``."""
+    """The rule's text; for a default its kind, e.g. ``preempted=restart-free``."""
     reason: str
-    """Why it matches, in words."""
+    """Why it matches, as text."""
     is_default: bool = False
     passed_over: tuple[PassedOver, ...] = field(default=(), compare=False)
 
@@ -121,12 +120,12 @@ DEFAULT_REST = "everything else=restart"
 
 
 def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decision:
-    """Return the answer to a failure, by the first rule that matches.
+    """Return the response to a failure, by the first rule that matches.
 
     Args:
-        rules: the user's, in their order.
+        rules: the user's rules, in their order.
         failure: the root cause of the end of a round.
-        context: what else is known of it.
+        context: what else is known about it.
     """
     passed_over: list[PassedOver] = []
     for rule in rules:

@@ -1,4 +1,1 @@
-"""gRPC around the group: the master, its server, the link of a node to it, the codec.
-
-Nothing is decided here.
-"""
+"""gRPC: the server of the master, the link of a node to it, the codec. It has no rules."""

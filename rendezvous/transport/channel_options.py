@@ -13,11 +13,11 @@ MAX_FROM_NODE_BYTES = 768 * 1024
 one byte."""
 
 STREAMS_PER_CONNECTION = 16
-"""An agent has one stream, on a connection of its own. Each may hold a message that is not complete
-yet, of up to ``MAX_FROM_NODE_BYTES``."""
+"""An agent has one stream, on its own connection. Each stream may buffer an incomplete message of
+up to ``MAX_FROM_NODE_BYTES``."""
 
 _HANDSHAKE_S = 10
-"""For a connection to say that it speaks HTTP/2."""
+"""How long a client has for the HTTP/2 handshake."""
 
 _IDLE_S = 60
 """How long a connection may have no stream."""
@@ -25,25 +25,25 @@ _IDLE_S = 60
 SERVICE = "ft_run.rendezvous.v1.Rendezvous"
 
 MASTER_KEY = "ft-run-master"
-"""In the metadata that opens the master's side of a stream: an ft-run master is there."""
+"""In the initial metadata of the master's side of a stream: the peer is an ft-run master."""
 
 TERM_KEY = "ft-run-term"
 """With several endpoints: the term of the leader, and the highest that a node has followed."""
 
 LED_BY_KEY = "ft-run-led-by"
-"""Which of the listed hosts leads, by its place, where the one that answers does not; -1: none."""
+"""The position of the leader among the listed hosts, if another host answers; -1: no leader."""
 
 SUCCESSION_KEY = "ft-run-succession-bin"
-"""With several endpoints: a ``SuccessionSpec``, which must be the same on all hosts."""
+"""With several endpoints: a ``SuccessionSpec``; it must be the same on all hosts."""
 
 _CLIENT_PINGS_AFTER = 0.48
 _SERVER_PINGS_AFTER = 0.5
-"""Shares of the silence. What arrives puts a side's own ping off, so that the pings of the
+"""Shares of the silence. Incoming frames postpone a side's own ping, so that the pings of the
 clients keep the server from sending any: an idle master then needs a quarter less CPU time."""
 
 
 def _keepalive(silence_s: float, after: float) -> Options:
-    """Return what notices a peer's silence within ``silence_s`` seconds.
+    """Return the options that detect a peer's silence within ``silence_s`` seconds.
 
     The peer is pinged after the share ``after`` of that time and has the rest to answer.
     """
@@ -51,14 +51,13 @@ def _keepalive(silence_s: float, after: float) -> Options:
     return [
         ("grpc.keepalive_time_ms", int(timeout_ms * after)),
         ("grpc.keepalive_timeout_ms", int(timeout_ms * (1 - after))),
-        # What counts where the peer's kernel acknowledges and the peer itself is stopped; 60 s by
-        # default.
+        # Decisive if the peer's kernel acknowledges but the peer itself is stopped; default 60 s.
         ("grpc.http2.ping_timeout_ms", int(timeout_ms * (1 - after))),
         ("grpc.keepalive_permit_without_calls", 1),
         # Pings are not bound to data: most streams are silent for hours.
         ("grpc.http2.max_pings_without_data", 0),
-        # By default each message is answered with a ping, to find out how much may be on the way at
-        # once: that doubles what a round of small messages sends, and what TLS costs in it.
+        # By default each message is answered with a ping that measures the bandwidth-delay product:
+        # that doubles the packets of a round of small messages, and the cost of TLS in it.
         ("grpc.http2.bdp_probe", 0),
     ]
 
@@ -67,7 +66,7 @@ def server_options(silence_s: float) -> Options:
     """Return the options of a master's server; the time is in seconds."""
     return [
         *_keepalive(silence_s, _SERVER_PINGS_AFTER),
-        # Or the pings of the clients are answered with GOAWAY too_many_pings.
+        # Otherwise the pings of the clients are answered with GOAWAY too_many_pings.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
         ("grpc.http2.min_ping_interval_without_data_ms", 100),
         ("grpc.http2.max_ping_strikes", 0),
@@ -77,7 +76,7 @@ def server_options(silence_s: float) -> Options:
         ("grpc.server.max_pending_requests", 1_000_000),
         ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
         ("grpc.max_receive_message_length", MAX_FROM_NODE_BYTES),
-        # What opens thousands of them waits for its turn.
+        # A client that opens thousands of streams is queued.
         ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_S * 1000),
         ("grpc.max_connection_idle_ms", _IDLE_S * 1000),
@@ -95,7 +94,7 @@ def client_options(silence_s: float) -> Options:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 1000),
-        # Each attempt has its own channel and starts at once, whatever the last one met.
+        # Each attempt has its own channel and starts at once, independent of earlier failures.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + defaults.CHECK_REPORT_MAX_BYTES),
     ]

@@ -1,4 +1,4 @@
-"""The link of an agent to a master across the network: one stream that mends itself."""
+"""The link of an agent to a remote master: one stream, with automatic reconnection."""
 
 import asyncio
 import random
@@ -35,12 +35,12 @@ from .probe import why_unreachable
 
 _FIRST_ANSWER_S = 5.0
 _LISTED_ANSWER_S = 1.5
-"""Of a host among several: the next one is tried then."""
+"""For one of several listed hosts: then the next one is tried."""
 _SEARCHED_S = 5.0
-"""Without a leader: it is said then what each of the listed hosts answers."""
+"""After this time without a leader the answer of each listed host is reported."""
 _CLOSE_S = 2.0
 _DISTRUST_S = 2 * defaults.VERDICT_GRACE_S
-"""How long a node that finds another token tries again: a master stays that long after a job."""
+"""How long a node retries when tokens differ: a master runs that long after its job."""
 
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 1.0
@@ -51,8 +51,8 @@ _FOREIGN = re.compile(
     r"|http2 header with status: [234]",
     re.IGNORECASE,
 )
-"""What gRPC says when the other side talks, but not gRPC. (5xx is what a proxy in front of a
-master says while the master is not there.)"""
+"""gRPC's error details if the peer does not speak gRPC. (5xx is the answer of a proxy whose master
+is not available.)"""
 
 _IN_WORDS = (
     (r"Connection refused", "connection refused"),
@@ -68,10 +68,10 @@ _IN_WORDS = (
 
 
 class GrpcLink:
-    """Keeps one node attending: connects, reconnects with jittered backoff, gives up in time.
+    """Keeps one node connected: reconnects with jittered backoff, and gives up after a limit.
 
-    Each attempt has a channel of its own, so that a name is resolved again and nothing of an
-    earlier failure delays it.
+    Each attempt has its own channel, so that the name is resolved again and no earlier failure
+    delays it.
     """
 
     def __init__(
@@ -87,24 +87,24 @@ class GrpcLink:
         listed: Sequence[Endpoint] = (),
         trust: Trust | None = None,
     ) -> None:
-        """Start to connect, on the running event loop.
+        """Start connecting, on the running event loop.
 
         Args:
-            endpoint: where the master is.
-            attend: returns what the node says first on every stream, as of now.
-            on_event: takes what the master says and what becomes of the link.
-            silence_s: a silent master is noticed within this time.
-            connect_timeout_s: how long the first connection may take.
-            master_timeout_s: how long the master may be away later.
+            endpoint: the endpoint of the master.
+            attend: returns the first message of every stream, with the node's present state.
+            on_event: receives the master's messages and the changes of the link.
+            silence_s: the time within which a silent master is detected.
+            connect_timeout_s: the limit for the first connection.
+            master_timeout_s: how long the master may be unreachable later.
             port_is_taken: the endpoint is on this host, and another process has its port.
-            listed: all endpoints at which a leader may be; none where there is one endpoint.
-            trust: what the master wants to see; None: plain text.
+            listed: all listed endpoints; empty if there is a single one.
+            trust: the credentials for the connection; None: plain text.
         """
         self._endpoints = listed or (endpoint,)
         self._has_rivals = bool(listed)
         self._search = Search(len(self._endpoints))
         self._answers: dict[Endpoint, str] = {}
-        """What became of the last attempt at each endpoint."""
+        """The result of the last attempt at each endpoint."""
         self._attend = attend
         self._on_event = on_event
         self._options = client_options(silence_s)
@@ -116,28 +116,28 @@ class GrpcLink:
         self._outbox: asyncio.Queue[bytes | None] | None = None
         self._was_up = False
         self._has_heard = False
-        """The present stream has brought a message."""
+        """Whether the present stream has received a message."""
         self._over = False
-        """A verdict or a refusal has come, or this side closes: no reconnection."""
+        """Whether a verdict or refusal has arrived, or this side closes: no reconnection."""
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._ended)
 
     def send(self, message: NodeMessage) -> None:
-        """Send a message; it is dropped while the master is away, since ``Attend`` tells all."""
+        """Send a message; dropped while the master is unreachable, since ``Attend`` has it all."""
         if self._outbox is not None:
             self._outbox.put_nowait(encode_node(message))
 
     async def close(self) -> None:
-        """Deliver what was sent, wait a moment for the master to end the stream, then end it."""
+        """Flush what was sent, give the master a moment to end the stream, then end it."""
         self._over = True
         if self._outbox is not None:
             self._outbox.put_nowait(None)
             await asyncio.wait([self._task], timeout=_CLOSE_S)
         self._task.cancel()
-        await asyncio.wait([self._task])  # an error of ours was told when it came (``_ended``)
+        await asyncio.wait([self._task])  # ``_ended`` has reported an internal error
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """An error of ours must end the node, not leave it waiting for a link that is no more."""
+        """Report an internal error, so that it ends the node, which would wait forever."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             sentence = (
@@ -157,8 +157,8 @@ class GrpcLink:
             self._has_heard = is_elsewhere = False
             try:
                 reason = await self._attend_once(probes=attempts > 0)
-                # A master that accepts and drops the stream at once is not hammered, and one that
-                # says nothing meanwhile counts as away.
+                # The backoff stays if a master accepts and drops the stream at once, and a master
+                # that sends nothing meanwhile counts as unreachable.
                 lasted_s = time.monotonic() - tried_at
                 if lasted_s > _BACKOFF_MAX_S:
                     attempts = 0
@@ -171,9 +171,9 @@ class GrpcLink:
                 if not self._was_up and not self._has_rivals:
                     self._on_event(LinkLost(self._not_a_master()))
                     return
-                reason = "not an ft-run master"  # a proxy in front of it, say
+                reason = "not an ft-run master"  # e.g. a proxy in front of it
             except _UnfitError as error:
-                # For a while it may be the master of the job before, which had another token.
+                # For a while it may be the master of the previous job, with another token.
                 first_limit_s = self._distrust_s
                 if not self._was_up and time.monotonic() - away_since >= first_limit_s:
                     self._on_event(Refused(error.sentence))
@@ -194,7 +194,7 @@ class GrpcLink:
             hosts = self._hosts() if now - away_since >= _SEARCHED_S else ()
             if hosts or not is_elsewhere:
                 self._on_event(LinkDown(reason, away_since + limit - now, hosts))
-            # To the host that is said to lead it goes at once, but not from there to another.
+            # A host that was named as the leader is tried at once, but not the one it names.
             was_sent = is_elsewhere and self._search.is_sent and not was_sent
             await asyncio.sleep(0.0 if was_sent else _backoff_s(attempts))
             attempts += 1
@@ -207,7 +207,7 @@ class GrpcLink:
         metadata = ((TERM_KEY, str(self._search.term)),)
         async with open_channel(endpoint, self._options, self._trust) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")(metadata=metadata)
-            # From here on ``Attend`` no longer tells all: what happens is sent after it.
+            # From here on ``Attend`` no longer has all events: later ones are sent after it.
             outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
             self._outbox = outbox
             try:
@@ -238,19 +238,20 @@ class GrpcLink:
             raise failure()
 
     async def _greet(self, call: Any) -> "grpc.aio.AioRpcError | _NoLeader | None":
-        """Attend; return what gRPC says against it, or why this is not the leader, or nothing.
+        """Attend; return gRPC's error, or why this host is not the leader, or None.
 
-        It is returned, not raised, and anew: the traceback of an error refers to the call, and what
-        waits for this refers to the error, in a cycle with ``wait_for`` or the callers' frames. A
-        channel goes on connecting, closed or not, until its calls are deallocated.
+        The error is a new one, returned and not raised: the traceback of an error refers to the
+        call, and the waiting caller refers to the error, in a cycle with ``wait_for`` or the
+        callers' frames. A channel, even if closed, keeps connecting until its calls are
+        deallocated.
         """
         try:
-            # Nothing is said before the master has: a failed write would hide what is wrong.
+            # Nothing is sent before the master's metadata: a failed write would hide the cause.
             greeting = await call.initial_metadata()
             if MASTER_KEY not in greeting:
                 code, details = await call.code(), await call.details()
                 if self._has_rivals and code is grpc.StatusCode.OK:
-                    self._search.failed()  # it does not lead, and was quick to say so
+                    self._search.failed()  # it does not lead, and has answered in time
                     return partial(_ElsewhereError, _ENDED)
                 return _rpc_error(code, details)
             first = self._attend()
@@ -259,7 +260,7 @@ class GrpcLink:
             await call.write(encode_node(first))
         except grpc.aio.AioRpcError as error:
             return _rpc_error(error.code(), error.details() or "")  # without a traceback
-        except asyncio.InvalidStateError:  # the stream has ended since the master's first word
+        except asyncio.InvalidStateError:  # the stream has ended since the initial metadata
             return _rpc_error(await call.code(), await call.details())
         return None
 
@@ -274,12 +275,12 @@ class GrpcLink:
 
     async def _read(self, call: Any) -> str:
         try:
-            # What breaks off the loop would leave a cycle of the call and its iterator.
+            # Without this, an early exit from the loop leaves a cycle of the call and its iterator.
             async with aclosing(aiter(call)) as messages:
                 async for data in messages:
                     message = decode_master(data)
                     if self._has_rivals and not self._has_heard:
-                        # Not before: a leader that has not heard of this node does not wait.
+                        # Not earlier: the leader may not have received ``Attend``.
                         self._up()
                     self._has_heard = True
                     if isinstance(message, Verdict | Refused | Excluded):
@@ -292,7 +293,7 @@ class GrpcLink:
         return _ENDED
 
     async def _write(self, call: Any, outbox: "asyncio.Queue[bytes | None]") -> None:
-        # A broken stream is the reader's to report.
+        # The reader reports a broken stream.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while (data := await outbox.get()) is not None:
                 await call.write(data)
@@ -304,7 +305,7 @@ class GrpcLink:
         return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
 
     def _hosts(self) -> tuple[str, ...]:
-        """Return what each of several listed hosts has answered last."""
+        """Return the last answer of each of several listed hosts."""
         if not self._has_rivals:
             return ()
         return tuple(
@@ -339,7 +340,7 @@ class GrpcLink:
 
 
 class _UnfitError(Exception):
-    """The two ends do not trust each other, or were given other lists of hosts."""
+    """The two ends do not trust each other, or have different lists of hosts."""
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(reason)
@@ -351,19 +352,19 @@ class _UnreachableError(Exception):
 
 
 class _ElsewhereError(Exception):
-    """What answers does not lead, or leads by an old lease; the search knows where to go on."""
+    """The host that answers does not lead, or by an old lease; the search has the next host."""
 
 
 _NoLeader = Callable[[], Exception]
-"""Makes an error anew, which has no traceback."""
+"""Creates a new error, without a traceback."""
 
 
 def _compare(
     own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint: Endpoint
 ) -> _NoLeader | None:
-    """Return what to raise where the host that has answered was given other than this node.
+    """Return what to raise if the host that has answered has options other than this node's.
 
-    Which host leads there means nothing here.
+    The leader that it names is then irrelevant.
     """
     given = greeting.get(SUCCESSION_KEY)
     try:
@@ -371,7 +372,7 @@ def _compare(
     except (WireError, DecodeError):
         return partial(_UnreachableError, "invalid answer")
     if theirs is None and greeting.get(TERM_KEY) is not None:
-        return None  # it leads, and compares by itself when this node attends; or knows no leader
+        return None  # it leads, and compares when this node attends; or it knows no leader
     if differences := succession_differences(own, theirs):
         options = ", ".join(differences)
         sentence = f"this node's options differ from those of {endpoint}: {options}."
@@ -386,7 +387,7 @@ def _leads_not(
     try:
         term = int(greeting.get(TERM_KEY, ""))
         led_by = int(greeting.get(LED_BY_KEY, "-2"))
-    except ValueError:  # one endpoint was given there
+    except ValueError:  # that host has a single endpoint
         search.failed()
         return partial(_ElsewhereError, "it has one endpoint, not a list")
     if led_by >= -1:
@@ -398,7 +399,7 @@ def _leads_not(
 
 
 class _NotAMasterError(Exception):
-    """Something else answers."""
+    """The peer is not an ft-run master."""
 
 
 def _rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
@@ -408,7 +409,7 @@ def _rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 def _backoff_s(attempts: int) -> float:
     """Return the seconds before the next attempt: none at first, then doubling, with jitter.
 
-    The jitter (half to the whole of the step) keeps thousands of agents from coming at once.
+    The jitter (half to the whole of the step) spreads the attempts of thousands of agents.
     """
     if attempts == 0:
         return 0.0
@@ -417,14 +418,14 @@ def _backoff_s(attempts: int) -> float:
 
 
 def is_foreign(error: grpc.aio.AioRpcError) -> bool:
-    """Return whether an error of a call means that something else than a master answers."""
+    """Return whether an error of a call means that the peer is not a master."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return True
     return _FOREIGN.search(error.details() or "") is not None
 
 
 def in_words(error: grpc.aio.AioRpcError) -> str:
-    """Return the few words of gRPC's details that help a person."""
+    """Return the part of gRPC's details that is useful to a person."""
     if error.code() is grpc.StatusCode.OK:
         return _ENDED
     return _words(error.details() or error.code().name.lower())

@@ -1,8 +1,8 @@
 """Conversion between the plain values of ``messages`` and their protobuf forms.
 
 The two have the same names and fields, so the conversion is derived from the dataclasses once, at
-import, and nothing is written twice. Messages from the network are checked here: unknown enum
-values and missing parts raise ``WireError``.
+import. Messages from the network are validated here: unknown enum values and missing parts raise
+``WireError``.
 """
 
 import enum
@@ -34,15 +34,15 @@ def _same(value: Any) -> Any:
 
 
 def _text(value: str) -> str:
-    """Return a text that protobuf accepts: bytes that were not UTF-8 become visible escapes."""
+    """Return a text that protobuf accepts: invalid UTF-8 becomes visible escapes."""
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
 
 class _Presence(enum.Enum):
-    """Whether a field is always in a message from the network."""
+    """Whether a field is always present in a message from the network."""
 
     IMPLIED = 1
-    """It has a value, if only the default of protobuf."""
+    """It always has a value, at least protobuf's default."""
     NEEDED = 2
     OPTIONAL = 3
 
@@ -54,11 +54,11 @@ class _Codec:
         self.plain = plain
         self.proto: Callable[..., Message] = getattr(pb, plain.__name__)
         self._last: tuple[Any, Any] = (None, None)
-        """A value and what it became: one message often goes to thousands of nodes."""
+        """The last value and its result: one message is often sent to thousands of nodes."""
         self._as_it_is: list[str] = []
         self._converted: list[tuple[str, _Encode]] = []
         self._optional: list[tuple[str, _Encode]] = []
-        """May be None."""
+        """Fields that may be None."""
         self._decoded: list[tuple[str, _Decode, _Presence]] = []
         hints = typing.get_type_hints(plain)
         for name in names(plain):
@@ -111,7 +111,7 @@ def _codec(plain: type) -> _Codec:
     codec = _CODECS.get(plain)
     if codec is None:
         codec = _CODECS[plain] = _Codec(plain)
-        prepare(plain)  # while nodes gather, so that a restart does not wait
+        prepare(plain)  # while nodes join, so that a restart does not wait for it
     return codec
 
 
@@ -187,7 +187,7 @@ def decode_node(data: bytes) -> NodeMessage:
 
 
 def part_of(value: object) -> Any:
-    """Return a value as a part of a message, to copy."""
+    """Return a value as a part of a message, for ``CopyFrom``."""
     return _codec(type(value)).encode(value)
 
 

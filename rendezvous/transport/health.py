@@ -9,12 +9,12 @@ from google.protobuf.message import DecodeError
 from .channel_options import SERVICE
 
 NO_SENSE = "invalid request"
-"""What is not protobuf is answered here and in ``server``: gRPC writes a traceback when a
-deserializer raises and the client has gone away meanwhile."""
+"""The answer to an invalid request, here and in ``server``: gRPC writes a traceback if a
+deserializer raises and the client has disconnected meanwhile."""
 
 
 class Health(grpc.GenericRpcHandler):
-    """The standard health service. Most masters are never asked, so it is loaded when one is."""
+    """The standard health service, loaded with the first request: most masters get none."""
 
     _PREFIX = "/grpc.health.v1.Health/"
 
@@ -22,7 +22,7 @@ class Health(grpc.GenericRpcHandler):
         self._handler: Any = None
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler of a call, if it is for this service."""
+        """Return the handler of a call to this service; None for other calls."""
         if not handler_call_details.method.startswith(self._PREFIX):
             return None
         if self._handler is None:
@@ -34,13 +34,13 @@ class Health(grpc.GenericRpcHandler):
 
         servicer = health.aio.HealthServicer()
         serving = servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        self._serving = asyncio.ensure_future(serving)  # its turn comes before the call's
+        self._serving = asyncio.ensure_future(serving)  # runs before the call does
 
         def read(data: bytes) -> health_pb2.HealthCheckRequest:
             try:
                 return health_pb2.HealthCheckRequest.FromString(data)
             except DecodeError:
-                return health_pb2.HealthCheckRequest(service=NO_SENSE)  # which is not found
+                return health_pb2.HealthCheckRequest(service=NO_SENSE)  # an unknown service
 
         formats: dict[str, Any] = {
             "request_deserializer": read,

@@ -1,4 +1,4 @@
-"""The calls between the listed hosts: a question to each, and what it has answered."""
+"""The calls between the listed hosts: the requests of the election and their answers."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +20,7 @@ from .codec import WireError, decode, encode
 from .probe import why_unreachable
 
 NO_SENSE = (bounds.OutOfBounds, WireError, DecodeError)
-"""Raised for what no listed host says."""
+"""Raised for messages that no listed host sends."""
 
 _TERM_DIGITS = len(str(BALLOT_MAX))
 
@@ -28,7 +28,7 @@ Metadata = Mapping[str, str | bytes]
 
 
 class LeaseCalls:
-    """Asks the other listed hosts, on one channel to each that is there."""
+    """Sends requests to the other listed hosts, on one channel to each that is reachable."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class LeaseCalls:
         times: LeaseTimes,
         trust: Trust | None = None,
     ) -> None:
-        """Create it, without a channel.
+        """Open no channel yet.
 
         Args:
-            endpoints: all that are listed.
-            spec: what this host was given.
-            times: an answer may take as long as a lease is not renewed.
-            trust: between the hosts; None: plain text.
+            endpoints: all listed endpoints.
+            spec: the options of this host.
+            times: the times of the lease; an answer may take as long as the renewal interval.
+            trust: the credentials for the connections; None: plain text.
         """
         self._endpoints, self._times, self._trust = endpoints, times, trust
         self._spec = spec
@@ -51,15 +51,15 @@ class LeaseCalls:
         self._channels: dict[int, grpc.aio.Channel] = {}
 
     async def ask(self, host: int, ask: LeaseAsk) -> LeaseAnswer | None:
-        """Return what a host answers; None where it does not, or makes no sense.
+        """Return the answer of a host; None if there is none, or it is invalid.
 
         Raises:
             OtherOptionsError: the options differ.
         """
         is_new = host not in self._channels
         if is_new and await why_unreachable(self._endpoints[host]) is not None:
-            return None  # a channel to it would go on connecting
-        if host not in self._channels:  # which another call may have opened meanwhile
+            return None  # a channel to it would keep connecting
+        if host not in self._channels:  # another call may have opened it meanwhile
             options = client_options(self._times.silence_s)
             self._channels[host] = open_channel(self._endpoints[host], options, self._trust)
         channel = self._channels[host]
@@ -95,8 +95,8 @@ def answered(succession: Succession, request: bytes, metadata: Metadata) -> byte
     """Return the answer of this host to another, serialized.
 
     Raises:
-        OtherOptionsError: that one was given other options.
-        bounds.OutOfBounds, WireError, DecodeError: it says what no host says.
+        OtherOptionsError: that host has other options.
+        bounds.OutOfBounds, WireError, DecodeError: the request is invalid.
     """
     theirs = _decoded(metadata.get(SUCCESSION_KEY))
     ask = decode(LeaseAsk, request)
@@ -111,7 +111,7 @@ def followed(metadata: Metadata) -> int:
 
 
 def greeting_data(greeting: Greeting) -> dict[str, str | bytes]:
-    """Return what a node is told first, as metadata."""
+    """Return the first message to a node, as metadata."""
     data: dict[str, str | bytes] = {TERM_KEY: str(greeting.term)}
     if greeting.led_by is not None:
         data[LED_BY_KEY] = str(greeting.led_by)
@@ -121,7 +121,7 @@ def greeting_data(greeting: Greeting) -> dict[str, str | bytes]:
 
 
 def _decoded(data: str | bytes | None) -> SuccessionSpec:
-    """Return what another host was given; raises one of ``NO_SENSE``."""
+    """Return the options of another host; raises one of ``NO_SENSE``."""
     if not isinstance(data, bytes):
         raise WireError("it has one endpoint (--rdzv-endpoint)")
     spec = decode(SuccessionSpec, data)

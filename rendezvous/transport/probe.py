@@ -1,6 +1,6 @@
-"""Whether anything listens at an endpoint: a plain TCP connection, which is closed at once.
+"""Whether a process listens at an endpoint: opens a plain TCP connection and closes it at once.
 
-It costs a tenth of the CPU time of a gRPC channel. A node looks for its master for minutes.
+It costs a tenth of the CPU time of a gRPC channel, and a node may search its master for minutes.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import Any
 from ..protocol.endpoint import Endpoint
 
 _LIMIT_S = 1.2
-"""The kernel sends a second SYN after 1 s. A host that comes back is to be noticed by then."""
+"""The kernel sends a second SYN after 1 s, to which a host that has just returned answers."""
 
 
 async def why_unreachable(endpoint: Endpoint) -> str | None:
-    """Return why nothing accepts connections at an endpoint; None: something does.
+    """Return why no connection to an endpoint is possible; None: it is.
 
     All addresses of a name are tried at once.
     """
@@ -36,12 +36,12 @@ async def why_unreachable(endpoint: Endpoint) -> str | None:
     finally:
         for task in tasks:
             task.cancel()
-    # The same one each time: a node reports each change of it.
+    # The same reason each time: a node logs each change of it.
     return min(reasons, default="DNS resolution failed")
 
 
 async def _connect(family: int, address: Any) -> str | None:
-    """Return why an address cannot be connected to, in the kernel's words."""
+    """Return the kernel's error for a connection to an address; None: it is accepted."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
@@ -55,8 +55,8 @@ async def _connect(family: int, address: Any) -> str | None:
 def _resolve(endpoint: Endpoint) -> "asyncio.Future[list[tuple[int, Any]]]":
     """Return family and address of each address of an endpoint.
 
-    In a thread that is not waited for when the process ends: a name server that does not answer
-    takes its time.
+    It resolves in a daemon thread: the end of the process does not wait for a name server that does
+    not answer.
     """
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[tuple[int, Any]]] = loop.create_future()

@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 _STOP_GRACE_S = 0.5
 
 _UNREAD_MESSAGES = 1_000
-"""What waits for a node that does not read; more is not kept for it, and its stream ends."""
+"""The most messages queued for a node that does not read; beyond that its stream ends."""
 
 _WHOLE_STACKS, _FEW_FRAMES = 100, 8
-"""Of more groups than that, so few frames are told: the answer must fit into one message."""
+"""With more groups only so few frames are sent: the answer must fit into one message."""
 
 _CONNECTIONS_MAX = 12_000
-"""At one time. Each takes up to 70 kB of memory, and a file of this process."""
+"""At the same time. Each takes up to 70 kB of memory, and a file descriptor."""
 
 _LAST_WORDS_S = 10.0
-"""For a node that has ended its side to read what was said to it."""
+"""How long a node that has ended its side has to read its last messages."""
 
 _NOT_AN_AGENT = (
     WireError,
@@ -56,7 +56,7 @@ _NOT_AN_AGENT = (
     EOFError,
     TimeoutError,
 )
-"""How a stream ends on which something else speaks than an agent."""
+"""The status of a stream whose client is not an agent."""
 
 
 class MasterServer:
@@ -83,13 +83,13 @@ class MasterServer:
         """Listen; return the port.
 
         Args:
-            address: host to bind, ``::`` for all interfaces, and port; 0 takes a free one.
+            address: host to bind, ``::`` for all interfaces, and port; 0: a free one.
 
         Raises:
-            PortInUseError: something listens there already.
-            UsageError: the address is not one of this host.
+            PortInUseError: another process listens there already.
+            UsageError: this host does not have the address.
         """
-        check_can_bind(address)  # before anything is made: a port that is taken is tried for hours
+        check_can_bind(address)  # before anything is created: a port in use is tried for hours
         _raise_open_files_limit()
         self._server = self._new_server()
         try:
@@ -121,7 +121,7 @@ class MasterServer:
         return server
 
     async def stop(self) -> None:
-        """End all streams after what was sent on them, then stop listening."""
+        """Flush and end all streams, then stop listening."""
         if self._only_master is not None:
             self._only_master.close()
         if self._server is not None:
@@ -142,21 +142,21 @@ class MasterServer:
     async def _lease(
         self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> bytes:
-        """Answer another of the listed hosts."""
+        """Answer a request of another listed host."""
         assert self._succession is not None
         try:
             return answered(self._succession, request, dict(context.invocation_metadata() or ()))
         except (OtherOptionsError, *NO_SENSE_OF_HOSTS) as error:
             own = ((SUCCESSION_KEY, encode(self._succession.spec_seen)),)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), own)
-            raise  # which abort has done
+            raise  # from abort
 
     async def _attend(
         self,
         _requests: AsyncIterator[bytes],
         context: "grpc.aio.ServicerContext[bytes, bytes]",
     ) -> None:
-        # The node waits for this: it says that a master is there, before it has anything to say.
+        # The node waits for this: it identifies a master before the first message.
         greeting: dict[str, str | bytes] = {MASTER_KEY: self._version}
         if self._succession is not None:
             term = followed(dict(context.invocation_metadata() or ()))
@@ -164,7 +164,7 @@ class MasterServer:
         await context.send_initial_metadata(tuple(greeting.items()))
         master = self._master_now()
         if LED_BY_KEY in greeting or master is None:
-            # What ends at once may lose its first word: the node leaves when it has it.
+            # A stream that ends at once may lose its first message: the node ends the stream then.
             with suppress(EOFError, TimeoutError):
                 await self._silent.first_word(context.read)
             return
@@ -184,7 +184,7 @@ class MasterServer:
     async def _serve(
         self, attend: Attend, master: Master, context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> None:
-        """Let a node attend until the stream is over."""
+        """Serve an attending node until its stream ends."""
         outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
         handler = asyncio.current_task()
         assert handler is not None
@@ -206,12 +206,12 @@ class MasterServer:
         try:
             master.receive(link, attend)
             reader = asyncio.create_task(self._read(link, master, context, outbox, let_go))
-            # The node sees only that its stream has ended.
+            # The node sees only the end of its stream.
             reader.add_done_callback(partial(show_bug, "the master"))
             while (message := await outbox.get()) is not None:
                 await context.write(encode_master(message))
         except asyncio.CancelledError:
-            if not is_let_go:  # else the stream ends with this, as any other
+            if not is_let_go:  # else the stream ends with the return, as any other
                 raise
         finally:
             if reader is not None:
@@ -234,10 +234,10 @@ class MasterServer:
                 bounds.check(message)
                 master.receive(link, message)
         except (bounds.OutOfBounds, *_NOT_AN_AGENT):
-            let_go()  # or a stream that broke: either way nothing more is said on it
+            let_go()  # also for a broken stream: nothing more is sent on it
         finally:
             outbox.put_nowait(None)
-            # What does not read keeps its last words from being written.
+            # A client that does not read would block the last messages.
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, let_go)
 
     async def _stacks(
@@ -315,7 +315,7 @@ class MasterServer:
 
 
 def _describe(reply: pb.StatusReply, succession: "Succession") -> None:
-    """Add to an answer which host leads."""
+    """Add the leader to an answer."""
     reply.hosts.extend(map(str, succession.endpoints))
     leader = succession.leader()
     if leader is not None:
@@ -324,11 +324,11 @@ def _describe(reply: pb.StatusReply, succession: "Succession") -> None:
 
 
 def check_can_bind(address: Endpoint) -> None:
-    """Find out whether an address can be listened at, in words a person understands.
+    """Check that this process can listen at an address.
 
     Raises:
-        PortInUseError: something listens there already.
-        UsageError: the address is not one of this host, or the port is not for this user.
+        PortInUseError: another process listens there already.
+        UsageError: this host does not have the address, or this user may not bind the port.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -354,19 +354,19 @@ def check_can_bind(address: Endpoint) -> None:
 
 
 def _collect_garbage_rarely() -> None:
-    """A round of 10,000 nodes makes some 100,000 objects that live; next to none are garbage.
+    """Raise the thresholds: a round of 10,000 nodes creates 100,000 objects, nearly all live.
 
-    By default that starts several full collections, each of which walks all that thousands of
-    streams hold: a third of the master's CPU time in a round (benchmarks/scale.py).
+    By default that starts several full collections, each of which traverses all objects of
+    thousands of streams: a third of the master's CPU time in a round (benchmarks/scale.py).
     """
     gc.set_threshold(50_000, 20, 100)
 
 
 def _connections() -> tuple[str, int]:
-    """Return how many connections there may be, as an option of gRPC; more are closed at once.
+    """Return the maximum number of connections, as an option of gRPC; more are closed at once.
 
-    What opens thousands of them and says nothing keeps new nodes out for the time of a handshake,
-    and no more: a quarter of the files is left to the agent, which starts workers with them.
+    A client that opens thousands of silent connections keeps new nodes out for the time of one
+    handshake only. A quarter of the file descriptors is reserved for the agent, for its workers.
     """
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _CONNECTIONS_MAX
@@ -376,7 +376,7 @@ def _connections() -> tuple[str, int]:
 
 
 def _raise_open_files_limit() -> None:
-    """One stream is one open file: thousands of nodes need more than the usual 1,024."""
+    """Raise the limit: each stream is one open file, and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):

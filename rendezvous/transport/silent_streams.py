@@ -1,27 +1,27 @@
-"""Streams on which nothing has been said yet: for a while only, and not too many of them."""
+"""Streams without a first message: limited in time and number."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 FIRST_WORD_S = 10.0
-"""What is an agent speaks at once."""
+"""An agent sends its first message at once."""
 
 MOST = 1_000
-"""At one time, of all connections; each takes some 30 kB."""
+"""At the same time, on all connections; each takes some 30 kB."""
 
 
 class SilentStreams:
-    """The streams of one server that wait for their first message."""
+    """The streams of one server that have not received a message."""
 
     def __init__(self, limit_s: float = FIRST_WORD_S, most: int = MOST) -> None:
         self._limit_s = limit_s
         self._most = most
         self._waiting: dict[asyncio.Task[Any], None] = {}
-        """The tasks that serve them, the oldest first."""
+        """The tasks that serve them, oldest first."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of streams."""
         return len(self._waiting)
 
     async def first_word(self, read: Callable[[], Awaitable[Any]]) -> bytes:
@@ -31,8 +31,8 @@ class SilentStreams:
             read: reads the next message, or ``grpc.aio.EOF``.
 
         Raises:
-            TimeoutError: it did not come in time, or too many newer streams came meanwhile.
-            EOFError: the stream ended without one.
+            TimeoutError: it did not arrive in time, or too many newer streams were opened.
+            EOFError: the stream ended without a message.
         """
         task = asyncio.current_task()
         assert task is not None

@@ -1,4 +1,4 @@
-"""The secret of a job, and what it makes of the wire: mutual TLS, or plain text without one.
+"""The token of a job and the security of its connections: mutual TLS, or plain text without one.
 
-Channels are opened and ports listened at in ``wire`` and nowhere else.
+Only ``wire`` opens channels and ports.
 """

@@ -1,4 +1,4 @@
-"""From a token to certificates: the job's authority, and one certificate for this process.
+"""Derives certificates from a token: the job's authority, and a certificate of this process.
 
 The package ``cryptography`` is imported where it is needed: most jobs have no token.
 """
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, Name
 
 WIRE_NAME = "wire.ft-run.invalid"
-"""The name in every certificate. Not that of a host: hosts are found by name, and trusted by
-token."""
+"""The name in every certificate. It is not a host name: a name finds a host, the token
+authenticates it."""
 
 _AUTHORITY_NAME = "ft-run authority"
 _SALT = b"ft-run authority 1"
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**12, 8, 1
-"""4 MiB and some 10 ms for each guess. A token has 128 bits or more, so that this is for those that
-are not random; it is part of the start of every agent."""
+"""4 MiB and some 10 ms for each guess. A token has 128 bits or more: this protects tokens that are
+not random, and it is part of the start of every agent."""
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Of the group of P-256."""
+"""The order of the group of P-256."""
 
 BEGIN = datetime.datetime(1970, 1, 1)
 END = datetime.datetime(9999, 12, 31, 23, 59, 59)
-"""What RFC 5280 has for "does not end". A certificate ends with its process, and clocks of nodes
-may differ by years: dates would only keep out those that are to come in."""
+"""RFC 5280's value for "no expiration". A certificate is not used after its process has ended, and
+clocks of nodes may differ by years: dates would only reject valid nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Papers:
-    """What a process shows and what it believes; all PEM."""
+    """The certificate and key of a process, and the authorities that it accepts; all PEM."""
 
     authority: bytes
     certificate: bytes
@@ -41,17 +41,17 @@ class Papers:
 
 
 def papers(token: Token) -> Papers:
-    """Return new papers for this process; those of one token accept each other."""
+    """Return new papers for this process; papers of the same token accept each other."""
     authority = authority_key(token)
     return issue(authority, certificate_of(authority))
 
 
 def authority_key(token: Token) -> "EllipticCurvePrivateKey":
-    """Return the key of the authority that a token makes."""
+    """Return the key of the authority that is derived from a token."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-    # 16 bytes more than the order has, so that the remainder favours no number.
+    # 16 bytes more than the order has, so that the remainder is not biased.
     stretched = Scrypt(salt=_SALT, length=48, n=_SCRYPT_N, r=_SCRYPT_R, p=_SCRYPT_P).derive(
         token.reveal().encode()
     )
@@ -60,7 +60,7 @@ def authority_key(token: Token) -> "EllipticCurvePrivateKey":
 
 
 def certificate_of(authority: "EllipticCurvePrivateKey") -> "Certificate":
-    """Return the authority's certificate of itself; each process makes its own."""
+    """Return a self-signed certificate of the authority; each process creates its own."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -94,10 +94,10 @@ def issue(
     """Return papers with a new key, signed by an authority.
 
     Args:
-        authority: its key.
-        root: its certificate.
-        begin: of their validity.
-        end: of their validity.
+        authority: the key of the authority.
+        root: the certificate of the authority.
+        begin: the start of the validity.
+        end: the end of the validity.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -1,4 +1,4 @@
-"""Credentials for gRPC: of a token, or of files with certificates. Both ends show theirs."""
+"""Credentials for gRPC, from a token or from files with certificates. Mutual TLS."""
 
 from contextlib import suppress
 from functools import cached_property
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TokenTrust:
-    """A process of the job with this token trusts every other, and is trusted."""
+    """Credentials that accept every process with the same token."""
 
     wire_name: str | None = WIRE_NAME
     """The name that a master's certificate must have; None: that of its endpoint."""
@@ -26,14 +26,14 @@ class TokenTrust:
         return papers(self._token)
 
     def for_channel(self) -> "grpc.ChannelCredentials":
-        """Return what opens a channel."""
+        """Return the credentials of a channel."""
         import grpc
 
         mine = self._papers
         return grpc.ssl_channel_credentials(mine.authority, mine.key, mine.certificate)
 
     def for_server(self) -> "grpc.ServerCredentials":
-        """Return what a port is listened at with."""
+        """Return the credentials of a server."""
         import grpc
 
         mine = self._papers
@@ -43,7 +43,7 @@ class TokenTrust:
 
 
 class FileTrust:
-    """Certificates of the user's own; a file that has changed counts for the next connection."""
+    """The user's certificates; a changed file is used from the next connection on."""
 
     wire_name: str | None = None
 
@@ -51,21 +51,21 @@ class FileTrust:
         """Read the files once.
 
         Raises:
-            UsageError: one cannot be read, or they do not belong together.
+            UsageError: a file cannot be read, or the files do not belong together.
         """
         self._cert, self._key, self._ca = cert, key, ca
         self._shown = self._served = self._read()
         self._check()
 
     def for_channel(self) -> "grpc.ChannelCredentials":
-        """Return what opens a channel, of the files as they are now."""
+        """Return the credentials of a channel, from the present content of the files."""
         import grpc
 
         mine = self._current()
         return grpc.ssl_channel_credentials(mine.authority, mine.key, mine.certificate)
 
     def for_server(self) -> "grpc.ServerCredentials":
-        """Return what a port is listened at with; it looks at the files for each connection."""
+        """Return the credentials of a server, which checks the files for each connection."""
         import grpc
 
         self._served = self._current()
@@ -90,7 +90,7 @@ class FileTrust:
         )
 
     def _check(self) -> None:
-        """Refuse what gRPC would refuse without a word."""
+        """Refuse what gRPC would refuse without an error."""
         import ssl
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -109,7 +109,7 @@ class FileTrust:
             ) from None
 
     def _current(self) -> Papers:
-        """Return what the files have; what they had while one cannot be read."""
+        """Return the content of the files; the previous content while one cannot be read."""
         with suppress(UsageError):
             self._shown = self._read()
         return self._shown

@@ -1,6 +1,6 @@
-"""Why two ends do not trust each other, as far as the end that connects can find out.
+"""Why two ends do not trust each other, as far as the client can find out.
 
-gRPC tells a server nothing of a handshake that failed, so it is the node that is told.
+gRPC does not report a failed handshake to a server, so that the node reports it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ _PROBE_S = 2.0
 
 
 class HandshakeError(enum.Enum):
-    """What is wrong between this process and the master, in the words for a log."""
+    """The reason for a failed handshake with the master; the value is the text for a log."""
 
     WANTS_TOKEN = "the master requires a token"  # noqa: S105 - no secret: a sentence
     WANTS_CERTIFICATE = "the master requires a certificate"
@@ -26,7 +26,7 @@ class HandshakeError(enum.Enum):
     PLAIN = "the master does not use TLS"
 
     def sentence(self, endpoint: Endpoint) -> str:
-        """Return what is wrong and what would be right."""
+        """Return the error message: what is wrong, and what is expected."""
         return _SENTENCES[self].format(endpoint=endpoint)
 
 
@@ -66,12 +66,12 @@ _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|HTTP_REQUEST|UNKNOWN_PROTOCOL")
 async def handshake_error(
     details: str, endpoint: Endpoint, trust: Trust | None
 ) -> HandshakeError | None:
-    """Return what a failed connection says of the trust between both ends; None: nothing.
+    """Return the handshake error behind a failed connection; None: there is none.
 
     Args:
-        details: gRPC's.
-        endpoint: where the master is.
-        trust: of this process.
+        details: the details of gRPC's error.
+        endpoint: the endpoint of the master.
+        trust: the credentials of this process.
     """
     if (trust is None or trust.wire_name is None) and _CLOSED.search(details):
         wanted = await asyncio.to_thread(_wanted, endpoint)
@@ -88,12 +88,12 @@ async def handshake_error(
 
 
 def _wanted(endpoint: Endpoint) -> HandshakeError | None:
-    """Return what a master wants that hung up on plain text: it may have just gone away, too."""
+    """Return what a master requires that closed a plain-text connection; None: it has ended."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # it is only looked at, and nothing is said
+    context.verify_mode = ssl.CERT_NONE  # the certificate is only inspected, and nothing is sent
     context.set_alpn_protocols(["h2"])
     try:
         with (

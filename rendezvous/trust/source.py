@@ -1,4 +1,4 @@
-"""What the user gave to protect the wire with, and the credentials that are made of it."""
+"""The user's options for the security of connections, and the credentials made from them."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -11,32 +11,32 @@ if TYPE_CHECKING:
     from .wire import Trust
 
 TOKEN_VARIABLE = "FT_RUN_TOKEN"  # noqa: S105 - a name
-"""Has the token itself; it is taken out of the environment before anything is started."""
+"""The variable with the token itself; removed from the environment before any start."""
 
 TOKEN_FILE_VARIABLE = "FT_RUN_TOKEN_FILE"  # noqa: S105 - a name
 
 
 @dataclass(frozen=True, slots=True)
 class TrustOptions:
-    """A token, the file of one, or three files; nothing has been read yet."""
+    """A token, a token file, or three files of certificates; nothing has been read yet."""
 
     token: Token | None = None
     token_file: str | None = None
     origin: str = "--token-file"
     """The flag or the variable that gave the token."""
     tls_cert: str | None = None
-    """With ``tls_key`` and ``tls_ca``: certificates of the user's own, PEM."""
+    """With ``tls_key`` and ``tls_ca``: the user's certificates, PEM."""
     tls_key: str | None = None
     tls_ca: str | None = None
 
 
 def read_trust(options: TrustOptions | None) -> "Trust | None":
-    """Read what was given; return the credentials that it makes, or None for plain text.
+    """Read the token or the files; return the credentials, or None for plain text.
 
-    What takes time, and gRPC, is left until they are used.
+    Expensive steps, and the import of gRPC, are deferred until the credentials are used.
 
     Raises:
-        UsageError: a file cannot be used, a token can be guessed, or a package is missing.
+        UsageError: a file cannot be used, a token is too weak, or a package is missing.
     """
     if options is None:
         return None

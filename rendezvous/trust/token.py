@@ -1,4 +1,4 @@
-"""The token of a job: where it is read, how long it must be, and how it is kept out of sight."""
+"""The token of a job: reading it, its required strength, and how it is kept secret."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from typing import NoReturn
 from ...errors import UsageError
 
 LEAST_BITS = 128
-"""A certificate that a token has signed can be fetched, and tokens tried on it elsewhere."""
+"""Anyone can fetch a certificate that a token has signed, and try tokens on it offline."""
 
 _MOST_BYTES = 4096
 _ALPHABETS = (
@@ -17,13 +17,13 @@ _ALPHABETS = (
     (frozenset("0123456789ABCDEF"), 16),
 )
 _OF_OTHERS = 64
-"""Letters, digits and two signs, as of base64."""
+"""The alphabet of other tokens: letters, digits and two signs, as in base64."""
 
 ADVICE = "expected one made by ft-run token."
 
 
 class Token:
-    """The secret text; nothing shows it by accident, and it goes into no pickle."""
+    """The secret text; it has no readable repr and cannot be pickled."""
 
     __slots__ = ("_text",)
 
@@ -41,7 +41,7 @@ class Token:
         return isinstance(other, Token) and self._text == other._text
 
     def __hash__(self) -> int:
-        return 0  # a number that was made from it would tell something of it
+        return 0  # a number derived from it would leak information
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a token is not pickled")
@@ -53,14 +53,14 @@ def new_token() -> Token:
 
 
 def checked(token: Token, origin: str) -> Token:
-    """Return a token that is hard to guess, without the white space around it.
+    """Return a token without the white space around it, if it is strong enough.
 
     Args:
-        token: as it was given.
-        origin: what gave it, for the sentence.
+        token: the token as it was given.
+        origin: the flag or variable that gave it, for the error.
 
     Raises:
-        UsageError: it is not hard to guess.
+        UsageError: it is too weak.
     """
     text = token.reveal().strip()
     if not text:
@@ -79,11 +79,11 @@ def read_token(path: str, origin: str) -> Token:
     """Return the token in a file.
 
     Args:
-        path: of the file.
-        origin: the flag or the variable that named it.
+        path: the path of the file.
+        origin: the flag or the variable that named it, for the error.
 
     Raises:
-        UsageError: it cannot be read, other users can read it, or it has no good token.
+        UsageError: it cannot be read, other users can read it, or its token is too weak.
     """
     data = read_private(path, f"the token file {path} ({origin})")
     if len(data) > _MOST_BYTES:
@@ -101,7 +101,7 @@ def write_token(path: str, token: Token) -> None:
     """Write a token into a new file that only this user can read.
 
     Raises:
-        UsageError: the file is there already, or cannot be made.
+        UsageError: the file already exists, or cannot be created.
     """
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -114,13 +114,13 @@ def write_token(path: str, token: Token) -> None:
 
 
 def read_private(path: str, what: str) -> bytes:
-    """Return the beginning of a file that only this user, or root, can read, as ssh wants it.
+    """Return the start of a file that only this user or root can read, as ssh requires.
 
-    A group may read what belongs to root: a volume of Kubernetes with ``fsGroup`` is so.
+    A group may read a file of root: Kubernetes mounts volumes with ``fsGroup`` like this.
 
     Args:
         path: of the file.
-        what: the file in words.
+        what: a description of the file, for the error.
 
     Raises:
         UsageError: it cannot be read, or other users can read it.

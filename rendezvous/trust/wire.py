@@ -1,4 +1,4 @@
-"""Where channels are opened and ports listened at: in plain text, or with both ends known."""
+"""Opens channels and ports: in plain text, or with mutual TLS."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,8 +12,8 @@ Options = Sequence[tuple[str, int]]
 
 _ATTEMPT, _ATTEMPT_MS = "grpc.min_reconnect_backoff_ms", 2_000
 """How long an attempt to connect may take. A handshake costs the master some 0.75 ms of CPU time:
-when all nodes of a large job come at once, those at the end of the row wait, and what they give up
-was in vain. Longer would delay the attempt at a host's new address."""
+when all nodes of a large job connect at once, the last ones wait, and a handshake that they abandon
+is wasted. A longer limit would delay the attempt at a host's new address."""
 
 
 class Trust(Protocol):
@@ -33,9 +33,9 @@ def open_channel(target: Endpoint, options: Options, trust: Trust | None) -> grp
     """Return a channel to a master; it connects when it is used.
 
     Args:
-        target: where the master is.
-        options: of gRPC.
-        trust: None: plain text, which a master with a token does not take.
+        target: the endpoint of the master.
+        options: options of gRPC.
+        trust: the credentials; None: plain text, which a master with a token refuses.
     """
     if trust is None:
         return grpc.aio.insecure_channel(str(target), options=list(options))
@@ -47,10 +47,10 @@ def open_channel(target: Endpoint, options: Options, trust: Trust | None) -> grp
 
 
 def listen(server: grpc.aio.Server, address: Endpoint, trust: Trust | None) -> int:
-    """Have a server listen at an address; return the port.
+    """Make a server listen at an address; return the port.
 
     Raises:
-        RuntimeError: it cannot.
+        RuntimeError: it cannot listen there.
     """
     where = join_host_port(address.host, address.port)
     if trust is None:
