@@ -130,7 +130,7 @@ class OfKind:
     kind: FailureKind | None
     """None: a worker that was killed by the kernel's OOM killer."""
     event: str
-    """The text for a match; the next field is that for no match."""
+    """The text for a match; ``no_event``: the text for no match."""
     no_event: str
 
     def look(self, failure: Failure) -> Look:

@@ -27,8 +27,8 @@ _COLLECTIVE = (
 )
 
 _ASIDE = r"(?m)^([ \t]{2,}|\[[IW]\d{4} ).*$"
-"""A file or a source line in a traceback, and torch's warnings at the end of a process, e.g. about a
-process group that was not destroyed."""
+"""A file or source line in a traceback, or a warning of torch at the end of a process, e.g. about
+a process group that was not destroyed."""
 
 
 def may_be_the_machine(failure: Failure) -> bool:

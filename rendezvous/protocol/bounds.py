@@ -1,7 +1,7 @@
-"""Holds what nodes and hosts send against the bounds in the types of its fields. Pure.
+"""Checks messages of nodes and hosts against the bounds in the types of their fields. Pure.
 
-``bounded`` has the types. What the texts of one message may come to in all is bounded by
-``MAX_FROM_NODE_BYTES`` of ``transport.channel_options``.
+``bounded`` has the types. ``MAX_FROM_NODE_BYTES`` of ``transport.channel_options`` bounds the total
+size of a message.
 """
 
 import enum
@@ -22,20 +22,20 @@ _Check = Callable[[str, Any], None]
 
 
 class OutOfBounds(Exception):  # noqa: N818 - the sentence reads so
-    """Raised for what no agent sends; the text is one sentence."""
+    """Raised for a message that no agent sends; the text is a one-line error."""
 
 
 def check(message: NodeMessage | LeaseAsk | LeaseAnswer | SuccessionSpec) -> None:
-    """Look at every number and text of a message.
+    """Check every number, text and list of a message.
 
     Raises:
-        OutOfBounds: one is not within its bounds.
+        OutOfBounds: a value is not within its bounds.
     """
     _each(message)
 
 
 def check_lease(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
-    """Look at what another of so many listed hosts has sent; raises as ``check``."""
+    """Check a message of another one of so many listed hosts; raises as ``check``."""
     check(message)
     if isinstance(message, LeaseAsk):
         _whole(Whole(0, hosts - 1), "host", message.host)
@@ -53,14 +53,14 @@ def _each(value: Any) -> None:
 
 @functools.cache
 def _checks_of(kind: type) -> tuple[tuple[str, _Check], ...]:
-    """Return the fields of a message that have bounds, and what checks each."""
+    """Return the fields of a message that have bounds, and the check of each."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = ((name, _check_of(hint, f"{kind.__name__}.{name}")) for name, hint in hints.items())
     return tuple((name, one) for name, one in found if one is not None)
 
 
 def _check_of(hint: Any, field: str) -> _Check | None:
-    """Return what checks values of a type; None where any value will do.
+    """Return the check of the values of a type; None if any value is valid.
 
     Raises:
         TypeError: it is a number, a text or a list without bounds.
@@ -106,7 +106,7 @@ def _whole(bound: Whole, name: str, value: int) -> None:
 
 
 def _real(bound: Real, name: str, value: float) -> None:
-    if not 0 <= value <= bound.most:  # also what is no number
+    if not 0 <= value <= bound.most:  # also for NaN
         raise OutOfBounds(f"{name} is {value:g}; expected 0 to {bound.most:g}.")
 
 
@@ -130,5 +130,5 @@ def _text(bound: Length, name: str, text: str) -> None:
         raise OutOfBounds(
             f"{name} {text[:40]!a} has unprintable characters; expected printable ones only."
         )
-    if bound.is_needed and not text:  # a node without one would be taken for one that stays
+    if bound.is_needed and not text:  # without a reason the node would not count as leaving
         raise OutOfBounds(f"{name} is empty; expected the reason why the node leaves.")

@@ -1,4 +1,4 @@
-"""What nodes and the master say to each other of checks, as plain values like ``messages``."""
+"""The messages about checks between nodes and the master, plain values like ``messages``."""
 
 from ... import defaults
 from ...values import dataclass
@@ -13,50 +13,50 @@ class CheckSpec:
     level: Name = defaults.CHECK_LEVEL
     """``--check-level``: light or full."""
     timeout_s: Setting = 0.0
-    """For all phases together; 0: the default, which is longer with GPUs."""
+    """For all phases together, in seconds; 0: the default, which is longer with GPUs."""
     on_restart: Name = "node"
     """``--check-on-restart``: never, node or always."""
     is_binding: bool = True
-    """What fails stays out; not with ``--check-mode warn``."""
+    """Whether a node that fails is rejected; false with ``--check-mode warn``."""
     straggler_threshold: Setting = defaults.STRAGGLER_THRESHOLD
     exclude_straggler: bool = False
     only: bool = False
-    """The job is the checks: ``ft-run check``."""
+    """Whether the job consists of the checks: ``ft-run check``."""
     is_strict: bool = False
-    """A warning is told by the exit status; with ``only``."""
+    """Whether a warning changes the exit status; with ``only``."""
     floors: Rules = ()
-    """What metrics must reach, such as ``compute_tflops=2.5``."""
+    """Minimums of metrics, e.g. ``compute_tflops=2.5``."""
     compute_threshold: Setting = 0.0
     """``--compute-straggler-threshold``; 0: ``straggler_threshold``."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOrder:
-    """Check this now, together with the others of a meeting; answer ``CheckResult``."""
+    """Run this check now, together with the other nodes of a meeting; answer ``CheckResult``."""
 
     number: int
-    """Grows with each step of the checks."""
+    """Increases with each step of the checks."""
     phase: str
     level: str
     rank_offset: int
-    """Rank of this node's local rank 0 among the workers that meet."""
+    """Rank of this node's local rank 0 among the workers of the meeting."""
     world_size: int
-    """Workers that meet."""
+    """Number of workers of the meeting."""
     master_addr: str
-    """Where rank 0 hosts the store of the meeting."""
+    """The address at which rank 0 hosts the store of the meeting."""
     master_port: int
     deadline_s: float
-    """Seconds from now after which no answer counts."""
+    """Seconds until answers are ignored."""
     progress: str = ""
-    """How far the checks are, for people."""
+    """The progress of the checks, for display."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckProgress:
-    """How far the checks are, where a step takes long; to one node of the job."""
+    """The progress of the checks during a long step; sent to one node of the job."""
 
     text: str
-    """For people."""
+    """For display."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +65,20 @@ class CheckResult:
 
     number: Count
     report: Report
-    """What was measured, as JSON."""
+    """The measurements, as JSON."""
     offer: Offer
-    """Fresh: no store of an earlier order is ever met."""
+    """A new offer: no store of an earlier order is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckVerdict:
-    """What was found of this node."""
+    """The verdict on this node."""
 
     exit_code: int
-    """What the agent ends with; 0: the node has passed, and stays."""
+    """The exit status of the agent; 0: the node has passed, and takes part."""
     sentence: str
-    """Why it does not stay, or a remark."""
+    """Why it is rejected, or a warning."""
     conclusion: str
-    """What was found of all nodes, in one line."""
+    """The result of all nodes, in one line."""
     report: str
-    """All of it, as JSON, on one node of the job; empty on the others."""
+    """The whole report, as JSON, on one node of the job; empty on the others."""

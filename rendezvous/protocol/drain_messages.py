@@ -19,7 +19,7 @@ class Notice:
 
     reason: Reason
     seconds: Seconds
-    """How long they may take, from now."""
+    """The time limit of the ranks, from now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Drain:
     reason: str
     """Which node is being preempted and why, or the sizes of the worlds."""
     seconds: float
-    """How long they may take, from now."""
+    """The time limit of the ranks, from now."""
     is_whole: bool
     """All nodes of the round are being preempted: nothing in memory survives."""
     resizes: bool = False

@@ -1,4 +1,4 @@
-"""Addresses as people write them: ``host``, ``host:port``, ``[v6]:port``."""
+"""Addresses as users write them: ``host``, ``host:port``, ``[v6]:port``."""
 
 import re
 import socket
@@ -10,7 +10,7 @@ from ...values import dataclass
 
 MAX_PORT: Final = 65535
 RIGHT: Final = "HOST[:PORT], e.g. node0:29400 or [fd00::1]:29400"
-"""What an endpoint looks like, for messages."""
+"""The expected form of an endpoint, for error messages."""
 
 _BRACKETED = re.compile(r"\[(?P<host>[^\[\]]*)\](?P<rest>.*)\Z", re.DOTALL)
 _NAME = re.compile(r"[\w.-]+")
@@ -25,14 +25,14 @@ class Endpoint:
     host: str
     port: int
     others: "tuple[Endpoint, ...]" = ()
-    """The rest of the list, where several hosts may lead."""
+    """The rest of the list, if several hosts may lead."""
 
     @classmethod
     def parse(cls, text: str, default_port: int = defaults.ENDPOINT_PORT) -> "Endpoint":
-        """Read ``host[:port]`` or ``[v6][:port]``; a bare IPv6 address has no port.
+        """Parse ``host[:port]`` or ``[v6][:port]``; a bare IPv6 address has no port.
 
-        A bare IPv6 address that ends in what can only be a port (``fd00::1:29400``: no group of
-        an address has five digits) is read as torchrun reads it.
+        A bare IPv6 address whose end can only be a port (``fd00::1:29400``: no group of an address
+        has five digits) is parsed as by torchrun.
 
         Raises:
             UsageError: the text is not an endpoint.

@@ -26,22 +26,22 @@ class FailureKind(enum.Enum):
     WORKER = 1
     """A worker exited non-zero or by a signal."""
     NODE_LOST = 2
-    """A node's stream is gone for longer than its grace."""
+    """A node's stream has been disconnected for longer than its grace."""
     STUCK = 3
     """A worker survived SIGKILL (uninterruptible sleep): its node cannot be used again."""
     START = 4
-    """A worker could not be started at all: the interpreter or program is missing, say."""
+    """A worker could not be started, e.g. because the interpreter or program is missing."""
     PREEMPTED = 5
-    """A node was asked to go away (SIGTERM)."""
+    """A node was asked to leave (SIGTERM)."""
     STORE = 6
     """The store process of ``--store separate`` ended while workers needed it."""
     HANG = 7
-    """Workers do not get on, as the stacks of all ranks say."""
+    """Workers make no progress, according to the stacks of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure, as its node reported it; bounded in size, so that it fits any message.
+    """One failure, as its node reported it; bounded, so that it fits into any message.
 
     For a lost node, ``rank``, ``local_rank``, ``pid`` and ``exit_code`` are -1, -1, 0 and 0. For
     the store process the ranks are -1. A hang has the values of a lost node, except that ``rank``
@@ -56,7 +56,7 @@ class Failure:
     host: Name
     pid: Count
     exit_code: ExitCode
-    """As ``subprocess`` has it: the exit status, or minus the signal's number."""
+    """As in ``subprocess``: the exit status, or minus the signal's number."""
     time_s: Date
     """Unix time on the failing host, whole seconds; shown, never compared across hosts."""
     role: Text = ""
@@ -65,16 +65,16 @@ class Failure:
     error_json: ErrorFile = ""
     """Content of that file, bounded; empty when there is none."""
     message: ErrorText = ""
-    """Type and text of the exception, or a sentence for what is not a worker's exit."""
+    """Type and text of the exception, or an error text if no worker exited."""
     stderr_tail: StderrTail = ""
-    """The last lines of the worker's standard error, where they were captured."""
+    """The last lines of the worker's standard error, if they were captured."""
     out_of_memory: bool = False
-    """The kernel's OOM killer did it."""
+    """Whether the kernel's OOM killer killed the worker."""
     after_stop: bool = False
-    """It came after the stop of its round was ordered."""
+    """Whether it occurred after the stop of its round was ordered."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
-        """Return it as a node may report it: only for itself and its own workers."""
+        """Return it restricted to what a node may report: itself and its own workers."""
         rank = self.rank if 0 <= self.rank - first_rank < workers else -1
         if (self.node_rank, self.rank) == (node_rank, rank):
             return self
@@ -114,7 +114,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# What a worker prints when it fails because of a peer: words of Python, gloo, NCCL, the TCP store
+# Error texts of a worker that fails because of a peer: those of Python, gloo, NCCL, the TCP store
 # and the socket layer, as seen when one rank of a running job is killed or cut off. A truncated
 # pickle is no lost peer. It is a text, since re compiles it at the first failure and caches it.
 _COLLATERAL = (
@@ -146,12 +146,12 @@ class Evidence(enum.IntEnum):
     """The evidence for a failure being the root cause, the best first."""
 
     OWN = 0
-    """It cannot follow from the loss of a peer: a signal, an exit status of its own, an error
-    about something else, a node that is gone."""
+    """It cannot follow from the loss of a peer: a signal, a specific exit status, an unrelated
+    error, a lost node."""
     UNSAID = 1
-    """An exit as after any exception, and nothing is known of what it was."""
+    """An exit status as after any exception, without a known error."""
     COLLATERAL = 2
-    """It plainly follows from another one."""
+    """It evidently follows from another one."""
 
 
 def evidence(failure: Failure) -> Evidence:

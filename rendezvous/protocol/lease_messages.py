@@ -1,4 +1,4 @@
-"""What hosts that may lead ask each other. Names and fields are those of ``rendezvous.proto``."""
+"""Messages between the hosts that may lead. Names and fields as in ``rendezvous.proto``."""
 
 import enum
 
@@ -6,20 +6,20 @@ from ...values import dataclass
 from .bounded import Ballot, Count, CountOrNone, ExitCode, Name, Names, Setting
 
 NO_HOST = -1
-"""Stands for a host where there is none: nothing leads."""
+"""The value for no host: no host leads."""
 NO_ROUND = (0, -1)
-"""Stands for term and number of a round where there is none."""
+"""The value of term and number for no round."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuccessionSpec:
-    """What must be the same on all hosts that may lead, and on their nodes. Times in seconds.
+    """Options that must be the same on all hosts that may lead, and on nodes. Times in seconds.
 
-    The times of the nodes tell a new leader when no worker of an earlier one is left.
+    From the times of the nodes a new leader knows when no worker of an earlier one is left.
     """
 
     endpoints: Names
-    """All that are listed, in their order, with commas."""
+    """All listed endpoints, in their order, separated by commas."""
     lease_s: Setting
     fence_s: Setting
     node_timeout_s: Setting
@@ -27,56 +27,56 @@ class SuccessionSpec:
 
 
 class LeaseStep(enum.Enum):
-    """What is asked of an acceptor."""
+    """The kind of a request to an acceptor."""
 
     PREPARE = 1
-    """Promise not to take a lower number any more."""
+    """Promise not to accept lower numbers any more."""
     PROPOSE = 2
-    """Take this process for the leader, for as long as a lease is."""
+    """Accept this process as the leader, for the length of a lease."""
     RELEASE = 3
-    """The lease is given back."""
+    """The lease is released."""
     END = 4
-    """It is given back for good: the job is over, and its nodes have heard so."""
+    """The lease is released, and the job is over: its nodes have received the verdict."""
 
     @property
     def gives_back(self) -> bool:
-        """Whether the lease is over with it."""
+        """Whether it ends the lease."""
         return self in (LeaseStep.RELEASE, LeaseStep.END)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAsk:
-    """One question of a proposer; all acceptors get the same."""
+    """One request of a proposer, the same for all acceptors."""
 
     step: LeaseStep
     host: Count
-    """Of the process that asks: its place in the list of endpoints."""
+    """The position of the sender in the list of endpoints."""
     process: Name
-    """Random id of the process that asks: a host that was started again is another."""
+    """Random id of the sending process: a restarted host has another one."""
     number: Ballot
-    """Of the proposal; no two hosts use one number."""
+    """The number of the proposal; no two hosts use the same number."""
     term: Ballot
-    """The number with which the lease was won; it stays while the lease is renewed."""
+    """The number with which the lease was won; it stays the same when the lease is renewed."""
     lease_ms: Count
-    """How long an acceptor keeps to it, by its own clock."""
+    """The length of the lease, by the acceptor's own clock."""
     round_term: Ballot = 0
-    """With ``round``: the newest round that there is, or that may be next."""
+    """With ``round``: the newest round, which may not have started yet."""
     round: CountOrNone = -1
     exit_code: ExitCode = 0
-    """Of the job, with ``END``."""
+    """The exit status of the job, with ``END``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """What an acceptor says."""
+    """The answer of an acceptor."""
 
     accepted: bool
     highest: Ballot
-    """The highest number that this host has seen."""
+    """The highest number that this host knows."""
     knows_earlier: bool = False
-    """This host has known of a lease of a lower term than the one that was asked for."""
+    """Whether this host knows a lease with a lower term than the requested one."""
     round_term: Ballot = 0
-    """With ``round``: the newest round that this host knows of."""
+    """With ``round``: the newest round that this host knows."""
     round: CountOrNone = -1
     host: CountOrNone = NO_HOST
-    """Of the process that answers: its place in the list of endpoints."""
+    """The position of the sender in the list of endpoints."""

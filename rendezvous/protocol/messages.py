@@ -38,10 +38,10 @@ from .stacks import NoHang, StackOrder, StackReport, Suspicion
 from .steps import STEPS_MAX, StepsOrder, StepsReport
 
 FurthestStep = Annotated[int, Whole(-1, STEPS_MAX)]
-"""-1 stands for none."""
+"""-1: none."""
 
 PROTOCOL_VERSION = 1
-"""Raised when a node and a master of the old and the new version could misunderstand."""
+"""Increased with each incompatible change of the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PolicySpec:
     """The response to failures (docs/reference/failure-policy.md). Times in seconds."""
 
     rules: Annotated[Rules, Called("the list of --on-failure rules")] = ()
-    """The user's, ``MATCH=ACTION``, in their order."""
+    """The user's rules, ``MATCH=ACTION``, in their order."""
     restart_window_s: Setting = 0.0
     """How far back restarts and failures of nodes count; 0: all of them."""
     backoff_first_s: Annotated[
@@ -58,13 +58,13 @@ class PolicySpec:
     backoff_max_s: Annotated[
         Setting, Called("the longest delay of --restart-backoff in seconds")
     ] = 0.0
-    """The longest delay of a restart; 0: none is delayed, but for those that are not counted."""
+    """The longest delay of a restart; 0: only restarts that are not counted are delayed."""
     max_node_failures: Count = defaults.MAX_NODE_FAILURES
     """A node that was the root cause this often is excluded; 0: never."""
     rank0_decides: Annotated[bool, Called("--success-policy rank0")] = False
-    """The job has succeeded when rank 0 has."""
+    """Whether the job succeeds when rank 0 does."""
     max_no_progress: Annotated[Count, Called("--max-no-progress (of workers that are watched)")] = 0
-    """So many consecutive restarts without a step end the job; 0: never."""
+    """The number of consecutive restarts without a step that ends the job; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class HangSpec:
     """When workers are suspected to hang (docs/internals/hang-detection.md). Times in seconds."""
 
     timeout_s: Annotated[Setting, Called("--hang-timeout in seconds (0 is auto)")]
-    """Without a step; 0: by the longest step so far."""
+    """The time without a step; 0: derived from the longest step so far."""
     start_s: Annotated[Setting, Called("--hang-timeout-start in seconds")]
-    """Until the first step, and in calls that are known to take long."""
+    """The time until the first step, and for calls that are known to take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,17 @@ class JobSpec:
     node_unit: Count
     max_restarts: Count
     policy: PolicySpec | None = None
-    """None: all defaults, which then cost nothing on the wire."""
+    """None: all defaults, which then need no bytes in a message."""
     checks: CheckSpec | None = None
     """None: nodes are not checked."""
     separate_store: Annotated[bool, Called("--store separate")] = False
-    """Of all nodes, since any may get rank 0 and the workers are told."""
+    """The same on all nodes, since any of them may get rank 0."""
     rescale_delay_s: Setting | None = None
-    """``--rescale-delay``, infinity for never; None: not given, then the master's setting holds."""
+    """``--rescale-delay``, infinity: never; None: not given, the master's setting applies."""
     hang: HangSpec | None = None
     """None: no worker is suspected to hang."""
     succession: SuccessionSpec | None = None
-    """Compared with that of the leader. None: one endpoint."""
+    """Compared with that of the leader. None: a single endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class NodeSpec:
     """The properties of a node that stay the same while its agent lives."""
 
     node_id: Name
-    """Host name and a number, as the node proposes it; the same for a restarted agent. The master
-    gives it another number where this one belongs to a living node (``Renamed``)."""
+    """Host name and a number, proposed by the node; a restarted agent proposes the same one. The
+    master assigns another number if a live node has this one (``Renamed``)."""
     incarnation: Name
     """Random, one per agent process."""
     host: Name
@@ -115,7 +115,7 @@ class NodeSpec:
     role: Text
     local_world_size: Workers
     wanted_rank: Count | None
-    """``--node-rank``, when the user gave one."""
+    """``--node-rank``; None: not given."""
     is_watched: bool = False
     """``--watch-workers``."""
     drains_to_grow: bool = False
@@ -146,9 +146,9 @@ class Progress:
     """How many steps the workers of a node have done in a round."""
 
     furthest: FurthestStep = -1
-    """The highest step that the script has said; -1: it says none."""
+    """The highest step that the script has reported; -1: it reports none."""
     has_stepped: bool = False
-    """Some worker has done a step, or said something."""
+    """Whether a worker has done a step, or reported progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,25 +156,25 @@ class PastProgress:
     """How many steps the job has done in all rounds."""
 
     furthest: FurthestStep
-    """As of ``Progress``."""
+    """As in ``Progress``."""
     idle_restarts: Count
-    """How many consecutive restarts have brought no step."""
+    """The number of consecutive restarts without a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The state of the job before a round that a later master needs, where there is any."""
+    """The state of the job before a round, as far as a later master needs it."""
 
     restart_ages_s: Ages = ()
-    """Of the restarts within ``--restart-window``, when the round was formed, whole seconds."""
+    """Ages of the restarts within ``--restart-window`` when the round was formed, in seconds."""
     excluded: Annotated[tuple[ShortText, ...], Length(NODES_MAX)] = ()
     """Identities of excluded nodes."""
     since_s: Age = 0
     """How long ago the round was formed; each node fills this in when it attends."""
     failures: Annotated[tuple[NodeFailures, ...], Length(NODES_MAX)] = ()
-    """Of the nodes that failed last; bounded."""
+    """The failures of the nodes that failed last; bounded."""
     progress: PastProgress | None = None
-    """None: nothing is known."""
+    """None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Claim:
 
     round: Count
     formed_by: Name
-    """The master that formed it: two that knew nothing of each other may use one number."""
+    """The master that formed it: independent masters may use the same number."""
     restarts: Count
     nodes: Count
     """Size of that round's world, in nodes."""
@@ -191,7 +191,7 @@ class Claim:
     rank_offset: Count
     """Rank of this node's local rank 0."""
     successor: Name
-    """As in ``Assignment``: so a new master can name a node that has not come back."""
+    """As in ``Assignment``: with it a new master can name a node that has not reconnected."""
     state: ClaimState
     failures: Annotated[tuple[Failure, ...], Length(defaults.FAILURES_IN_VERDICT)] = ()
     """Failures of this node's workers in that round."""
@@ -216,7 +216,7 @@ class Attend:
     offer: Offer
     claim: Claim | None
     leaving: ShortText = ""
-    """Why the node goes away, as in ``Leave``; empty while it does not."""
+    """Why the node is leaving, as in ``Leave``; empty if it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ class Stopped:
     round: Count
     offer: Offer
     progress: Progress | None = None
-    """None: not known, as of workers that are not watched."""
+    """None: unknown, e.g. if workers are not watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,18 +289,18 @@ class Waiting:
     min_nodes: int
     max_nodes: int
     missing: tuple[str, ...]
-    """Which nodes are missing, where that is known: ranks or hosts; bounded."""
+    """The missing nodes, if known: ranks or hosts; bounded."""
     timeout_s: float
-    """Seconds until the master gives up; 0 when a round runs without this node."""
+    """Seconds until the master gives up; 0 if a round runs without this node."""
     spare: bool
-    """A round runs, and this node is a spare."""
+    """Whether a round runs, and this node is a spare."""
     backoff_s: float = 0.0
     """Seconds until the next round may be formed (``--restart-backoff``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One node's part of a world, and why the round before it ended."""
+    """One node's part of a world, and why the previous round ended."""
 
     round: int
     formed_by: str
@@ -319,21 +319,21 @@ class Assignment:
     master_addr: str
     master_port: int
     reason: str
-    """In words: why this round was formed."""
+    """Why this round was formed, as text."""
     cause: Failure | None
     """The root cause of a restart; None for the first round and for a regroup."""
     decision: str = ""
-    """What the failure policy decided, in words; empty where the default rule did."""
+    """The decision of the failure policy, as text; empty for the default rule."""
     is_free: bool = False
-    """The restart was not counted."""
+    """Whether the restart was not counted."""
     restarts_in_window: int = 0
-    """Of ``restarts``, those that count now; only with ``--restart-window``."""
+    """The part of ``restarts`` that counts now; only with ``--restart-window``."""
     past: Past | None = None
     resumption: Resumption | None = None
-    """None: no snapshots are resumed from."""
+    """None: no snapshots are used."""
     term: int = 0
-    """Of the leader that formed it; 0 where there is one endpoint. A round is known by term and
-    number: of two leaders each may have formed a round that the other has not heard of."""
+    """The term of the leader that formed it; 0 with a single endpoint. Term and number identify a
+    round: each of two leaders may have formed a round that the other does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,14 +350,14 @@ class Stop:
     round: int
     reason: str
     lets_settle: bool = False
-    """The failure that is known may follow from another: workers that are ending are let end."""
+    """The known failure may follow from another one: workers that are exiting may finish."""
     is_stale: bool = False
-    """The others went on without this node: its workers are killed at once, since what they would
-    do on SIGTERM (write a checkpoint) could undo what the newer round has done."""
+    """The others continued without this node: its workers are killed at once, since their handler
+    of SIGTERM (writing a checkpoint) could overwrite the results of the newer round."""
     is_hung: bool = False
     """The workers hang: they get SIGKILL soon after SIGTERM, since they will not save anything."""
     stacks: str = ""
-    """Of a hang: where all ranks were, for people; bounded."""
+    """The stacks of all ranks in a hang, for display; bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +376,7 @@ class Outcome(enum.Enum):
     WORKERS_FAILED = 2
     RENDEZVOUS_FAILED = 3
     POLICY_ENDED = 4
-    """The failure policy says that trying again would not help."""
+    """The failure policy has ended the job: a retry would not help."""
     CHECKS_FAILED = 5
     """Too few nodes have passed the checks."""
 
@@ -394,9 +394,9 @@ class Verdict:
     failures: tuple[Failure, ...]
     """Failures of the last round, the root cause included; bounded."""
     failure_count: int
-    """How many there were, also those that did not fit."""
+    """The number of failures, including those that did not fit."""
     saving: Saving | None = None
-    """Each node's own. None: sharded state is not saved by this node."""
+    """Differs between nodes. None: this node does not save sharded state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +405,7 @@ class Refused:
 
     sentence: str
     is_displaced: bool = False
-    """Another process has its place: what workers it has are those of a stale round."""
+    """Another process has replaced it: its workers belong to a stale round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +417,7 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """The identity that this node proposed belongs to another; it has to use this one."""
+    """Another node has the identity that this node proposed; it must use this one."""
 
     node_id: str
 

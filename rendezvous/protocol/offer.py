@@ -1,4 +1,4 @@
-"""What every node offers for the next round: a place for the store, and the snapshots it holds."""
+"""What every node offers for the next round: an address for the store, and its snapshots."""
 
 from typing import Annotated
 
@@ -8,26 +8,26 @@ from .bounded import Count, Length, Name, Port, Ranks, Whole
 STEP_MAX = (1 << 63) - 1
 Step = Annotated[int, Whole(0, STEP_MAX)]
 _HELD = Length(8)
-"""Of one node: the newest, the one before, and those that replicas belong to."""
+"""Of one node: the newest snapshot, the previous one, and those of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of one step in the memory of a node: each of its workers has left its share."""
+    """The state of one step in the memory of a node: each of its workers has saved its shard."""
 
     step: Step
-    """How many steps were done."""
+    """The number of steps done."""
     world_size: Count
-    """Of the ranks whose state it is."""
+    """The world size of the ranks that have saved it."""
     rank_offset: Count
-    """The rank of the first share."""
+    """The rank of the first shard."""
     is_replicated: bool
-    """Any share is the state of all ranks."""
+    """Whether each shard is the state of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Shares of other nodes' ranks in the state of one step."""
+    """Shards of other nodes' ranks in the state of one step."""
 
     step: Step
     world_size: Count
@@ -36,41 +36,41 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """All that a node holds. Those of different rounds do not belong together."""
+    """All snapshots that a node has. Those of different rounds do not belong together."""
 
     round: Count
-    """The round that took them, or began with them."""
+    """The round that saved them, or resumed from them."""
     formed_by: Name
     """The master that formed it, as in ``Assignment``."""
     held: Annotated[tuple[Snapshot, ...], _HELD]
     replicas: Annotated[tuple[Replica, ...], _HELD] = ()
-    """Of several steps; none where ``--snapshot-replicas`` is 0."""
+    """Replicas of several steps; empty if ``--snapshot-replicas`` is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Which snapshots all ranks of a round resume from."""
+    """The snapshots from which all ranks of a round resume."""
 
     step: int
     round: int
-    """As in ``Snapshots``: what is left of another round is the state of another step."""
+    """As in ``Snapshots``: those of another round are the state of another step."""
     formed_by: str
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What a node writes to storage when its job ends without success: its part of a snapshot."""
+    """The part of a snapshot that a node saves to storage when its job fails."""
 
     step: int
     ranks: tuple[int, ...]
-    """Whose shares; they may be replicas of another node's."""
+    """The ranks of the shards; they may be replicas of another node's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where this node would host the store of the next round, if it got rank 0."""
+    """The address at which this node would host the next round's store, if it got rank 0."""
 
     address: Name
     port: Port
     snapshots: Snapshots | None = None
-    """None: its workers have left none."""
+    """None: its workers have saved none."""

@@ -1,4 +1,4 @@
-"""Where one rank is: its stack, short and without what differs from host to host. Values only."""
+"""The stack of one rank, short and without parts that differ between hosts. Values only."""
 
 import enum
 from typing import Annotated
@@ -8,28 +8,28 @@ from .bounded import OF_A_NODE, Count, CountOrNone, Length, Name, Ranks, Seconds
 
 FRAMES_MAX = 50
 TEXT_MAX = 200
-"""Characters of a file's name, a function's name, a source line, a remark."""
+"""Characters of a file name, a function name, a source line, a remark."""
 _Text = Annotated[str, Length(TEXT_MAX)]
 STACK_MAX_BYTES = 8 * 1024
-"""Of one stack on the wire."""
+"""The size of one stack in a message."""
 REPORT_MAX_BYTES = 512 * 1024
-"""Of all stacks of one node: two thirds of what the message of a node may have."""
+"""The size of all stacks of one node: two thirds of the limit of a node's message."""
 STEPS_MAX = 999_999_999
 
 
 class RankState(enum.Enum):
-    """How the process of a rank answered when it was asked for its stack."""
+    """How the process of a rank answered the request for its stack."""
 
     ANSWERED = 1
     """Its main thread's stack is known."""
     STOPPED = 2
-    """By SIGSTOP or a debugger; it can answer nothing."""
+    """Stopped by SIGSTOP or a debugger; it cannot answer."""
     UNINTERRUPTIBLE = 3
-    """In the kernel, where no signal reaches it (state D)."""
+    """In uninterruptible sleep in the kernel (state D)."""
     SILENT = 4
-    """It runs, but gave no stack in time: its main thread is in a state that handles no signal."""
+    """It runs, but sent no stack in time: its main thread does not handle signals."""
     UNKNOWN = 5
-    """It has no hook: not Python, or not started by ft-run's starter. Nothing is known of it."""
+    """It has no hook: not Python, or not started by ft-run's starter. Its state is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,64 +37,64 @@ class Frame:
     """One Python frame."""
 
     file: _Text
-    """As in a traceback; for a library from its package's folder on (``torch/nn/…``)."""
+    """As in a traceback; for a library the path from its package on (``torch/nn/…``)."""
     line: Count
     function: _Text
     is_library: bool = False
-    """In the standard library or in ``site-packages``: not the user's own code."""
+    """Whether it is in the standard library or in ``site-packages``."""
     source: _Text = ""
-    """The text of the line, stripped; empty where the file cannot be read."""
+    """The text of the line, stripped; empty if the file cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """Where a rank is."""
+    """The stack of a rank, and its progress."""
 
     rank: Count
     node_rank: CountOrNone
     host: Name
     state: RankState
     frames: Annotated[tuple[Frame, ...], Length(FRAMES_MAX)] = ()
-    """Of the main thread, the innermost first; at most ``FRAMES_MAX``."""
+    """The frames of the main thread, innermost first; at most ``FRAMES_MAX``."""
     steps: CountOrNone = -1
-    """Steps that it has finished in this round; -1 where none are counted."""
+    """The finished steps of this round; -1: not counted."""
     remark: _Text = ""
-    """What the kernel says of a process that did not answer: state, wchan, system call."""
+    """The kernel's data on a process that did not answer: state, wchan, system call."""
     ticks: Count = 0
-    """How often it has shown progress in this round, by a step or by saying so."""
+    """How often it has made progress in this round, by a step or an explicit report."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackOrder:
-    """The master asks where the workers of a node are now."""
+    """The master's request for the stacks of a node's workers."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class StackReport:
-    """Where they are."""
+    """The stacks of a node's workers."""
 
     number: Count
-    """The order's."""
+    """The number of the order."""
     stacks: Annotated[tuple[RankStack, ...], OF_A_NODE]
-    """Of all workers of the node that have not exited."""
+    """The stacks of all workers of the node that have not exited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Workers of a node are late: they have not shown progress for as long as the job allows."""
+    """Workers of a node have made no progress for longer than the job allows."""
 
     round: Count
     ranks: Ranks
     idle_s: Seconds
-    """How long ago the last of them did."""
+    """Seconds since the last progress of any of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoHang:
-    """The master has looked, and the workers are not taken to hang: their time starts again."""
+    """The master has examined the workers and found no hang: their time limit restarts."""
 
     round: int
     sentence: str
-    """Why; empty where there is nothing to say, since they go on."""
+    """The reason; empty if they make progress again."""

@@ -1,4 +1,4 @@
-"""How many steps each rank has done: what ``ft-run status`` asks the nodes. Values only."""
+"""The number of steps of each rank, as ``ft-run status`` requests it. Values only."""
 
 from typing import Annotated
 
@@ -6,38 +6,38 @@ from ...values import dataclass
 from .bounded import OF_A_NODE, Count, Real, Seconds, Whole
 
 STEPS_MAX = 10**15
-"""What is higher is told as this."""
+"""Higher numbers are sent as this."""
 RATE_MAX = 1e12
 
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """Of one rank."""
+    """The steps of one rank."""
 
     rank: Count
     steps: Annotated[int, Whole(0, STEPS_MAX)]
-    """Done, as counted or as the script says."""
+    """The finished steps, as counted or as the script reports."""
     steps_per_s: Annotated[float, Real(RATE_MAX)]
-    """Of late, when the last one was done."""
+    """The recent rate, as of the last step."""
     idle_s: Seconds
-    """Since the last sign of progress."""
+    """Seconds since the last progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsOrder:
-    """The master's question; the node answers with ``StepsReport``."""
+    """The master's request; the node answers with ``StepsReport``."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepsReport:
-    """The ranks of one node that have shown progress, and what is durable."""
+    """The ranks of one node that have made progress, and its newest checkpoint."""
 
     number: Count
-    """The order's."""
+    """The number of the order."""
     workers: Annotated[tuple[RankSteps, ...], OF_A_NODE]
     checkpoint_step: Annotated[int, Whole(0, STEPS_MAX)] = 0
-    """Of the newest checkpoint that this node has completed; 0: none."""
+    """The step of the newest checkpoint that this node has completed; 0: none."""
     checkpoint_age_s: Seconds = 0.0
-    """Since it is complete."""
+    """Seconds since its completion."""

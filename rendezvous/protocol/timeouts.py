@@ -1,4 +1,4 @@
-"""The times of a rendezvous that ``--rdzv-conf`` sets, in one place for all that carry them."""
+"""The times of a rendezvous that ``--rdzv-conf`` sets."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from .endpoint import Endpoint
 from .lease_messages import SuccessionSpec
 
 _ON_THE_WAY = 0.02
-"""Share of the silence that is left for what follows it: to ask the others, and to tell them."""
+"""Share of the silence that is reserved for what follows: to ask the others, and inform them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +22,23 @@ class Timeouts:
     master_timeout_s: float = defaults.MASTER_TIMEOUT_S
     connect_timeout_s: float = defaults.CONNECT_TIMEOUT_S
     lease_s: float = defaults.LEASE_S
-    """With several endpoints: of the one that leads."""
+    """With several endpoints: the length of the leader's lease."""
     fence_s: float = defaults.FENCE_S
     """With several endpoints: how long workers outlive their leader; infinity: no limit."""
     drain_timeout_s: float = defaults.DRAIN_TIMEOUT_S
 
     @property
     def silence_s(self) -> float:
-        """After which silence a connection is given up.
+        """The silence after which a connection is considered lost.
 
-        The grace comes after it, and a silent node is to be lost within ``node_timeout_s``. A
-        grace of half of that or more does not fit: then the silence takes the one half, and the
-        node is lost later.
+        The grace follows it, and a silent node is to be lost within ``node_timeout_s``. A grace of
+        half of that or more does not fit: then the silence is one half, and the node is lost later.
         """
         left = max(self.node_timeout_s - self.node_grace_s, self.node_timeout_s / 2)
         return left * (1 - _ON_THE_WAY)
 
     def succession(self, endpoints: Sequence[Endpoint]) -> SuccessionSpec | None:
-        """Return what all hosts and nodes of a list must agree on; None where there is none."""
+        """Return the options that all hosts and nodes of a list must share; None without a list."""
         if not endpoints:
             return None
         return SuccessionSpec(
@@ -52,4 +51,4 @@ class Timeouts:
 
 
 NO_TIMEOUTS_GIVEN = Timeouts()
-"""All of them as they are by default."""
+"""The defaults."""
