@@ -1,4 +1,4 @@
-"""The command line: arguments and ``PET_*`` variables in, checked options out.
+"""The command line: parses arguments and ``PET_*`` variables into validated options.
 
-Nothing is started, opened or asked of the machine here.
+It starts and opens nothing, and does not inspect the machine.
 """

@@ -47,14 +47,14 @@ _AS_FOR_TRAINING = ("nproc_per_node", "accelerator", "virtual_local_rank", "prel
 
 
 def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
-    """Return the options that the arguments after ``ft-run check`` mean.
+    """Parse the arguments after ``ft-run check``.
 
     Args:
         argv: the arguments.
         environ: has the ``PET_*`` variables.
 
     Raises:
-        UsageError: they cannot work.
+        UsageError: the options are invalid.
         SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
     """
     line = check_command()
@@ -68,7 +68,7 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions
     warnings: list[str] = []
     spec = check_spec(given, warnings, only=True)
     _, max_nodes = given.get("nnodes", (1, 1))
-    # A node that is checked by itself needs no endpoint, even if a variable names one.
+    # A node that is checked alone needs no endpoint, even if a variable names one.
     rendezvous = RendezvousOptions()
     if max_nodes > 1:
         rendezvous = rendezvous_options(_as_of_a_job(given), warnings)
@@ -101,7 +101,7 @@ def check_command() -> CommandLine:
 
 
 def _node_flags() -> list[Flag]:
-    """Return flags of a job that mean the same here, with what they are for here."""
+    """Return flags of a job that mean the same here, with a help text for checks."""
     node = Heading("Node")
     nproc_per_node, accelerator, virtual_local_rank, preload = flags_of(
         LaunchOptions, *_AS_FOR_TRAINING

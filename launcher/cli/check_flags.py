@@ -1,4 +1,4 @@
-"""The flags of the checks, for ``--network-check`` and ``ft-run check``, and what they mean."""
+"""The flags of the checks, for ``--network-check`` and ``ft-run check``, and their options."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -120,7 +120,7 @@ FLOORS: Final[Mapping[str, Flag]] = {
         "--min-bandwidth-gb-per-s GB/S", "Minimum bandwidth of a large all-reduce"
     ),
 }
-"""What a metric must reach at least, by its name; of a latency, at most."""
+"""The minimum of each metric, by its name; for a latency, the maximum."""
 
 _SPEC: Final[Mapping[str, Flag]] = {
     "level": LEVEL,
@@ -131,7 +131,7 @@ _SPEC: Final[Mapping[str, Flag]] = {
     "exclude_straggler": _EXCLUDE,
     "is_strict": STRICT,
 }
-"""The fields of ``CheckSpec`` that are what one flag was given."""
+"""The fields of ``CheckSpec`` that have the value of one flag."""
 
 _BETWEEN_NODES: Final = (FLOORS["latency_us"], FLOORS["bandwidth_gb_per_s"])
 
@@ -146,14 +146,14 @@ def training_check_flags() -> list[Flag]:
 
 
 def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:
-    """Return how nodes are checked before they train; None where they are not.
+    """Return how nodes are checked before they train; None: no checks.
 
     Args:
         given: the flags and variables of a job.
-        warnings: takes what is ignored.
+        warnings: receives a warning for each ignored option.
 
     Raises:
-        UsageError: the command line says how to check, but no flag asks for checks; or as
+        UsageError: the command line has options of checks, but no flag enables checks; or as
             ``check_spec``.
     """
     if given[NETWORK_CHECK.key]:
@@ -168,7 +168,7 @@ def _without_checks(origin: str, warnings: list[str]) -> None:
     says = f"{origin} has no effect without --network-check"
     if origin.startswith("--"):
         raise UsageError(f"{says}; add --network-check or omit it.")
-    # Variables are set for a whole pod, where they may be meant for an ``ft-run check``.
+    # Variables apply to a whole pod, where they may be meant for an ``ft-run check``.
     warnings.append(f"{says}: ignored.")
 
 
@@ -177,11 +177,11 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
 
     Args:
         given: the flags and variables.
-        warnings: takes what is ignored.
-        only: the job is the checks: ``ft-run check``.
+        warnings: receives a warning for each ignored option.
+        only: whether the job consists of the checks: ``ft-run check``.
 
     Raises:
-        UsageError: a floor cannot be met, the time is too short, or a flag is for several nodes
+        UsageError: a minimum cannot be met, the time is too short, or a flag needs several nodes
             and there is one.
     """
     _, max_nodes = given.get("nnodes", (1, 1))
@@ -210,7 +210,7 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
 
 
 def _needs_others(origin: str, warnings: list[str]) -> None:
-    """Report a flag or variable for several nodes in a job of one node."""
+    """Warn of a flag or variable for several nodes in a job of one node."""
     says = f"{origin} needs several nodes, but --nnodes is 1"
     if origin.startswith("--"):
         raise UsageError(f"{says}; expected --nnodes 2 or more.")
@@ -218,15 +218,15 @@ def _needs_others(origin: str, warnings: list[str]) -> None:
 
 
 def refuse_floors(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
-    """Refuse a floor for what cannot be measured here: no healthy node would pass.
+    """Refuse a minimum for a metric that cannot be measured here: no healthy node would pass.
 
     Args:
-        spec: has the floors.
+        spec: has the minimums.
         accelerator: ``--accelerator``.
-        workers: of this node; None where that is not known yet.
+        workers: the number of workers of this node; None: not known yet.
 
     Raises:
-        UsageError: there is such a floor.
+        UsageError: there is such a minimum.
     """
     names = {text.partition("=")[0] for text in spec.floors}
     if "copy_gb_per_s" in names and accelerator == "cpu":

@@ -1,7 +1,7 @@
 """The parser of the command line, which behaves like torchrun's argparse.
 
-Both spellings of a flag, unambiguous prefixes, ``-r=3``, the end of the options at the script, and
-where each value came from. click lays out the help; a start that shows none does not load it.
+It supports both spellings of a flag, unambiguous prefixes, ``-r=3`` and the end of the options at
+the script, and records the origin of each value. click formats the help; it is not loaded otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,30 +14,30 @@ from ..flags.values import either, nearest, shown
 
 T = TypeVar("T")
 _UNBROKEN = "\u2011"
-"""A dash at which lines do not break."""
+"""A non-breaking hyphen."""
 
 _ON = "1"
 """The value of a switch's variable that stands for the switch."""
 
 _STEM = len("--nnod")
-"""The least length of a prefix from which a name is guessed."""
+"""The minimum length of a prefix from which a name is guessed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The values that were given, and what gave them."""
+    """The given values, and their origins."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
     texts: Mapping[str, Sequence[str]]
-    """As they were written; only of those that were given."""
+    """The texts of the given values."""
 
     def __getitem__(self, key: str) -> Any:
-        """Return the value; None (a switch: False) when it was not given."""
+        """Return the value; None (a switch: False) if it was not given."""
         return self.values[key]
 
     def get(self, key: str, default: Any) -> Any:
-        """Return the value, or ``default`` when it was not given."""
+        """Return the value, or ``default`` if it was not given."""
         value = self.values[key]
         return default if value is None else value
 
@@ -46,11 +46,11 @@ class Given:
         return self.origins[key]
 
     def fill(self, kind: type[T], **found: Any) -> T:
-        """Return options: each field is what was given to its flag, else its default.
+        """Return options: each field has the value of its flag, else its default.
 
         Args:
             kind: the class, which declares the flags.
-            found: the fields that are not simply what one flag was given.
+            found: the fields that are not simply the value of one flag.
         """
         for name in names(kind):
             flags = flags_of(kind, name)
@@ -61,15 +61,15 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class HelpText:
-    """The parts of the help besides the flags. ``before`` and ``after`` are laid out by hand."""
+    """The parts of the help besides the flags. ``before`` and ``after`` are preformatted."""
 
     before: str
     after: str
     common: Sequence[str] = ()
-    """The flags that ``--help`` shows, by key and in this order, where others are left to
-    ``--help-all``."""
+    """The flags that ``--help`` shows, by key and in this order; ``--help-all`` has the others.
+    Empty: ``--help`` shows all flags."""
     after_common: str = ""
-    """Stands for ``after`` where only these are shown."""
+    """Replaces ``after`` if only these are shown."""
 
 
 class UnknownFlagError(UsageError):
@@ -79,9 +79,9 @@ class UnknownFlagError(UsageError):
         """Create the error.
 
         Args:
-            word: what was given.
-            guess: the flag that it was meant to be, if one is near.
-            help_command: lists the flags.
+            word: the given word.
+            guess: the most similar flag, if there is one.
+            help_command: the command that lists the flags.
         """
         advice = f"did you mean {guess}?" if guess else f"{help_command} lists the flags."
         super().__init__(f"unknown flag {shown(word)}; {advice}")
@@ -98,14 +98,14 @@ class CommandLine:
         text: HelpText,
         foreign: Callable[[str, list[str]], list[str] | None] | None = None,
     ) -> None:
-        """Take the flags.
+        """Create the command line of one command.
 
         Args:
-            name: of the command, for sentences.
-            flags: all but those for help.
+            name: the command, for errors.
+            flags: all flags except those for help.
             text: the rest of the help.
-            foreign: returns ours in place of another launcher's flag and the arguments after it,
-                which it may take; None for an unknown one.
+            foreign: returns our flags for another launcher's flag and the arguments after it, from
+                which it may remove a value; None for an unknown flag.
         """
         help_flags = [
             HELP("-h, --help", "Show the most used options and exit."),
@@ -123,10 +123,10 @@ class CommandLine:
     def read(
         self, argv: Sequence[str], environ: Mapping[str, str]
     ) -> tuple[Given, tuple[str, ...]]:
-        """Return the flags' values, and the arguments from the first that is not a flag.
+        """Return the flags' values, and the rest from the first argument that is not a flag.
 
         Raises:
-            UsageError: a flag is unknown or ambiguous, or its value is missing or wrong.
+            UsageError: a flag is unknown or ambiguous, or its value is missing or invalid.
             SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
         """
         words, rest = self.split(argv)
@@ -151,7 +151,7 @@ class CommandLine:
         """Return the flags with further ones: by key, the text of the value and its origin.
 
         Raises:
-            UsageError: a text is not a value of its flag; the sentence names the origin.
+            UsageError: a text is not a value of its flag; the error names the origin.
         """
         flags = {flag.key: flag for flag in self.flags}
         values = {key: flags[key].value([text], origin) for key, (text, origin) in found.items()}
@@ -203,7 +203,7 @@ class CommandLine:
             words.append(flag.spelling)
 
     def _short(self, word: str, queue: list[str], words: list[str]) -> None:
-        """Read ``-m``, ``-r3``, ``-r 3``, ``-r=3`` or several in one, as ``-mr3``."""
+        """Parse ``-m``, ``-r3``, ``-r 3``, ``-r=3`` or several flags in one, e.g. ``-mr3``."""
         letters = word[1:]
         while letters:
             flag = self._by_word.get("-" + letters[0])
@@ -231,7 +231,7 @@ class CommandLine:
         return value
 
     def _find(self, name: str) -> Flag:
-        """Return the flag that ``name`` spells or begins: older torchruns' go first, then ours."""
+        """Return the flag with this name or prefix; flags of older torchruns precede ours."""
         word = "--" + name[2:].replace("_", "-")
         exact = self._by_word.get(word)
         if exact is not None:
@@ -257,11 +257,11 @@ class CommandLine:
 
     @property
     def help_command(self) -> str:
-        """The command that lists all flags."""
+        """Return the command that lists all flags."""
         return f"{self.name} --help{'-all' * bool(self.text.common)}"
 
     def guess(self, word: str) -> str | None:
-        """Return the flag that a wrong one was meant to be; None where none is near."""
+        """Return the flag most similar to an unknown one; None: none is similar."""
         known = [word for word in self._by_word if word.startswith("--")]
         name = "--" + word.lstrip("-").partition("=")[0].replace("_", "-").lower()
         return nearest(name, known) or _cut_short(name, known)
@@ -279,7 +279,7 @@ class CommandLine:
                 continue
             found[flag] = [text]
             if not flag.takes_value:
-                flag.value([text], variable)  # a wrong one is refused beside a flag too
+                flag.value([text], variable)  # an invalid one is refused even if the flag is given
         return found
 
     def _show_and_exit(self, words: Sequence[str]) -> None:
@@ -310,7 +310,7 @@ class CommandLine:
             for flag in self.flags:
                 sections.setdefault(flag.group, []).append((flag.usage, flag.help))
         for heading, lines in sections.items():
-            # A name is not broken at its dashes, so that it can be searched for and copied.
+            # Names do not break at their dashes, so that they can be searched for and copied.
             records = [(usage, text.replace("-", _UNBROKEN)) for usage, text in lines]
             with formatter.section(heading):
                 formatter.write_dl(records, col_max=28)
@@ -320,13 +320,13 @@ class CommandLine:
 
 
 def _variable_set(flag: Flag, environ: Mapping[str, str]) -> str:
-    """Return the first of a flag's variables that is set; the first where none is."""
+    """Return the first of a flag's variables that is set, or the first if none is."""
     set_ones = [variable for variable in flag.variables if environ.get(variable)]
     return (set_ones or flag.variables)[0]
 
 
 def answer(text: str) -> NoReturn:
-    """Print what was asked for, and exit with 0."""
+    """Print the requested text, and exit with 0."""
     from ..reporting.standard_output import standard_output
 
     with standard_output():
@@ -335,7 +335,7 @@ def answer(text: str) -> NoReturn:
 
 
 def say(sentences: Sequence[str]) -> None:
-    """Write lines to standard error, beside an answer."""
+    """Write lines to standard error."""
     from ..reporting.standard_output import say_last
 
     for sentence in sentences:
@@ -343,12 +343,12 @@ def say(sentences: Sequence[str]) -> None:
 
 
 def _is_negative_or_spaced(value: str) -> bool:
-    """Tell whether argparse would take ``value`` for a value although it begins with a dash."""
+    """Return whether argparse would accept ``value`` as a value although it starts with a dash."""
     return value[1:2] in "0123456789." or " " in value
 
 
 def _cut_short(word: str, known: Sequence[str]) -> str | None:
-    """Return the one name that ``word`` is cut short from but for its end, as ``--nprocs`` is."""
+    """Return the only name that shares a long prefix with ``word``, e.g. for ``--nprocs``."""
     for stem in (word[:-1], word[:-2]):
         longer = [name for name in known if name.startswith(stem)]
         if len(longer) == 1 and len(stem) >= _STEM:

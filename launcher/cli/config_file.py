@@ -1,7 +1,7 @@
 """The file of ``--config``: failure rules and settings, and a table ``[checks]``.
 
-Its keys are the names of flags, without the dashes in front; its values are those that the flags
-take. The command line and the ``PET_*`` variables override it.
+Its keys are the names of flags without the leading dashes; its values are those of the flags. The
+command line and the ``PET_*`` variables override it.
 """
 
 import sys
@@ -23,21 +23,21 @@ _RIGHT: Final = "a TOML file with [[rule]], settings and [checks], see docs/guid
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a file has; without a file nothing."""
+    """The content of the file; empty without a file."""
 
     path: str = ""
     rules: Sequence[Rule] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Values of the failure policy, by the keys of their flags."""
     checks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """By the keys of their flags: the text of the value, and its origin for messages."""
+    """By the keys of their flags: the text of the value, and its origin for errors."""
 
 
 def read_config(given: Given) -> ConfigFile:
-    """Return what the file of ``--config`` has.
+    """Return the content of the file of ``--config``.
 
     Raises:
-        UsageError: the file cannot be read, a key is unknown, or a value is wrong.
+        UsageError: the file cannot be read, a key is unknown, or a value is invalid.
     """
     if not given["config"]:
         return ConfigFile()
@@ -71,17 +71,17 @@ def read_config(given: Given) -> ConfigFile:
 def with_checks(
     line: CommandLine, given: Given, config: ConfigFile, warnings: list[str] | None = None
 ) -> Given:
-    """Return the flags with those of ``[checks]`` that were not given otherwise.
+    """Return the flags, with the values of ``[checks]`` for those that were not given.
 
     Args:
-        line: has the flags; what it does not have is left out.
+        line: has the flags; other keys are ignored.
         given: the flags and variables.
         config: the file.
-        warnings: takes a message if ``[checks]`` has no effect, because ``--network-check`` is not
+        warnings: receives one if ``[checks]`` has no effect because ``--network-check`` is not
             given; None: the command checks in any case.
 
     Raises:
-        UsageError: a value of the table is wrong.
+        UsageError: a value of the table is invalid.
     """
     known = {flag.key for flag in line.flags}
     found = {
@@ -101,7 +101,7 @@ def with_checks(
 def _texts(
     table: Mapping[str, Any], flags: Sequence[Flag], where: str, more: Sequence[str] = ()
 ) -> dict[str, tuple[str, str]]:
-    """Return by the keys of flags the text of each value, and its origin."""
+    """Return the text of each value and its origin, by the keys of flags."""
     known = {flag.spelling[2:]: flag for flag in flags}
     texts: dict[str, tuple[str, str]] = {}
     for name, value in table.items():

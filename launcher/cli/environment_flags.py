@@ -18,7 +18,7 @@ _MARKS = (
     "SM_HOSTS",
     "AWS_BATCH_JOB_NODE_INDEX",
 )
-"""Each environment sets one of these; what reads them is only loaded where one is set."""
+"""Each environment sets one of these; their readers are loaded only if one is set."""
 
 _SAYS_HOW_MANY = ("nnodes", "standalone", "rdzv_endpoint", "master_addr")
 

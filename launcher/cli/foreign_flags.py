@@ -1,7 +1,7 @@
-"""Flags of launchers that are built on torchrun: ours in their place, or why there is none.
+"""Flags of launchers that are built on torchrun: the equivalent of ft-run, or an error.
 
-Read only when a flag is unknown. A flag is taken where ours means the same; else the sentence names
-ours. The names are those of dlrover-run (2026-08) and of NVRx's ft_launcher (2026-08).
+Loaded only if a flag is unknown. A flag is accepted if ours means the same; otherwise the error
+names ours. The names are those of dlrover-run (2026-08) and of NVRx's ft_launcher (2026-08).
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ..flags.values import BadValue, either, refuse
 
 _NO_VALUE: Final = ("null", "none", "")
-"""How ft_launcher spells a time that is switched off."""
+"""Values of ft_launcher that disable a time limit."""
 
 _NOTHING: Final = "{ignored}"
 
@@ -26,7 +26,7 @@ TAKEN: Final[Mapping[str, str]] = {
     "--ft-node-health-check-interval": _NOTHING,
     "--ft-restart-check-interval": _NOTHING,
 }
-"""Ours for theirs, where the value is: ``{}``. Without one, theirs is a switch."""
+"""Our flags for theirs; ``{}`` is the value. Without it, theirs is a switch."""
 
 CHOICES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "--precheck": {
@@ -38,7 +38,7 @@ CHOICES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "--ft-rdzv-impl": {"barrier": ()},
     "--ft-enable-nic-healthcheck": {"false": (), "true": ("--network-check",)},
 }
-"""Ours for each value of theirs."""
+"""Our flags for each value of theirs."""
 
 _CHECKS = "--network-check, or ft-run check before the job"
 _HANG = "--hang-timeout SECONDS or --hang-timeout auto"
@@ -80,18 +80,18 @@ REFUSED: Final[Mapping[str, str]] = {
     "--ft-enable-log-server": "--log-dir DIR: log files are each node's own",
     "--ft-segment": "--node-unit N; domains of the network are not looked at",
 }
-"""What would be right."""
+"""What is expected instead."""
 
 
 def ours(word: str, following: list[str]) -> list[str] | None:
-    """Return our flags in place of another launcher's; None if it is no such flag.
+    """Return our flags for another launcher's flag; None if it is no such flag.
 
     Args:
         word: the argument: ``--flag`` or ``--flag=value``.
-        following: the arguments after it, the next one last; a value is taken from there.
+        following: the arguments after it, the next one last; a value is removed from there.
 
     Raises:
-        UsageError: ours is not the same, or the value is none.
+        UsageError: ours is not the same, or the value is invalid.
     """
     given, equals, value = word.partition("=")
     name = given.replace("_", "-")

@@ -78,14 +78,14 @@ def hosts_command() -> CommandLine:
 
 
 def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
-    """Return what to start on which hosts.
+    """Return which hosts to start, and with which commands.
 
     Args:
         argv: the arguments after ``hosts``.
         environ: the environment.
 
     Raises:
-        UsageError: the hosts and the options of the job cannot work together.
+        UsageError: the hosts and the options of the job contradict each other.
     """
     line = hosts_command()
     own, job = _split(line, argv)
@@ -147,7 +147,7 @@ def _read_job(line: CommandLine, job: Sequence[str]) -> tuple[Given, Sequence[st
     """Return the options of the job, and the script with its arguments.
 
     Raises:
-        UsageError: they are wrong, or one of them is a flag of this command.
+        UsageError: they are invalid, or one of them is a flag of this command.
     """
     try:
         return launch_command().read(job, {})
@@ -203,7 +203,7 @@ def _refuse_counts(low: int, high: int, hosts: int, is_node: bool) -> None:
 
 
 def _refuse_one_node(wanted: Given, count: int) -> None:
-    """Refuse options that only one node can have, or none."""
+    """Refuse options that are valid for a single node only, or not at all."""
     if shell := wanted["print_completion"]:
         raise UsageError(
             f"--print-completion starts no job; expected ft-run --print-completion {shell}."
@@ -231,7 +231,7 @@ def _refuse_this_host_twice(hosts: tuple[HostLine, ...], own: str) -> None:
 
 
 def _refuse_unknown_slots(hosts: tuple[HostLine, ...], wanted: Given) -> None:
-    """Refuse to guess how many workers this host has where the others have slots."""
+    """Refuse a list in which this host has no slots but others have."""
     first = next((host for host in hosts if host.slots is not None), None)
     if first is not None and wanted["nproc_per_node"] is None:
         raise UsageError(
@@ -255,7 +255,7 @@ def _slots(host: HostLine, wanted: Given) -> int | None:
 
 
 def _own_path() -> str:
-    """Return the path of this command; by ``python -m ft_run`` that of the one beside Python."""
+    """Return the path of this command; for ``python -m ft_run`` that next to the interpreter."""
     own = os.path.abspath(sys.argv[0])
     return own if os.path.basename(own) == "ft-run" else f"{os.path.dirname(sys.executable)}/ft-run"
 
@@ -271,7 +271,7 @@ def _words(text: str) -> list[str]:
 
 
 def _token(given: Given, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with the job's token, which travels over ssh's input; none without."""
+    """Return the variable with the job's token, sent over ssh's input; empty without a token."""
     trust = given_token(given, environ)
     if trust is None:
         return {}

@@ -29,7 +29,7 @@ SUMMARY = f"""\
 ft-run help shows the options, and ft-run help COMMAND the options of a command:
 {", ".join(COMMANDS)}.
 """
-"""The answer where no words are given."""
+"""The output if there are no arguments."""
 
 _COMMON = (
     "nproc_per_node",
@@ -96,7 +96,7 @@ Exit codes:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
-    """Everything that one ``ft-run --print-completion`` was asked to do."""
+    """The options of ``ft-run --print-completion``."""
 
     shell: str = HELP.option(
         "",
@@ -127,7 +127,7 @@ def launch_command() -> CommandLine:
 
 
 def _foreign(word: str, following: list[str]) -> list[str] | None:
-    from .foreign_flags import ours  # few commands have one
+    from .foreign_flags import ours  # rarely needed
 
     return ours(word, following)
 
@@ -151,7 +151,7 @@ def _flags_without_effect() -> list[Flag]:
 
 
 def saves_on_exit(given: Given) -> bool:
-    """Return whether the newest snapshot becomes a checkpoint when the job fails.
+    """Return whether the newest snapshot is saved as a checkpoint when the job fails.
 
     Raises:
         UsageError: both flags were given.

@@ -1,4 +1,4 @@
-"""The options of ``ft-run master``, and of ``ft-run status`` and ``stacks``, which ask it."""
+"""The options of ``ft-run master``, and of its clients ``ft-run status`` and ``stacks``."""
 
 from ... import defaults
 from ...rendezvous.protocol.endpoint import Endpoint
@@ -33,7 +33,7 @@ def _timeout_option(default_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """Everything that one ``ft-run master`` was asked to do. All times in seconds."""
+    """The options of ``ft-run master``. All times in seconds."""
 
     endpoint: Endpoint = _OPTIONS.option(
         Endpoint("::", defaults.ENDPOINT_PORT),
@@ -42,16 +42,16 @@ class MasterOptions:
         " or five HOST:PORT,... a master runs on each of these hosts, and one of them leads.",
         values.bind_address,
     )
-    """``::`` is all addresses."""
+    """``::``: all addresses."""
     endpoints: tuple[Endpoint, ...] = ()
-    """All hosts that may lead, this one among them; empty where this is the only master."""
+    """All hosts that may lead, including this one; empty if this is the only master."""
     timeouts: Timeouts = _OPTIONS.option(
         NO_TIMEOUTS_GIVEN,
         "--rdzv-conf K=V,...",
         f"Durations: {CONF_KEYS}; with several endpoints also lease and fence.",
     )
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
-    """Used if the job's nodes were given none; infinity: never."""
+    """Used if the job's nodes have none; infinity: never."""
     warnings: tuple[str, ...] = ()
     trust: TrustOptions | None = None
     """How connections are secured; None: plain text."""
@@ -59,7 +59,7 @@ class MasterOptions:
 
 @dataclass(frozen=True, slots=True)
 class StatusOptions:
-    """Everything that one ``ft-run status`` was asked to do."""
+    """The options of ``ft-run status``."""
 
     endpoint: Endpoint = option(_LOCAL, _ENDPOINT)
     json: bool = option(False, _JSON)
@@ -71,7 +71,7 @@ class StatusOptions:
 
 @dataclass(frozen=True, slots=True)
 class StacksOptions:
-    """Everything that one ``ft-run stacks`` was asked to do."""
+    """The options of ``ft-run stacks``."""
 
     endpoint: Endpoint = option(_LOCAL, _ENDPOINT)
     json: bool = option(False, _JSON)
@@ -129,7 +129,7 @@ Example:
 
 
 def _command(name: str, kind: type, before: str, variable: str) -> CommandLine:
-    """Return a command with options of its own, and those of the job's security."""
+    """Return a command with its own options, and those of the job's security."""
     own = flags_of(kind)
     after = f"Every option can be set by PET_<NAME>, e.g. {variable}.\n"
     common = [flag.key for flag in own]

@@ -1,7 +1,7 @@
-"""The command line of ``ft-run``: arguments and ``PET_*`` variables in, checked options out.
+"""The command line of ``ft-run``: parses arguments and ``PET_*`` variables into valid options.
 
-This module prints nothing except ``--help``, ``--version`` and ``--dry-run``. It looks at nothing
-on this machine except whether the script exists.
+This module prints only ``--help``, ``--version`` and ``--dry-run``. It inspects nothing on this
+machine except whether the script exists.
 """
 
 import math
@@ -44,14 +44,14 @@ Options = (
     | TokenOptions
     | CompletionOptions
 )
-"""Of any command."""
+"""The options of any command."""
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Return the options that ``argv`` (without the program's name) and ``environ`` mean.
+    """Parse ``argv`` (without the program's name) and ``environ``.
 
     Raises:
-        UsageError: they cannot work; the sentence says what is wrong, given and right.
+        UsageError: they are invalid; the error has what is wrong, the value and what is expected.
         SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run`` has been answered.
     """
     argv = as_flag(argv)
@@ -100,11 +100,11 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
 def _question(
     line: CommandLine, kind: type[T], argv: Sequence[str], environ: Mapping[str, str]
 ) -> T:
-    """Return the options of a command that asks a master."""
+    """Return the options of a command that sends a request to a master."""
     given, rest = line.read(argv, environ)
     found = {}
     if rest:
-        # Here options may follow the argument, as in `ft-run status node0:29400 --json`.
+        # Options may follow the argument, e.g. `ft-run status node0:29400 --json`.
         words, more = line.split(rest[1:])
         if more:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The flags of the failure policy, what their values mean, and the command ``ft-run policy``."""
+"""The flags of the failure policy, the parsers of their values, and ``ft-run policy``."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ from .command_line import CommandLine, HelpText
 
 
 def rule(text: str) -> Rule:
-    """Return one rule, ``MATCH=ACTION``."""
+    """Parse one rule, ``MATCH=ACTION``."""
     try:
         return Rule.parse(text)
     except BadRule as bad:
@@ -34,7 +34,7 @@ def backoff(text: str) -> tuple[float, float]:
 
 
 def limit(text: str) -> int:
-    """Return how often something may happen; 0 for ``never``, that it may always."""
+    """Parse a limit; 0 for ``never``: no limit."""
     if text.strip().lower() == "never":
         return 0
     try:
@@ -70,7 +70,7 @@ def policy_flags(group: str = FAILURES.name) -> list[Flag]:
 
 
 def setting_flags(heading: Heading = FAILURES) -> list[Flag]:
-    """Return the flags that stand in the file too, by the same names."""
+    """Return the flags that the file may have too, by the same names."""
     return [
         heading(
             "--restart-window DURATION",
@@ -114,7 +114,7 @@ _OPTIONS: Final = Heading("Options")
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """Everything that one ``ft-run policy`` was asked to do."""
+    """The options of ``ft-run policy``."""
 
     failure: str = _OPTIONS.option(
         "",
@@ -122,7 +122,7 @@ class PolicyOptions:
         "The failure: exit:N, signal:NAME, oom, hang, node-lost, preempted and error:TEXT (last),"
         " separated by spaces, e.g. 'exit:137 oom'.",
     )
-    """Written as matches."""
+    """In the syntax of matches."""
     policy: PolicySpec = PolicySpec()
     seconds_after_start: float | None = _OPTIONS.option(
         None,

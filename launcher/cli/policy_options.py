@@ -1,7 +1,7 @@
 """The failure policy of the command line: rules, budget, exclusion, success.
 
 ``--on-failure`` and the other flags override ``--config FILE``; the rules of the flags come before
-those of the file. Combinations that cannot work are refused here, before anything starts.
+those of the file. Combinations without effect are refused here, before anything starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ from .policy_flags import PolicyOptions, policy_command, setting_flags
 
 
 def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
-    """Return the options of ``ft-run policy``: ``argv`` (without that word) and ``environ``.
+    """Parse the options of ``ft-run policy``: ``argv`` (without that word) and ``environ``.
 
     Raises:
-        UsageError: there is no failure to explain, or the policy is wrong.
+        UsageError: there is no failure to explain, or the policy is invalid.
     """
     given, rest = policy_command().read(argv, environ)
     if rest or given["explain"] is None:
@@ -47,12 +47,12 @@ def launch_policy(
     Args:
         given: the command line.
         config: the file.
-        rendezvous: what the policy must fit to.
-        warnings: takes sentences for the user.
-        is_watched: the steps of workers are known.
+        rendezvous: the options of the rendezvous, which the policy must match.
+        warnings: receives warnings for the user.
+        is_watched: whether the steps of workers are known.
 
     Raises:
-        UsageError: as ``policy_of``, or the combination cannot work.
+        UsageError: as ``policy_of``, or a combination without effect.
     """
     policy = policy_of(given, config, is_watched=is_watched)
     refuse_useless(
@@ -74,15 +74,15 @@ def launch_policy(
 
 
 def policy_of(given: Given, config: ConfigFile, *, is_watched: bool = False) -> PolicySpec:
-    """Return the failure policy that flags and file ask for.
+    """Return the failure policy of the flags and the file.
 
     Args:
         given: the values of ``policy_flags``.
         config: the file.
-        is_watched: the steps of workers are known.
+        is_watched: whether the steps of workers are known.
 
     Raises:
-        UsageError: a rule is never reached.
+        UsageError: a rule can never match.
     """
     settings = dict(config.settings)
     for flag in setting_flags():
@@ -108,7 +108,7 @@ def policy_of(given: Given, config: ConfigFile, *, is_watched: bool = False) -> 
 
 
 def _refuse_repeated(rules: tuple[Rule, ...]) -> None:
-    """Refuse a rule that is never reached, since another with the same match comes first."""
+    """Refuse a rule that can never match, since an earlier one has the same match."""
     first: dict[str, Rule] = {}
     for later in rules:
         earlier = first.setdefault(later.match.text, later)
@@ -126,16 +126,16 @@ def refuse_useless(
     is_limit_given: bool = False,
     is_watched: bool = True,
 ) -> None:
-    """Refuse a combination that cannot work: say what is wrong, what is missing, and why.
+    """Refuse a combination without effect; the error has what is wrong, what is missing, and why.
 
     Args:
         spec: the policy.
-        rendezvous: has the budget, and whether other nodes can come.
-        is_limit_given: ``--max-node-failures`` is no default.
-        is_watched: the steps of workers are known.
+        rendezvous: has the budget, and whether other nodes can join.
+        is_limit_given: whether ``--max-node-failures`` was given.
+        is_watched: whether the steps of workers are known.
 
     Raises:
-        UsageError: the first of them.
+        UsageError: for the first such combination.
     """
     rules = [Rule.parse(text) for text in spec.rules]
     most, limit = rendezvous.max_restarts, spec.max_node_failures
@@ -190,10 +190,10 @@ def _refuse_useless_replacement(rules: list[Rule], rendezvous: RendezvousOptions
 
 
 def refuse_hang_rule(spec: PolicySpec | None, *, can_hang: bool) -> None:
-    """Refuse a rule for hangs where none is looked for.
+    """Refuse a rule for hangs if hangs are not detected.
 
     Raises:
-        UsageError: there is one.
+        UsageError: there is such a rule.
     """
     for text in spec.rules if spec is not None and not can_hang else ():
         if text.startswith("hang="):

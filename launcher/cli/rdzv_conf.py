@@ -50,7 +50,7 @@ WITHOUT_MEANING: Final = frozenset(
         "store_type",
     }
 )
-"""Keys of torchrun's c10d backend for which there is nothing to do here."""
+"""Keys of torchrun's c10d backend that have no effect here."""
 
 KEYS: Final = [key for key in READERS if key not in {*_SYNONYMS, *WITHOUT_MEANING}]
 
@@ -67,16 +67,16 @@ class RendezvousConf:
     is_host: bool | None = None
     """None: not given."""
     warnings: tuple[str, ...] = ()
-    """Sentences for the user about keys that have no meaning."""
+    """Warnings for the user about keys without effect."""
 
 
 def parse_conf(text: str, name: str = "--rdzv-conf") -> RendezvousConf:
-    """Read ``KEY=VALUE,…``; quotes are tolerated, of a repeated key the last value counts.
+    """Parse ``KEY=VALUE,…``; quotes are tolerated, the last value of a repeated key is used.
 
-    ``name`` is what the text was given to, for messages.
+    ``name`` is the flag or variable that has the text, for errors.
 
     Raises:
-        UsageError: a pair has no key or no value, or the value of a known key is not of its kind.
+        UsageError: a pair has no key or no value, or the value of a known key is invalid.
     """
     settings: dict[str, Any] = {}
     unknown: list[str] = []
@@ -119,8 +119,8 @@ def _pairs(text: str, name: str) -> dict[str, str]:
 def _unquoted(text: str) -> str:
     """Return ``text`` without the space and the pair of quotes around it.
 
-    A single quote at one end is dropped too: it is left of ``'a=1,b=2'`` or ``a='1'`` when the
-    other one went with another piece.
+    A single quote at one end is removed too: it remains of ``'a=1,b=2'`` when the other one is in
+    another piece.
     """
     return text.strip().strip("\"'").strip()
 

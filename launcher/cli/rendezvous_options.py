@@ -1,4 +1,4 @@
-"""How the nodes of a job meet, and where its workers do: from the flags to the options."""
+"""The rendezvous options: how the nodes of a job find each other, and where its workers do."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from .rdzv_conf import RendezvousConf, parse_conf
 
 
 def rendezvous_flags() -> list[Flag]:
-    """Return the flags by which nodes find each other, which ``ft-run check`` has too."""
+    """Return the flags of the rendezvous, which ``ft-run check`` has too."""
     flags = flags_of(RendezvousOptions) + flags_of(LaunchOptions)
     return [flag for flag in flags if flag.group == RENDEZVOUS.name]
 
@@ -28,12 +28,12 @@ def conf_given(given: Given) -> RendezvousConf:
 def rendezvous_options(
     given: Given, warnings: list[str], script_args: Sequence[str] = ()
 ) -> RendezvousOptions:
-    """Return how the nodes meet, and add sentences for the user to ``warnings``.
+    """Return the options of the rendezvous, and add warnings for the user to ``warnings``.
 
     Args:
         given: the flags.
-        warnings: is added to.
-        script_args: of the workers' script.
+        warnings: receives warnings.
+        script_args: the arguments of the workers' script.
 
     Raises:
         UsageError: the flags contradict each other, or no node could find the others.
@@ -77,7 +77,7 @@ def rendezvous_options(
 
 
 def listed(where: Endpoint | None) -> tuple[Endpoint, ...]:
-    """Return all hosts that may lead; none where there is one endpoint."""
+    """Return all hosts that may lead; empty with a single endpoint."""
     if where is None or not where.others:
         return ()
     return (Endpoint(where.host, where.port), *where.others)
@@ -88,7 +88,7 @@ def _backend(given: Given) -> str:
 
 
 def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
-    """Return where the master is; None for a single node that needs no endpoint."""
+    """Return the endpoint of the master; None for a single node that needs none."""
     single = max_nodes == 1
     if given["standalone"]:
         if not single:
@@ -117,7 +117,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
             " is one of the nodes."
         )
     if where.port == 0:
-        # No other node knows a port that the system chooses: as good as standalone.
+        # No other node knows a port that the system chooses: equivalent to standalone.
         if single:
             return None
         raise UsageError(
@@ -134,11 +134,11 @@ def _is_of_workers(
     script_args: Sequence[str],
     warnings: list[str],
 ) -> bool:
-    """Return whether the endpoint of a job of one node is where its workers meet, not the nodes.
+    """Return whether the endpoint of a job of one node is for its workers, not for nodes.
 
-    So it is with torchrun's static backend, and where the script is given it too, which finds the
-    agent's store there under torchrun. Otherwise a spare node, ``ft-run status`` or an ``ft-run
-    master`` may need it.
+    This is the case with torchrun's static backend, and if the script has the endpoint among its
+    arguments: under torchrun it finds the agent's store there. Otherwise a spare node, ``ft-run
+    status`` or an ``ft-run master`` may need it.
     """
     if where.others or conf.is_host is False:
         return False
@@ -156,7 +156,7 @@ def _is_of_workers(
 
 
 def _store(given: Given, where: Endpoint | None) -> tuple[Endpoint, str] | None:
-    """Return what torchrun's static backend has as ``MASTER_ADDR:MASTER_PORT``, and what gave it.
+    """Return ``MASTER_ADDR:MASTER_PORT`` as of torchrun's static backend, and its origin.
 
     ``where`` is the endpoint of a job of one node, if it has one.
     """
@@ -176,10 +176,10 @@ def _worker_ports(
     conf: RendezvousConf,
     store: tuple[Endpoint, str] | None,
 ) -> tuple[tuple[int, ...] | None, str]:
-    """Return where ``MASTER_PORT`` is taken from, and what gave it: no port at which nodes meet.
+    """Return the range of ``MASTER_PORT``, and its origin, without the ports of the rendezvous.
 
     Raises:
-        UsageError: ``--worker-port`` leaves no other.
+        UsageError: ``--worker-port`` has no other port.
     """
     ports, name = given["worker_port"], given.origin("worker_port")
     if ports is None:
@@ -196,7 +196,7 @@ def _worker_ports(
 
 
 def _explain_endpoint(given: Given, where: Endpoint | None, warnings: list[str]) -> None:
-    """Say where several nodes meet, and which ``MASTER_PORT`` their workers have."""
+    """Add a warning about the endpoint of several nodes and the ``MASTER_PORT`` of workers."""
     if where is None or given["rdzv_endpoint"] is not None:
         return
     if given["master_addr"] is None:
@@ -258,5 +258,5 @@ def _job_id(given: Given, max_nodes: int, warnings: list[str]) -> str:
         return defaults.JOB_ID
     is_placed = given["rdzv_endpoint"] is not None or given["master_port"] is not None
     if given["standalone"] or (_backend(given) != "c10d" and not is_placed):
-        return os.urandom(8).hex()  # where torchrun makes one up too
+        return os.urandom(8).hex()  # as torchrun does
     return defaults.JOB_ID

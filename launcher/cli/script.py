@@ -1,4 +1,4 @@
-"""Whether the first word is a script that exists, and what was meant if it is not."""
+"""Checks that the first word is an existing script, and suggests what was meant otherwise."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ COMMANDS: Final = ("master", "status", "stacks", "check", "policy", "hosts", "to
 def as_flag(argv: Sequence[str]) -> Sequence[str]:
     """Return ``help``, ``help COMMAND`` or ``version`` as the flag that means it.
 
-    A script of that name in the working directory goes first.
+    A script of that name in the working directory takes precedence.
 
     Raises:
         UsageError: there is no such command.
@@ -37,7 +37,7 @@ def as_flag(argv: Sequence[str]) -> Sequence[str]:
 
 
 def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) -> None:
-    """Refuse a script that no worker could start: every node would only fail later.
+    """Refuse a script that no worker could start: every node would fail later.
 
     Args:
         script: a path, a module or a program.
@@ -103,7 +103,7 @@ def _refuse_missing_program(program: str, environ: Mapping[str, str]) -> None:
 
 
 def _advice(script: str) -> str:
-    """Return what was probably meant by a script that does not exist."""
+    """Return a hint for a script that does not exist."""
     if os.path.isfile(f"{script}.py"):
         return f" did you mean {script}.py?"
     if os.path.basename(script).startswith("python"):

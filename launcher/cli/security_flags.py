@@ -1,4 +1,4 @@
-"""The flags that enable mutual TLS: a token, or certificates of the user's own."""
+"""The flags that enable mutual TLS: a token, or the user's certificates."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ _FILES = ("tls_cert", "tls_key", "tls_ca")
 
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
-    """What ``ft-run token`` was asked to do."""
+    """The options of ``ft-run token``."""
 
     file: str | None = None
     """The new file for the token; None: it is printed."""
@@ -52,7 +52,7 @@ def token_file_flag(group: str) -> Flag:
 
 
 def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
-    """Return how connections are secured; None where nothing was given.
+    """Return how connections are secured; None: plain text.
 
     Args:
         given: the flags and their variables.
@@ -82,10 +82,10 @@ def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | No
 
 
 def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptions:
-    """Return what the arguments after ``ft-run token`` mean.
+    """Parse the arguments after ``ft-run token``.
 
     Raises:
-        UsageError: they cannot work.
+        UsageError: they are invalid.
         SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
     """
     _, rest = token_command().read(argv, environ)
@@ -114,7 +114,7 @@ Example:
 
 
 def given_token(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
-    """Return where the job's secret is, by flag or variable; None where there is none."""
+    """Return the source of the job's token, a flag or variable; None: there is none."""
     if given["token_file"]:
         return TrustOptions(token_file=given["token_file"], origin=given.origin("token_file"))
     if path := environ.get(TOKEN_FILE_VARIABLE):
