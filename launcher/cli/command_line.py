@@ -1,7 +1,7 @@
 """The parser of the command line, which behaves like torchrun's argparse.
 
 It supports both spellings of a flag, unambiguous prefixes, ``-r=3`` and the end of the options at
-the script, and records the origin of each value. click formats the help; it is not loaded otherwise.
+the script, and records the origin of each value. click is loaded only to format the help.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -348,7 +348,7 @@ def _is_negative_or_spaced(value: str) -> bool:
 
 
 def _cut_short(word: str, known: Sequence[str]) -> str | None:
-    """Return the only name that shares a long prefix with ``word``, e.g. for ``--nprocs``."""
+    """Return the only name that starts like ``word`` except for its end, e.g. of ``--nprocs``."""
     for stem in (word[:-1], word[:-2]):
         longer = [name for name in known if name.startswith(stem)]
         if len(longer) == 1 and len(stem) >= _STEM:

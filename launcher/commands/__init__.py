@@ -1,1 +1,1 @@
-"""What each command does, a module per command; it ends with an exit status."""
+"""The commands, one module for each; every command returns an exit status."""

@@ -1,4 +1,4 @@
-"""Asks a master one question: what ``ft-run status`` and ``ft-run stacks`` have in common."""
+"""One request to a master: the common part of ``ft-run status`` and ``ft-run stacks``."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ async def ask_master(
     """Return the master's answer.
 
     Args:
-        method: of the service.
-        request: the message for it.
+        method: the method of the service.
+        request: the request message.
         reply: the class of the answer.
-        options: where the master is, and how long to wait for it.
+        options: the endpoint of the master, and the time limit.
 
     Raises:
         RendezvousError: no master answers at the endpoint.

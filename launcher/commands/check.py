@@ -1,4 +1,4 @@
-"""``ft-run check``: this node checked by itself, for an init container, a prolog or a person."""
+"""``ft-run check``: checks this node alone, for an init container, a prolog or a user."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ def run_check(options: LaunchOptions) -> int:
     """Check this node and print the result; return the exit status.
 
     Raises:
-        FtRunError: what a user can cause: one sentence and an exit code.
+        FtRunError: an error that a user can cause, with an exit code.
     """
     checks = options.checks
     assert checks is not None
@@ -78,7 +78,7 @@ def run_check(options: LaunchOptions) -> int:
     if checks.report is not None:
         lost = _lost(partial(write_report, checks.report, report)) or lost
     if lost is not None:
-        # A full disk must not turn the exit status of a faulty node into that of wrong usage.
+        # A full disk must not replace the exit status of a faulty node by that of a usage error.
         if status == exit_codes.SUCCESS:
             raise lost
         display.event(LogMessage(lost.sentence, Severity.ERROR))
@@ -86,7 +86,7 @@ def run_check(options: LaunchOptions) -> int:
 
 
 def _lost(answer: Callable[[], None]) -> UsageError | None:
-    """Give an answer; return why it is lost, if it is."""
+    """Write an answer; return the error if it cannot be written."""
     try:
         answer()
     except UsageError as error:
@@ -145,7 +145,7 @@ async def _check(
 
 
 class _Climb:
-    """The phases of the checks that a node goes through alone."""
+    """The single-node phases of the checks."""
 
     def __init__(self, spec: CheckSpec, crew: CheckCrew, node: str, display: Display) -> None:
         self._spec = spec
@@ -157,11 +157,11 @@ class _Climb:
 
     @property
     def progress(self) -> str:
-        """The present step, for the live line."""
+        """Return the present step, for the live line."""
         return f"ft-run check {self._node} · {self._doing} · {self._remaining_s():.0f} s left"
 
     async def run(self) -> Verdicts:
-        """Carry out the plan step by step; return the verdicts."""
+        """Execute the plan step by step; return the verdicts."""
         results = Results((self._node,), rules=Rules.of(self._spec))
         while (step := plan(results)) is not None:
             again = any(answered.step.phase is step.phase for answered in results.steps)

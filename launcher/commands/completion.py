@@ -21,7 +21,7 @@ _WORDS: Final = re.compile(r"[a-z0-9]+(\|[a-z0-9]+)+")
 
 
 def command_lines() -> dict[str, CommandLine]:
-    """Return every command by its name; ``ft-run`` itself has the empty one, in front."""
+    """Return every command by its name; ``ft-run`` itself is first, with an empty name."""
     return {
         "": launch_command(),
         "hosts": hosts_command(),
@@ -35,13 +35,13 @@ def command_lines() -> dict[str, CommandLine]:
 
 
 def complete(instruction: str) -> int:
-    """Answer what a shell asks: print its script, or the words that could follow.
+    """Answer a request of a shell: print its script, or the possible words.
 
     Args:
-        instruction: ``bash_source``, ``zsh_complete`` and so on, as click's scripts have it.
+        instruction: ``bash_source``, ``zsh_complete`` and so on, as in click's scripts.
 
     Raises:
-        UsageError: there is no such shell or question.
+        UsageError: there is no such shell or instruction.
     """
     shell, _, question = instruction.partition("_")
     found = get_completion_class(shell)
@@ -60,22 +60,22 @@ def _completing(shell: type[ShellComplete]) -> ShellComplete:
         def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
             return completions(args, incomplete)
 
-    from click import Command  # only its name would be used
+    from click import Command  # loaded only for completion
 
     return Completing(Command("ft-run"), {}, "ft-run", _VARIABLE)
 
 
 def completions(args: list[str], incomplete: str) -> list[CompletionItem]:
-    """Return what the word could be.
+    """Return the completions of a word.
 
     Args:
-        args: the words before it, without the program's.
-        incomplete: as much of the word as is there.
+        args: the words before it, without the program's name.
+        incomplete: the word as far as it is typed.
     """
     lines = command_lines()
     name = args[0] if args and args[0] in lines else ""
     line = lines[name]
-    # Of --tee=3, bash makes three words.
+    # bash splits --tee=3 into three words.
     words = [word for word in args[1 if name else 0 :] if word != "="]
     incomplete = incomplete.removeprefix("=")
     flags = {spelling: flag for flag in line.flags for spelling in flag.opts}

@@ -26,28 +26,28 @@ _SSH_OPTIONS: Final = (
     "-oControlMaster=no",
     "-T",
 )
-"""No questions, no terminal, and a connection that is gone is noticed within 30 s. A shared one is
-used, but none is left behind, which would hold the output open. What the user's own command says
-goes before."""
+"""No prompts, no terminal; a lost connection is detected within 30 s. A shared connection is used,
+but none is left running, which would keep the output open. The options of the user's own command
+take precedence."""
 
 _NOT_IN_THE_JOB: Final = (LOST, exit_codes.USAGE, exit_codes.REFUSED, 126, 127)
-"""Statuses of a host without a node: no connection, wrong use, no such program."""
+"""Statuses of a host without a node: no connection, usage error, no such program."""
 
 _TICK_S: Final = 0.2
-"""How soon a signal is passed on: the main thread waits for hosts meanwhile."""
+"""Maximum delay of a signal: the main thread waits for hosts meanwhile."""
 
 _CHUNK = 1 << 16
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Host:
-    """One host: its ssh, and how it has ended."""
+    """One host: its ssh process and its exit status."""
 
     def __init__(self, command: NodeCommand, options: HostsOptions) -> None:
         self.name = command.host or "here"
         self.status: int | None = None
         start = [options.program, "hosts-node"]
-        if command.host:  # where a shell reads it
+        if command.host:  # a shell parses it there
             start = [*options.ssh, *_SSH_OPTIONS, "--", command.host, shlex.join(start)]
         try:
             self._process = subprocess.Popen(
@@ -55,7 +55,7 @@ class _Host:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for this process, which passes it on
+                start_new_session=True,  # this process handles and forwards Ctrl-C
             )
         except OSError as error:
             flag = "--ssh" if command.host else "--ft-run"
@@ -72,7 +72,7 @@ class _Host:
         self.send(json.dumps(order))
 
     def send(self, line: str) -> None:
-        """Send a line; one that is gone has ended or is about to."""
+        """Send a line; ignored if the host has ended."""
         stream = self._process.stdin
         assert stream is not None
         with contextlib.suppress(OSError, ValueError):
@@ -80,7 +80,7 @@ class _Host:
             stream.flush()
 
     def attend(self, console: "_Console", ended: "queue.SimpleQueue[tuple[_Host, int]]") -> None:
-        """Pass the output on until the end; then say so, with the status."""
+        """Copy the output until its end; then report the status."""
         out, err = self._process.stdout, self._process.stderr
         assert out is not None
         assert err is not None
@@ -92,26 +92,26 @@ class _Host:
         reader.join()
         status = self._process.wait()
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # what was not read
+        with contextlib.suppress(OSError):  # unread input
             self._process.stdin.close()
         ended.put((self, LOST if status < 0 else status))  # below 0: ssh itself was killed
 
 
 class _Console:
-    """Both streams, on which lines of several hosts do not run into each other."""
+    """The two output streams; lines of several hosts are not interleaved."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def copy(self, name: str, stream: IO[bytes], target: int) -> None:
-        """Copy lines to a file descriptor with the host's name in front, until their end."""
+        """Copy lines to a file descriptor, prefixed with the host's name, until end-of-file."""
         prefix = f"[{name}] ".encode()
         with stream:
             for line in _lines(stream):
                 self.write(target, prefix + line)
 
     def write(self, target: int, data: bytes) -> None:
-        """Write all of it; what nothing reads any more is dropped, so that no host stalls."""
+        """Write all data; dropped if there is no reader any more, so that no host blocks."""
         view = memoryview(data)
         with self._lock, contextlib.suppress(OSError):
             while view:
@@ -122,7 +122,7 @@ def run_hosts(options: HostsOptions) -> int:
     """Run a job on all hosts; return its exit status.
 
     Raises:
-        RendezvousError: too few hosts could be reached, or are left.
+        RendezvousError: too few hosts could be reached, or remain.
     """
     console = _Console()
     ended: queue.SimpleQueue[tuple[_Host, int]] = queue.SimpleQueue()
@@ -137,7 +137,7 @@ def run_hosts(options: HostsOptions) -> int:
     since_beat = 0.0
     while any(host.status is None for host in hosts):
         with contextlib.suppress(queue.Empty):
-            # Known here only: a host that had ended unseen would be counted and told by no loop.
+            # Statuses are set here only, so that no host that has ended is missed.
             host, host.status = ended.get(timeout=_TICK_S)
             _tell(host, console)
             lost = [host.name for host in hosts if host.status in _NOT_IN_THE_JOB]
@@ -169,7 +169,7 @@ def _drain(numbers: "queue.SimpleQueue[int]") -> Iterator[int]:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines, each with its end; a very long one in pieces."""
+    """Yield lines with their newlines; a very long line in pieces."""
     while line := stream.readline(_CHUNK):
         yield line if line.endswith(b"\n") else line + b"\n"
 
@@ -183,7 +183,7 @@ def _tell(host: _Host, console: _Console) -> None:
 
 
 def _status(hosts: list[_Host]) -> int:
-    """Return the job's status: that of the first host that has not been lost or excluded."""
+    """Return the job's status: that of the first host that is not lost or excluded."""
     statuses = [host.status for host in hosts if host.status not in (LOST, None)]
     of_the_job = [status for status in statuses if status != exit_codes.NODE_EXCLUDED]
     first = next(iter(of_the_job or statuses), exit_codes.RENDEZVOUS_FAILED)

@@ -1,8 +1,8 @@
-"""``ft-run hosts-node``: what ``ft-run hosts`` runs on each host, at the other end of ssh.
+"""``ft-run hosts-node``: the command that ``ft-run hosts`` runs on each host by ssh.
 
-The first line of the standard input says what to start; the following ones are signals to pass on,
-and beats. When they cease (the end of the input, or silence), the job is ended in order: sshd ends
-no process of a connection that is gone.
+The first line of the standard input has the command; the following ones are signals to forward, and
+heartbeats. When they cease (end-of-file, or silence), the job is terminated with SIGTERM: sshd does
+not terminate the processes of a lost connection.
 """
 
 import ctypes
@@ -18,19 +18,19 @@ from ... import exit_codes
 from ...errors import UsageError
 
 SILENCE_S: Final = 60.0
-"""How long without a beat a connection counts as alive: that of a stopped ``ft-run hosts`` too."""
+"""Maximum time without a heartbeat, even of a stopped ``ft-run hosts``."""
 
 BEAT_S: Final = 5.0
-"""How often ``ft-run hosts`` sends one."""
+"""The interval of heartbeats of ``ft-run hosts``."""
 
 LOST: Final = 255
-"""What ssh exits with when it has no connection; a job that ends so exits with 254 here."""
+"""ssh's exit status without a connection; a job with this status exits with 254 here."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def run_hosts_node() -> int:
-    """Start ft-run as the standard input says; return its exit status.
+    """Start ft-run as specified on the standard input; return its exit status.
 
     Raises:
         UsageError: the folder or ft-run cannot be used.
@@ -68,7 +68,7 @@ def run_hosts_node() -> int:
 
 
 def _first_line(orders: int) -> tuple[bytes, bytes]:
-    """Return the first line, and what has come with it: a signal may follow at once.
+    """Return the first line, and the rest of the data: a signal may follow at once.
 
     Raises:
         UsageError: the input ends before.
@@ -84,7 +84,7 @@ def _first_line(orders: int) -> tuple[bytes, bytes]:
 
 
 def _attend(job: "subprocess.Popen[bytes]", orders: int, rest: bytes) -> None:
-    """Pass signals on until the job has ended or its launcher is gone."""
+    """Forward signals until the job has ended or the connection is lost."""
     ended = os.pidfd_open(job.pid)
     while True:
         *lines, rest = rest.split(b"\n")
@@ -103,7 +103,7 @@ def _attend(job: "subprocess.Popen[bytes]", orders: int, rest: bytes) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Have the kernel end the job, in order, when this process is killed, or has been by now."""
+    """Make the kernel terminate the job when this process is killed, or was killed already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(exit_codes.SIGNAL_BASE + signal.SIGTERM)

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
     """Run a job's workers on this node; return the exit status.
 
-    Everything is found out, and all processes are forked, that must be there before the event loop.
+    It collects all information and forks all processes that are needed before the event loop.
 
     Args:
         options: what to run.
-        conclude: is called with the agent when the job is over for this node.
+        conclude: called with the agent when the job is over for this node.
 
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
@@ -51,7 +51,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     if (too_few := too_few_files()) is not None:
         raise NoProcessError(f"{too_few}.")
     rendezvous = options.rendezvous
-    # A node by itself opens no port.
+    # A single node opens no port.
     trust = read_trust(rendezvous.trust) if rendezvous.endpoint is not None else None
     display = Display()
     environ = dict(os.environ)
@@ -78,7 +78,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     status = exit_codes.WORKERS_FAILED
     try:
         remark = start_preload(options, commands, os.environ, spawner)
-        if remark is not None:  # it is of no use
+        if remark is not None:  # it has no effect
             display.event(LogMessage(remark, Severity.WARNING))
             options = replace(options, preload=())
         new_crew = None
@@ -124,7 +124,7 @@ def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCoun
 
 
 def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
-    """Return what checks should find; asked before the event loop, which must not hang."""
+    """Return the GPUs that checks should find; called before the event loop, since it may block."""
     if options.checks is None:
         return {}
     from ..preflight.expected_gpus import shown_gpus
@@ -134,7 +134,7 @@ def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
 
 def _file_timers(environ: dict[str, str]) -> "FileTimers | None":
     if environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
-        return None  # nor is anything loaded for it
+        return None  # and nothing is loaded for them
     from ..agent.file_timers import make_file_timers
 
     return make_file_timers(environ)

@@ -1,4 +1,4 @@
-"""``ft-run master``: a master without an agent, for a pod of its own or a login node.
+"""``ft-run master``: a master without an agent, for its own pod or a login node.
 
 With several endpoints it is one of the hosts that may lead.
 """
@@ -33,7 +33,7 @@ def run_master(options: MasterOptions) -> int:
     """Serve one job; return its exit status, or 128 + n after signal n.
 
     Raises:
-        FtRunError: the endpoint cannot be listened at, or the token cannot be used.
+        FtRunError: it cannot listen at the endpoint, or the token cannot be used.
     """
     trust = read_trust(options.trust)
     display = Display(live=False)
@@ -41,17 +41,17 @@ def run_master(options: MasterOptions) -> int:
 
 
 class _LoneMaster:
-    """A master, or what votes and leads at times."""
+    """A master, or with several endpoints a host that votes and may lead."""
 
     def __init__(self, options: MasterOptions, trust: "Trust | None", display: Display) -> None:
         self._options, self._trust, self._display = options, trust, display
         self._outcome: asyncio.Queue[Verdict | int | RefusedError] = asyncio.Queue()
-        """The verdict that this master has given, or else the exit status or an error."""
+        """The verdict of this master, or else the exit status or an error."""
         self._master: Master | None = None
-        """The last one."""
+        """The last master, of this or an earlier term."""
 
     async def serve(self) -> int:
-        """Serve until the job is over or a signal comes; return the exit status."""
+        """Serve until the job is over or a signal arrives; return the exit status."""
         display = self._display
         for warning in self._options.warnings:
             display.event(LogMessage(warning))
@@ -115,7 +115,7 @@ class _LoneMaster:
         return master
 
     def _over(self, over: "asyncio.Future[int]") -> None:
-        """Another host has led the job to its end."""
+        """Record that the job has ended under another leader."""
         self._display.event(EndedElsewhere(over.result()))
         self._outcome.put_nowait(over.result())
 

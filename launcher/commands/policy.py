@@ -1,4 +1,4 @@
-"""``ft-run policy --explain``: which rule would answer a failure, and which are passed over."""
+"""``ft-run policy --explain``: which rule would answer a failure, and which are skipped."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def explain_policy(options: PolicyOptions) -> int:
     """Print how a failure would be answered; return the exit status.
 
     Raises:
-        UsageError: the description of the failure is not understood, or the answer cannot be
+        UsageError: the description of the failure is invalid, or the answer cannot be
             written.
     """
     failure = failure_of(options.failure)

@@ -1,4 +1,4 @@
-"""``ft-run stacks``: where every rank of a job is now, ranks at the same place together."""
+"""``ft-run stacks``: the present stacks of all ranks of a job, grouped by position."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from .asking import ask_master
 
 
 def show_stacks(options: StacksOptions) -> int:
-    """Ask the master and print its answer; return the exit status.
+    """Request the stacks and print them; return the exit status.
 
     Raises:
         RendezvousError: no master answers at the endpoint.
@@ -68,7 +68,7 @@ def _as_dict(
 
 
 def _lines(groups: list[tuple[tuple[int, ...], RankStack]], silent: list[str]) -> Iterator[str]:
-    """Yield lines for people; the largest group is the last."""
+    """Yield readable lines; the largest group is the last."""
     for node in silent:
         yield f"{node}: no answer"
     if not groups:

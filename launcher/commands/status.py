@@ -1,4 +1,4 @@
-"""``ft-run status``: what a master knows, as a table or as JSON."""
+"""``ft-run status``: the state of a job, as a table or as JSON."""
 
 import asyncio
 import json
@@ -13,19 +13,19 @@ from ..reporting.standard_output import standard_output
 from .asking import ask_master
 
 _UNFOLDED = 10_000
-"""Columns; more than any line has."""
+"""Width in columns, larger than any line."""
 
 _BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
-"""Phases of a group without a running round; values of ``GroupPhase``, which is not imported here:
-the answer may come from a master of another version."""
+"""Phases of a group without a running round; values of ``GroupPhase``, which is not imported here,
+since the master may have another version."""
 
 
 _OF_SEVERAL = ("hosts", "leader", "term", "lease_s")
-"""What is told only where several hosts may lead."""
+"""Fields that are shown only if several hosts may lead."""
 
 
 def show_status(options: StatusOptions) -> int:
-    """Ask the master and print its answer; return the exit status.
+    """Request the status and print it; return the exit status.
 
     Raises:
         RendezvousError: no master answers at the endpoint.
@@ -47,7 +47,7 @@ async def _ask(options: StatusOptions) -> dict[str, Any]:
 
 
 def _as_dict(reply: Any) -> dict[str, Any]:
-    """Return the answer with every field present, also those that are zero."""
+    """Return the answer with all fields, including zeros."""
     nodes = sorted(reply.nodes, key=lambda node: (node.node_rank < 0, node.node_rank))
     status = _fields(reply, "nodes", *_OF_SEVERAL)
     if reply.hosts:
@@ -66,7 +66,7 @@ def _fields(message: Any, *without: str) -> dict[str, Any]:
 
 
 def _led(status: dict[str, Any]) -> str:
-    """Say which host leads, where several may."""
+    """Return the text about the leader, if several hosts may lead."""
     others = ", ".join(host for host in status["hosts"] if host != status["leader"])
     if not status["leader"]:
         return f"no leader · hosts: {others}"
@@ -75,7 +75,7 @@ def _led(status: dict[str, Any]) -> str:
 
 
 def _heading(status: dict[str, Any]) -> list[str]:
-    """Return what is above the table: the job, its last stop, and the hosts that may lead."""
+    """Return the lines above the table: the job, its last stop, and the hosts that may lead."""
     from ...events.node import nodes_wanted
     from ..reporting.live_status import duration
 
@@ -115,7 +115,7 @@ def _print_table(status: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    # Into a pipe nothing is folded, so that it can be searched by line.
+    # Output to a pipe is not wrapped, so that it can be searched by line.
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(file=sys.stdout, highlight=False, width=None if folded else _UNFOLDED)
     for line in _heading(status):
@@ -134,7 +134,7 @@ def _print_table(status: dict[str, Any]) -> None:
 
 
 def _cells(node: dict[str, Any], *, has_round: bool, has_steps: bool) -> list[str]:
-    """Return a node's row; a ready node outside of a round that was formed is a spare."""
+    """Return a node's row; a ready node outside of a formed round is a spare."""
     first, size = node["rank_offset"], node["local_world_size"]
     ranks = "-" if first < 0 else f"{first}-{first + size - 1}" if size > 1 else str(first)
     spare = node["node_rank"] < 0 and node["phase"] == "ready" and has_round
@@ -151,7 +151,7 @@ def _cells(node: dict[str, Any], *, has_round: bool, has_steps: bool) -> list[st
 
 
 def _steps(workers: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the step of a node's furthest rank, and how many it does in a second."""
+    """Return the step of a node's furthest rank, and its steps per second."""
     from ..reporting.live_status import duration
     from ..reporting.steps import is_late, rate
 

@@ -1,4 +1,4 @@
-"""``ft-run token``: a new secret for a job."""
+"""``ft-run token``: creates a token for a job."""
 
 from ... import exit_codes
 from ...rendezvous.trust.token import new_token, write_token

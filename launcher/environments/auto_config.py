@@ -18,16 +18,16 @@ _COUNTED = ("nnodes", "node_rank")
 def read_environments(
     environ: Mapping[str, str], own_name: Callable[[], str]
 ) -> tuple[Environment, ...]:
-    """Return the environments that this process is in, the one that overrides the others first.
+    """Return the environments of this process, in the order of precedence.
 
     Slurm sets no rank and no count where ``mpirun`` has started this process (``slurm.read``).
 
     Args:
         environ: the environment.
-        own_name: returns the full name of this host; is called where no variable has it.
+        own_name: returns the full name of this host; called if no variable has it.
 
     Raises:
-        UsageError: the values of an environment cannot work, or it needs another start command.
+        UsageError: the values of an environment are invalid, or it needs another start command.
     """
     variables = Variables(environ, own_name)
     launcher = mpi.read(variables)
@@ -45,7 +45,7 @@ def read_environments(
 def auto_config(
     environ: Mapping[str, str], given: Mapping[str, str], own_name: Callable[[], str]
 ) -> dict[str, Found]:
-    """Return the flags that were not given, as the environments of this process have them.
+    """Return the flags that were not given, with the values of the environments.
 
     Args:
         environ: the environment.
@@ -83,7 +83,7 @@ def auto_config(
 
 
 def _merged(environments: tuple[Environment, ...], given: Mapping[str, str]) -> dict[str, Found]:
-    """Return the flags of all environments, the first overrides; counts must be the same."""
+    """Return the flags of all environments; earlier ones override, counts must be the same."""
     flags: dict[str, Found] = {}
     for environment in environments:
         for name, found in environment.flags.items():
@@ -100,9 +100,9 @@ def _merged(environments: tuple[Environment, ...], given: Mapping[str, str]) -> 
 def _is_rank_of_this_job(
     rank: Found | None, given: Mapping[str, str], environments: tuple[Environment, ...]
 ) -> bool:
-    """Tell whether the rank is one in the job that was asked for.
+    """Return whether the rank is a rank of the requested job.
 
-    With fewer ``--nnodes`` than the environment has, the last ones are spares, without a rank. With
+    With fewer ``--nnodes`` than in the environment, the last nodes are spares, without a rank. With
     more, the job consists of several environments, and the ranks in one of them are not those of
     the job.
     """
@@ -160,7 +160,7 @@ def describe(flags: Mapping[str, Found]) -> str:
 
 
 def suggestion(environ: Mapping[str, str]) -> str:
-    """Return a hint for a job of one node where the environment has several; else "".
+    """Return a hint for a job of one node if the environment has several; else "".
 
     ``--auto-config`` was not given: the environment is not used, and nothing is refused.
     """

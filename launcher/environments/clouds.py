@@ -19,10 +19,10 @@ from .environment import (
 
 
 def skypilot(variables: Variables) -> Environment | None:
-    """Return what SkyPilot sets; None outside of it.
+    """Return SkyPilot's settings; None outside of it.
 
     Raises:
-        UsageError: its variables contradict.
+        UsageError: its variables contradict each other.
     """
     addresses = variables.text("SKYPILOT_NODE_IPS")
     if addresses is None:
@@ -46,10 +46,10 @@ def skypilot(variables: Variables) -> Environment | None:
 
 
 def sagemaker(variables: Variables) -> Environment | None:
-    """Return what SageMaker sets; None outside of it.
+    """Return SageMaker's settings; None outside of it.
 
     Raises:
-        UsageError: its variables contradict.
+        UsageError: its variables contradict each other.
     """
     listed, own = variables.text("SM_HOSTS"), variables.text("SM_CURRENT_HOST")
     if listed is None or own is None:
@@ -79,10 +79,10 @@ def sagemaker(variables: Variables) -> Environment | None:
 
 
 def aws_batch(variables: Variables) -> Environment | None:
-    """Return what AWS Batch sets; None outside of a multi-node parallel job.
+    """Return AWS Batch's settings; None outside of a multi-node parallel job.
 
     Raises:
-        UsageError: its variables contradict.
+        UsageError: its variables contradict each other.
     """
     rank = variables.whole("AWS_BATCH_JOB_NODE_INDEX")
     if rank is None:
@@ -94,7 +94,7 @@ def aws_batch(variables: Variables) -> Environment | None:
     if address is None and main is not None and main.text == rank.text:
         address = Found(
             variables.own_name(), f"{main.source}: this node"
-        )  # the others have the variable
+        )  # the other nodes have the variable
     job, again = variables.text("AWS_BATCH_JOB_ID"), variables.whole("AWS_BATCH_JOB_ATTEMPT", low=1)
     if job is not None:  # <job>#<index of the node>
         job = Found(job.text.partition("#")[0], job.source)

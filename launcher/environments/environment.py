@@ -1,4 +1,4 @@
-"""What one environment sets: values of flags, each with the variables that it comes from."""
+"""The settings of one environment: values of flags, with the variables that they come from."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +10,10 @@ from ...values import dataclass, field
 from ..flags.values import BadValue, refuse
 
 PORT = defaults.ENDPOINT_PORT
-"""The port of the rendezvous, where the environment sets none."""
+"""The port of the rendezvous, if the environment sets none."""
 
 LISTED = 3
-"""How many of the hosts may lead the job, where there are as many."""
+"""The number of hosts that may lead the job, if there are as many."""
 
 GIVE_COUNT = "--nnodes N or PET_NNODES=N in addition to --auto-config."
 
@@ -22,7 +22,7 @@ _WHOLE = re.compile(r"[0-9]{1,12}")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The text of a flag's value, and the variable that it comes from."""
+    """The text of a flag's value, and the variable that has it."""
 
     text: str
     source: str
@@ -30,30 +30,30 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What an environment sets for this node. The flags are named as in ``Given``."""
+    """The settings of an environment for this node. The flags are named as in ``Given``."""
 
     name: str
-    """As in messages: ``Slurm``."""
+    """The name in messages: ``Slurm``."""
     flags: Mapping[str, Found] = field(default_factory=dict)
     """``nnodes``, ``node_rank``, ``rdzv_endpoint``, ``rdzv_id``, ``nproc_per_node``: those that the
     environment sets."""
     start: str = "ft-run --auto-config"
     """The command that starts a node here."""
     why_no_count: str = ""
-    """Why the number of nodes is unknown, and what is expected; empty where it is known."""
+    """Why the number of nodes is unknown, and what is expected; empty if it is known."""
     pods: str = ""
-    """The endpoint of any node, ``{}`` for its rank, where the number of nodes is unknown:
-    ``rdzv_endpoint`` is that of the first."""
+    """The endpoint of any node, with ``{}`` for its rank, if the number of nodes is unknown;
+    ``rdzv_endpoint`` is that of the first node."""
 
     @property
     def nodes(self) -> int | None:
-        """The number of nodes of the job; None where it is unknown."""
+        """Return the number of nodes of the job; None: unknown."""
         found = self.flags.get("nnodes")
         return None if found is None else int(found.text)
 
 
 class Variables:
-    """The variables of the environment: an empty one counts as not set."""
+    """The variables of the environment; an empty one counts as not set."""
 
     def __init__(self, environ: Mapping[str, str], own_name: Callable[[], str]) -> None:
         """Read nothing yet.
@@ -66,7 +66,7 @@ class Variables:
         self.own_name = own_name
 
     def text(self, *names: str) -> Found | None:
-        """Return the first of some variables that is set."""
+        """Return the first of these variables that is set."""
         for name in names:
             value = self._environ.get(name, "").strip()
             if value:
@@ -74,10 +74,10 @@ class Variables:
         return None
 
     def whole(self, *names: str, low: int = 0) -> Found | None:
-        """Return the first of some variables that is set: a whole number.
+        """Return the first of these variables that is set, a whole number.
 
         Raises:
-            UsageError: it is none, or less than ``low``.
+            UsageError: it is not a whole number, or less than ``low``.
         """
         found = self.text(*names)
         if found is None:
@@ -89,15 +89,15 @@ class Variables:
 
 
 def known(**flags: Found | None) -> dict[str, Found]:
-    """Return the flags of which something is known."""
+    """Return the flags that are not None."""
     return {name: taken for name, taken in flags.items() if taken is not None}
 
 
 def refuse_rank(rank: Found | None, nodes: Found | None) -> None:
-    """Refuse a rank that the nodes do not have.
+    """Refuse a rank that is not less than the number of nodes.
 
     Raises:
-        UsageError: with both values.
+        UsageError: has both values.
     """
     if rank is not None and nodes is not None and int(rank.text) >= int(nodes.text):
         raise UsageError(
@@ -110,7 +110,7 @@ def refuse_count(nodes: Found | None, hosts: tuple[str, ...], source: str) -> No
     """Refuse a list of hosts that is longer or shorter than the number of nodes.
 
     Raises:
-        UsageError: with both values.
+        UsageError: has both values.
     """
     if nodes is not None and int(nodes.text) != len(hosts):
         raise UsageError(
@@ -121,13 +121,13 @@ def refuse_count(nodes: Found | None, hosts: tuple[str, ...], source: str) -> No
 
 
 def endpoints(hosts: Sequence[str], port: int) -> str:
-    """Return where nodes meet: at the first host, or at one of three where there are as many."""
+    """Return the endpoints: the first host, or the first three if there are as many."""
     listed = hosts[: LISTED if len(hosts) >= LISTED else 1]
     return ",".join(join_host_port(host, port) for host in listed)
 
 
 def of_attempt(job: Found, number: Found | None) -> Found:
-    """Return the id of a job that was restarted so many times.
+    """Return the id of an attempt of a job that was restarted so many times.
 
     A node of the previous attempt may still run, cut off from the others: with the same id it could
     join this job when it is back.

@@ -1,4 +1,4 @@
-"""Hostfiles as Open MPI and DeepSpeed have them: a line ``HOST slots=N`` for each host."""
+"""Hostfiles in the format of Open MPI and DeepSpeed: a line ``HOST slots=N`` for each host."""
 
 import re
 
@@ -13,17 +13,17 @@ _SLOTS = re.compile(r"[1-9][0-9]{0,4}")
 
 @dataclass(frozen=True, slots=True)
 class HostLine:
-    """One host, and its number of workers; None where the file has none."""
+    """One host, and its number of workers; None if the file has none."""
 
     name: str
-    """As ssh takes it: ``[USER@]HOST``."""
+    """As for ssh: ``[USER@]HOST``."""
     slots: int | None
     where: str
-    """For people: ``line 3 of hosts``."""
+    """The position for errors: ``line 3 of hosts``."""
 
     @property
     def address(self) -> str:
-        """The name without the user."""
+        """Return the name without the user."""
         return self.name.rpartition("@")[2]
 
 
@@ -31,7 +31,7 @@ def read_hostfile(text: str, path: str) -> tuple[HostLine, ...]:
     """Return the hosts of a file.
 
     Raises:
-        UsageError: a line is not understood, or names a host again.
+        UsageError: a line is invalid, or repeats a host.
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -45,7 +45,7 @@ def read_list(text: str, flag: str) -> tuple[HostLine, ...]:
     """Return the hosts of ``a,b,c``.
 
     Raises:
-        UsageError: a name is empty or is none, or is there twice.
+        UsageError: a name is empty, invalid or repeated.
     """
     hosts = [
         _host([word.strip()], f"host {number} of {flag}")
@@ -60,7 +60,7 @@ def select(
     """Return the hosts that ``--include`` names, or those that ``--exclude`` does not.
 
     Raises:
-        UsageError: one of them names a host that is not there, or none is left.
+        UsageError: one of them names an unknown host, or no host is left.
     """
     known = {host.name for host in hosts} | {host.address for host in hosts}
     chosen = hosts

@@ -1,4 +1,4 @@
-"""Host lists as Slurm writes them: ``gpu[001-016,020],login1``."""
+"""Host lists in Slurm's format: ``gpu[001-016,020],login1``."""
 
 import re
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9._:-]*")
 
 
 class BadHostListError(ValueError):
-    """Raised when a text is not a host list; its text is the reason."""
+    """Raised if a text is not a host list; has the reason."""
 
 
 def expand(text: str) -> tuple[str, ...]:
     """Return the hosts of a list, in its order.
 
     Raises:
-        BadHostListError: brackets that do not match, an empty name, a range that runs backwards,
+        BadHostListError: brackets that do not match, an empty name, a descending range,
             or more than ``MOST_HOSTS`` hosts.
     """
     hosts: list[str] = []
@@ -31,7 +31,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts between the commas that are in no brackets."""
+    """Return the parts between the commas outside of brackets."""
     words, depth = [""], 0
     for letter in text:
         if letter == "," and not depth:
@@ -49,7 +49,7 @@ def _split(text: str) -> list[str]:
 
 
 def _names(word: str) -> Iterator[str]:
-    """Yield the names of ``rack[1-2]gpu[01-04]``: the last brackets count fastest."""
+    """Yield the names of ``rack[1-2]gpu[01-04]``; the last brackets vary fastest."""
     before, bracket, rest = word.partition("[")
     if _PLAIN.fullmatch(before) is None:
         raise BadHostListError(f"{before!r} is not a host name")
@@ -63,7 +63,7 @@ def _names(word: str) -> Iterator[str]:
 
 
 def _numbers(text: str) -> Iterator[str]:
-    """Yield the numbers of ``001-016,020``, as wide as they are written."""
+    """Yield the numbers of ``001-016,020``, with their leading zeros."""
     for part in text.split(","):
         found = _RANGE.fullmatch(part)
         if found is None:

@@ -1,7 +1,7 @@
-"""Kubernetes: LeaderWorkerSet, JobSet, Indexed Job; also under Kubeflow, whose ``PET_*`` go first.
+"""Kubernetes: LeaderWorkerSet, JobSet, Indexed Job; also Kubeflow, whose ``PET_*`` override.
 
-``LWS_*`` and ``JOB_COMPLETION_INDEX`` are set by their controllers. A JobSet's labels are no
-variables by themselves: examples/kubernetes/jobset.yaml shows how a pod gets them.
+Their controllers set ``LWS_*`` and ``JOB_COMPLETION_INDEX``. A pod needs the labels of a JobSet as
+variables: see examples/kubernetes/jobset.yaml.
 """
 
 from .environment import (
@@ -23,10 +23,10 @@ def _no_count(kind: str) -> str:
 
 
 def read(variables: Variables) -> Environment | None:
-    """Return what Kubernetes sets for this pod; None outside of these kinds of pods.
+    """Return Kubernetes' settings for this pod; None for other kinds of pods.
 
     Raises:
-        UsageError: the variables contradict.
+        UsageError: the variables contradict each other.
     """
     if variables.text("LWS_LEADER_ADDRESS") is not None:
         return _leader_worker_set(variables)
@@ -45,7 +45,7 @@ def _leader_worker_set(variables: Variables) -> Environment:
     leader = variables.text("LWS_LEADER_ADDRESS")
     assert leader is not None
     name, _, service = leader.text.partition(".")
-    # The leader's pod has the name of its group, and worker N this name and "-N", in one service.
+    # The leader's pod has the name of its group, worker N that name and "-N", in one service.
     size = 1 if nodes is None else int(nodes.text)
     hosts = [leader.text, *(f"{name}-{index}.{service}" for index in range(1, min(size, LISTED)))]
     return Environment(
@@ -69,7 +69,7 @@ def _job_set(variables: Variables, index: Found) -> Environment:
     if job is not None:
         pods = f"{name.text}-{job.text}-0-{{}}.{name.text}:{PORT}"
         endpoint = Found(pods.format(0), f"{name.source}, {job.source}")
-    # The index counts within one Job of the replicated ones.
+    # The index is that within one of the replicated Jobs.
     is_one_job = replicas is None or replicas.text == "1"
     rank = index if is_one_job else None
     return Environment(
@@ -85,7 +85,7 @@ def _job_set(variables: Variables, index: Found) -> Environment:
 
 
 def _indexed_job(variables: Variables, index: Found) -> Environment:
-    """Read the pod's own name, which is ``<job>-<index>.<service>``: the first has index 0."""
+    """Parse the pod's name, ``<job>-<index>.<service>``; the first pod has index 0."""
     own = variables.own_name()
     pod, _, service = own.partition(".")
     job = pod.removesuffix(f"-{index.text}")

@@ -1,6 +1,6 @@
 """Open MPI, MPICH's Hydra (also Intel MPI's) and PMIx.
 
-Recorded from Open MPI 4.1.4 and MPICH 4.0.2; Open MPI 5 and PMIx as their sources have it.
+Recorded from Open MPI 4.1.4 and MPICH 4.0.2; Open MPI 5 and PMIx according to their sources.
 """
 
 import re
@@ -10,16 +10,16 @@ from ...values import dataclass
 from .environment import GIVE_COUNT, PORT, Environment, Found, Variables, known, refuse_rank
 
 _PRTERUN = re.compile(r"prterun-(.+)-([0-9]+)@[0-9]+")
-"""The name that version 5 gives to a job: the host of ``mpirun`` and its process id."""
+"""The job name of version 5: the host of ``mpirun`` and its process id."""
 _MPIRUN = "mpirun --map-by ppr:1:node --bind-to none ft-run --auto-config"
 _HYDRA = "mpiexec -ppn 1 ft-run --auto-config"
 
 
 def read(variables: Variables) -> Environment | None:
-    """Return what the MPI launcher that started this process sets; None without one.
+    """Return the settings of the MPI launcher that started this process; None without one.
 
     Raises:
-        UsageError: it has started several tasks on this node, or its variables contradict.
+        UsageError: it has started several tasks on this node, or its variables are contradictory.
     """
     if variables.text("OMPI_COMM_WORLD_RANK") is not None:
         return _open_mpi(variables)
@@ -46,7 +46,7 @@ def _open_mpi(variables: Variables) -> Environment:
 
 @dataclass(frozen=True, slots=True)
 class _Mpirun:
-    """The ``mpirun`` of a job: on which host it runs, and whether this process runs there too."""
+    """The ``mpirun`` of a job: its host, and whether this process runs there too."""
 
     host: str
     job: str
@@ -72,7 +72,7 @@ def _mpirun(variables: Variables) -> _Mpirun | None:
 
 
 def refuse_foreign_mpirun(variables: Variables) -> None:
-    """Refuse an endpoint on the host of ``mpirun`` where no node runs.
+    """Refuse an endpoint on the host of ``mpirun`` if no node runs there.
 
     Raises:
         UsageError: rank 0 is not on the host of ``mpirun``.

@@ -1,6 +1,6 @@
-"""Slurm: the step that ``srun`` has started, or the allocation around it.
+"""Slurm: the step that ``srun`` has started, or its allocation.
 
-Recorded from Slurm 22.05; the names are the same from 14.11 to today.
+Recorded from Slurm 22.05; the names have been the same since 14.11.
 """
 
 from ...errors import UsageError
@@ -21,22 +21,21 @@ from .hostlist import BadHostListError, expand
 
 _SRUN = "srun --ntasks-per-node=1 ft-run --auto-config"
 _INTERACTIVE = "4294967290"
-"""The id of the step of a shell that ``salloc`` has started on a node."""
+"""The step id of a shell that ``salloc`` has started on a node."""
 _PORTS = 1000
-"""Jobs that share a first node meet at different ports: from 29400, below those that Linux gives
-to outgoing connections."""
+"""Jobs with the same first node use different ports: from 29400, below Linux' ephemeral ports."""
 
 
 def read(variables: Variables, mpi: Environment | None) -> Environment | None:
-    """Return what Slurm sets; None outside of Slurm.
+    """Return Slurm's settings; None outside of Slurm.
 
     Args:
         variables: the environment.
-        mpi: the launcher between Slurm and this process. ``mpirun`` starts its own daemons by
-            ``srun``: the rank and the number of nodes that the step has are theirs then.
+        mpi: the launcher between Slurm and this process. ``mpirun`` starts its own daemons with
+            ``srun``: then the rank and the number of nodes of the step are those of the daemons.
 
     Raises:
-        UsageError: this is one of several tasks on its node, or the variables contradict.
+        UsageError: this is one of several tasks on its node, or the variables are contradictory.
     """
     job = variables.whole("SLURM_JOB_ID", "SLURM_JOBID")
     if job is None:
@@ -111,7 +110,7 @@ def _hosts(listed: Found) -> tuple[str, ...]:
 
 
 def _job_id(variables: Variables, job: Found) -> tuple[Found, int]:
-    """Return the id of the job as Slurm's users know it, and the port at which its nodes meet."""
+    """Return the id of the job as in Slurm's commands, and the port of its rendezvous."""
     array = variables.whole("SLURM_ARRAY_JOB_ID")
     task = variables.whole("SLURM_ARRAY_TASK_ID")
     text, source = job.text, job.source
@@ -119,7 +118,7 @@ def _job_id(variables: Variables, job: Found) -> tuple[Found, int]:
         text, source = f"{array.text}_{task.text}", f"{array.source}, {task.source}"
     number = int(job.text)
     step = variables.whole("SLURM_STEP_ID", "SLURM_STEPID")
-    if step is not None and 0 < int(step.text) < _PORTS:  # the larger ones have a meaning
+    if step is not None and 0 < int(step.text) < _PORTS:  # larger ids are special steps
         text, source = f"{text}.{step.text}", f"{source}, {step.source}"
         number += int(step.text)
     again = variables.whole("SLURM_RESTART_COUNT")
@@ -127,7 +126,7 @@ def _job_id(variables: Variables, job: Found) -> tuple[Found, int]:
 
 
 def _workers(variables: Variables) -> Found | None:
-    """Return how many GPUs the step has on this node.
+    """Return the number of GPUs of the step on this node.
 
     Raises:
         UsageError: the step may see more or fewer of them.
