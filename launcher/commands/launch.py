@@ -78,7 +78,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     status = exit_codes.WORKERS_FAILED
     try:
         remark = start_preload(options, commands, os.environ, spawner)
-        if remark is not None:  # it has no effect
+        if remark is not None:  # --preload has no effect
             display.event(LogMessage(remark, Severity.WARNING))
             options = replace(options, preload=())
         new_crew = None

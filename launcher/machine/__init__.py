@@ -1,4 +1,4 @@
-"""What this machine has and allows: CPUs, accelerators, memory, addresses.
+"""The resources and limits of this machine: CPUs, accelerators, memory, addresses.
 
-Nothing here changes the machine.
+This package does not change the machine.
 """

@@ -1,7 +1,7 @@
-"""Which accelerators the workers of this node can use, found without torch.
+"""Finds the accelerators that the workers of this node can use, without torch.
 
-NVIDIA is asked through NVML, the others through ``/sys`` and ``/dev``: no runtime is initialised,
-no context is created and no memory is taken on any device.
+It uses NVML for NVIDIA, and ``/sys`` and ``/dev`` for others: it initialises no runtime, creates no
+context and allocates no device memory.
 """
 
 import enum
@@ -31,8 +31,8 @@ _INTEL: Final = "0x8086"
 class AcceleratorKind(enum.Enum):
     """A kind of accelerator; the values are those of ``--accelerator``.
 
-    ``xpu`` is chosen by ``--nproc-per-node=xpu`` alone: Intel's driver shows integrated graphics
-    as well, which is not what "an accelerator" means.
+    Only ``--nproc-per-node=xpu`` selects ``xpu``: Intel's driver lists integrated graphics too,
+    which do not count as accelerators.
     """
 
     NVIDIA = "nvidia.com/gpu"
@@ -52,7 +52,7 @@ VISIBLE_DEVICES_VARIABLE: Final[Mapping[AcceleratorKind, str]] = {
     AcceleratorKind.ASCEND: "ASCEND_RT_VISIBLE_DEVICES",
     AcceleratorKind.XPU: "ZE_AFFINITY_MASK",
 }
-"""The variable that gives one worker one device: set to that device's ``identifier``."""
+"""The variable that assigns a device to a worker; the value is the device's ``identifier``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Device:
 class Accelerators:
     """The usable accelerators of one kind, in the order in which workers see them.
 
-    ``source`` says in words how they were counted, also if there are none.
+    ``source`` is a text on how they were counted, even if there are none.
     """
 
     kind: AcceleratorKind
@@ -81,14 +81,14 @@ class Accelerators:
 
     @property
     def count(self) -> int:
-        """How many usable devices there are."""
+        """Return the number of usable devices."""
         return len(self.devices)
 
     @property
     def per_process(self) -> int:
-        """How many of them one process can use at once.
+        """Return how many of them one process can use at once.
 
-        All, except that CUDA shows a process the first MIG device of its list and no other.
+        All of them, except that CUDA shows a process only the first MIG device of its list.
         Source: NVIDIA's MIG user guide, "CUDA device enumeration".
         """
         is_mig = any(device.identifier.startswith("MIG-") for device in self.devices)
@@ -102,17 +102,17 @@ def find_accelerators(
     root: Path = _ROOT,
     nvml: NvmlLoader | None = None,
 ) -> Accelerators:
-    """Return the accelerators of ``kind`` that the workers can use; none is no error.
+    """Return the accelerators of ``kind`` that the workers can use; zero is no error.
 
-    ``environ`` (the agent's, which the workers inherit) is honoured as the runtime of that kind
-    honours it; ``ZE_AFFINITY_MASK`` alone is not read, so that a job that hides Intel devices by
-    it gives ``--nproc-per-node`` as a number.
+    ``environ`` (the agent's, which the workers inherit) is interpreted as by the runtime of that
+    kind, except for ``ZE_AFFINITY_MASK``, which is ignored: a job that hides Intel devices with it
+    needs a number for ``--nproc-per-node``.
 
     Args:
-        kind: what to look for.
+        kind: the kind to find.
         environ: the environment with the ``…_VISIBLE_DEVICES`` variables.
         root: the directory below which ``sys`` and ``dev`` are looked up.
-        nvml: returns NVML, or None without a driver; None: a process of its own asks the driver,
+        nvml: returns NVML, or None without a driver; None: a separate process queries the driver,
             once.
     """
     if kind is AcceleratorKind.NVIDIA:
@@ -133,7 +133,7 @@ def find_devices(
     root: Path = _ROOT,
     nvml: NvmlLoader | None = None,
 ) -> tuple[Device, ...]:
-    """Return the devices of the kind ``accelerator``, with ``auto`` of the first that is there.
+    """Return the devices of the kind ``accelerator``; ``auto``: the first available kind.
 
     The other arguments are those of :func:`find_accelerators`.
     """
@@ -143,14 +143,14 @@ def find_devices(
 
 
 class _Installed(NamedTuple):
-    """A device that the driver shows: the names it has besides its index, and its place."""
+    """A device that the driver lists: its names besides the index, and its PCI address."""
 
     names: tuple[str, ...] = ()
     pci_address: str | None = None
 
 
 def _select(value: str | None, installed: Sequence[_Installed]) -> tuple[Device, ...]:
-    """Return what ``CUDA_VISIBLE_DEVICES`` (HIP's has the same grammar) leaves visible."""
+    """Return the devices visible under ``CUDA_VISIBLE_DEVICES``; HIP's has the same grammar."""
     if value is None:
         return tuple(Device(str(index), it.pci_address) for index, it in enumerate(installed))
     return tuple(
@@ -191,7 +191,7 @@ def _find_nvidia(environ: Mapping[str, str], root: Path, load: NvmlLoader | None
             return Accelerators(kind, _select_nvidia(value, gpus, environ), source)
     files = _names(root / "dev", r"nvidia[0-9]+")
     if files and value is not None and value.startswith(("GPU-", "MIG-")):
-        # The UUIDs cannot be looked up here; the list is trusted.
+        # The UUIDs cannot be verified here; the list is trusted.
         devices = tuple(Device(name) for name in leading_names(value.split(","), value[:4]))
     else:
         devices = _select(value, [_Installed()] * len(files))
@@ -200,10 +200,10 @@ def _find_nvidia(environ: Mapping[str, str], root: Path, load: NvmlLoader | None
 
 
 def _nvidia_gpus(load: NvmlLoader | None) -> Sequence[NvmlGpu] | None:
-    """Return what NVML lists; None without a driver.
+    """Return the GPUs that NVML lists; None without a driver.
 
     Raises:
-        NvmlFailedError: it does not answer.
+        NvmlFailedError: NVML does not respond.
     """
     if load is None:
         if not has_library():
@@ -224,7 +224,7 @@ def _nvidia_gpus(load: NvmlLoader | None) -> Sequence[NvmlGpu] | None:
 
 @cache
 def _gpus_of_machine() -> tuple[tuple[NvmlGpu, ...], str]:
-    """Return what NVML lists, or why it does not; asked once: a driver that hangs, hangs again."""
+    """Return NVML's GPUs, or an error; cached, since a driver that hangs would hang again."""
     try:
         return tuple(gpus_by_process()), ""
     except NvmlFailedError as error:
@@ -234,10 +234,10 @@ def _gpus_of_machine() -> tuple[tuple[NvmlGpu, ...], str]:
 def _select_nvidia(
     value: str | None, gpus: Sequence[NvmlGpu], environ: Mapping[str, str]
 ) -> tuple[Device, ...]:
-    """Return the devices that CUDA shows, MIG devices in the place of the GPU they are parts of.
+    """Return the devices that CUDA shows, with MIG devices in place of their GPU.
 
-    Of a GPU in MIG mode CUDA shows a process one part, whatever names the GPU: each worker can have
-    another one only where it is named.
+    CUDA shows a process only one device of a GPU in MIG mode, however the GPU is named: workers get
+    different ones only by their names.
     """
     partitions = [(names, gpu) for gpu in gpus for names in gpu.mig]
     if value is not None and value.startswith("MIG-"):
@@ -247,7 +247,7 @@ def _select_nvidia(
         named = [(str(index), index) for index in range(len(gpus))]
     else:
         named = choose(value, [(gpu.uuid,) if gpu.uuid else () for gpu in gpus])
-    # CUDA begins with the fastest GPU unless told otherwise; NVML is in PCI order.
+    # By default CUDA starts with the fastest GPU; NVML uses PCI order.
     models = {gpu.model for gpu in gpus if gpu.model}
     is_same_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(models) < 2
     devices = []
@@ -263,10 +263,10 @@ def _select_nvidia(
 def name_mig_devices(
     environ: Mapping[str, str], *, nvml: NvmlLoader | None = None
 ) -> dict[str, str]:
-    """Return an environment that names MIG devices where there are any, for one worker each.
+    """Return an environment that names the MIG devices, if there are any, one for each worker.
 
     Args:
-        environ: may name the GPUs that they are parts of, or nothing.
+        environ: may name their GPUs.
         nvml: as for ``find_accelerators``.
     """
     found = find_accelerators(AcceleratorKind.NVIDIA, environ, nvml=nvml)
@@ -279,8 +279,8 @@ def name_mig_devices(
 def _find_amd(environ: Mapping[str, str], root: Path) -> Accelerators:
     """Count the GPUs of the kernel's KFD topology (``amdgpu``).
 
-    ``ROCR_VISIBLE_DEVICES`` reduces them first; ``HIP_VISIBLE_DEVICES`` (without it
-    ``CUDA_VISIBLE_DEVICES``, which HIP reads too) then chooses among the rest. Source: the ROCm
+    ``ROCR_VISIBLE_DEVICES`` restricts them first; ``HIP_VISIBLE_DEVICES`` (without it
+    ``CUDA_VISIBLE_DEVICES``, which HIP reads too) then selects among the rest. Source: the ROCm
     documentation, "GPU isolation techniques".
     """
     installed = _read_kfd_gpus(root)
@@ -300,14 +300,14 @@ def _read_kfd_gpus(root: Path) -> list[_Installed]:
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
     gpus: list[_Installed] = []
     for node in _names(nodes, "[0-9]+"):
-        # Of a GPU that the container was not given, the kernel refuses the properties.
+        # The kernel denies access to the properties of a GPU that the container does not have.
         properties = _read(nodes / node / "properties")
         numbers = {name: int(text) for name, text in _PROPERTY.findall(properties)}
         if not numbers.get("simd_count"):
             continue  # a CPU
         minor = numbers.get("drm_render_minor")
         if minor and not (root / f"dev/dri/renderD{minor}").exists():
-            continue  # nor can it be used without its device file
+            continue  # it cannot be used without its device file
         location = numbers.get("location_id", 0)
         address = (
             f"{numbers.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}"
@@ -327,7 +327,7 @@ def _find_ascend(environ: Mapping[str, str], root: Path) -> Accelerators:
     variable = VISIBLE_DEVICES_VARIABLE[AcceleratorKind.ASCEND]
     value = environ.get(variable)
     files = _names(root / "dev", r"davinci[0-9]+")
-    # In a container the numbers of the files may have gaps; the runtime counts from 0.
+    # In a container the numbers of the files may have gaps; the runtime's indices start at 0.
     everything = list(range(len(files)))
     indices = everything if value is None else _strict_indices(value, len(files))
     source = f"device files /dev/davinci*: {len(files)}{_setting(environ, variable)}"
@@ -349,7 +349,7 @@ def _find_xpu(root: Path) -> Accelerators:
 
 
 def _names(directory: Path, pattern: str) -> list[str]:
-    """Return the entries of ``directory`` that match, in the order of their numbers."""
+    """Return the matching entries of ``directory``, in the order of their numbers."""
     try:
         names = [path.name for path in directory.iterdir() if re.fullmatch(pattern, path.name)]
     except OSError:

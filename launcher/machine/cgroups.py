@@ -1,4 +1,4 @@
-"""Where this process stands in the cgroup hierarchies of its container, v1, v2 or both.
+"""The position of this process in the cgroup hierarchies of its container, v1, v2 or both.
 
 Everything is read below an injectable root. Formats: ``cgroups(7)`` and
 ``proc_pid_mountinfo(5)``.
@@ -15,21 +15,21 @@ Parts = tuple[str, ...]
 
 
 class Mount(NamedTuple):
-    """One mounted cgroup hierarchy: the part of it below ``root`` appears at ``point``."""
+    """One mounted cgroup hierarchy: its part below ``root`` is visible at ``point``."""
 
     root: Parts
     point: Path
 
     def shows(self, path: Parts) -> bool:
-        """Return whether a cgroup of the hierarchy appears below the mount point."""
+        """Return whether a cgroup of the hierarchy is visible below the mount point."""
         return path[: len(self.root)] == self.root
 
 
 def read_membership(root: Path, controller: str) -> tuple[bool, Parts] | None:
-    """Return (is v1, path) of the cgroup in which a controller rules this process.
+    """Return (is v1, path) of the cgroup of a controller that contains this process.
 
-    A v1 line with the exact controller rules wherever there is one: on a hybrid machine the v2
-    hierarchy then lacks it. ``cpuset`` and ``cpuacct`` are other controllers than ``cpu``.
+    A v1 line with the exact controller takes precedence: on a hybrid machine the v2 hierarchy then
+    lacks the controller. ``cpuset`` and ``cpuacct`` are other controllers than ``cpu``.
     """
     unified: Parts | None = None
     for line in read_text(root / "proc/self/cgroup").split("\n"):
@@ -45,10 +45,10 @@ def read_membership(root: Path, controller: str) -> tuple[bool, Parts] | None:
 
 
 def read_mounts(root: Path, controller: str, *, is_v1: bool) -> list[Mount]:
-    """Return the mounts of the hierarchy that holds a controller."""
+    """Return the mounts of the hierarchy that has a controller."""
     mounts: dict[str, Mount] = {}
     for line in read_text(root / "proc/self/mountinfo").split("\n"):
-        # Optional fields end at a lone dash; a mount point cannot hold " - " (spaces are \040).
+        # Optional fields end at a single dash; a mount point cannot have " - " (spaces are \040).
         before, _, after = line.partition(" - ")
         fields, described = before.split(" "), after.split(" ")
         if len(fields) < 6 or len(described) < 3:
@@ -67,7 +67,7 @@ def read_mounts(root: Path, controller: str, *, is_v1: bool) -> list[Mount]:
 
 
 def own_directory(root: Path, controller: str) -> Path | None:
-    """Return the directory of this process's own cgroup; None where none is mounted."""
+    """Return the directory of this process's own cgroup; None: it is not mounted."""
     membership = read_membership(root, controller)
     if membership is None:
         return None
@@ -79,9 +79,9 @@ def own_directory(root: Path, controller: str) -> Path | None:
 
 
 def split_path(path: str) -> Parts:
-    """Split a path; ``..`` goes up but never above the top.
+    """Split a path; ``..`` never leads above the root.
 
-    A process outside its cgroup namespace sees paths such as ``/../../sibling``.
+    A process outside its cgroup namespace sees paths like ``/../../sibling``.
     """
     parts: list[str] = []
     for part in path.split("/"):
@@ -103,7 +103,7 @@ def _unescape(field: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, or nothing where it cannot be read: then it limits nothing."""
+    """Return a file's text; empty if it cannot be read, which means no limit."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except (OSError, ValueError):  # ValueError: a NUL in a path of a garbled mountinfo

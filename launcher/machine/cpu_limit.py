@@ -23,7 +23,7 @@ _NUMBER: Final = re.compile(r"0*[1-9][0-9]{0,18}")
 class CpuLimit:
     """How many CPUs this process may use at once, and the source of that number.
 
-    ``cpus`` is at least 1. ``source`` is text for the log, such as
+    ``cpus`` is at least 1. ``source`` is text for the log, e.g.
     ``cgroup v2 cpu.max 350000/100000 at /kubepods/pod1`` or ``affinity mask 0-3 of 64 CPUs``.
     """
 
@@ -44,7 +44,7 @@ class _Quota(NamedTuple):
 
     @property
     def cpus(self) -> int:
-        """CPUs that can be busy at once, rounded up in integers: exact at any size."""
+        """Return the CPUs that can be busy at once, rounded up with exact integer arithmetic."""
         return max(1, -(-self.quota_us // self.period_us))
 
 
@@ -59,7 +59,7 @@ def read_cpu_limit(
     affinity: Set[int] | None = None,
     machine_cpus: int | None = None,
 ) -> CpuLimit | None:
-    """Return the tightest CPU limit on this process, or None where there is none.
+    """Return the tightest CPU limit on this process, or None if there is none.
 
     The limit is ``max(1, ceil(quota / period))`` of the tightest cgroup from this process's own
     up to the mount's root, and never above the affinity mask. A mask smaller than the machine is
@@ -84,16 +84,16 @@ def read_cpu_limit(
 
 
 def quota_cpus(root: Path = _ROOT) -> float | None:
-    """Return how many CPUs the tightest quota on this process is worth; None: there is none.
+    """Return the number of CPUs of the tightest quota on this process; None: there is none.
 
-    It is not rounded, unlike the limit, which is a number of processes: a quarter of a CPU is 0.25.
+    Unlike the limit, which is a number of processes, it is not rounded: a quarter of a CPU is 0.25.
     """
     quota = _tightest_quota(root)
     return None if quota is None else quota.ratio
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Return the CPU numbers in the kernel's list format, such as ``0-3,8``.
+    """Parse CPU numbers in the kernel's list format, e.g. ``0-3,8``.
 
     Raises:
         ValueError: ``text`` is not such a list.
@@ -128,15 +128,15 @@ def _count_machine_cpus(root: Path) -> int:
 
 
 def _tightest_quota(root: Path) -> _Quota | None:
-    """Return the tightest quota above this process; of equal ones the innermost."""
+    """Return the tightest quota on this process; the innermost of equal ones."""
     membership = read_membership(root, "cpu")
     if membership is None:
         return None
     is_v1, path = membership
     mounts = read_mounts(root, "cpu", is_v1=is_v1)
-    # A hierarchy can be mounted in several places (docker-in-docker); each may show levels
-    # that the others hide. Where none shows this process's cgroup, what is mounted is still
-    # the container's own, so its top counts.
+    # A hierarchy can be mounted in several places (docker-in-docker); each may show levels that the
+    # others hide. If none shows this process's cgroup, the mount is still that of the container, so
+    # its root is used.
     inside = [mount for mount in mounts if mount.shows(path)]
     quotas = [quota for mount in inside or mounts for quota in _quotas(mount, path, is_v1=is_v1)]
     return min(quotas, key=lambda quota: quota.ratio, default=None)
@@ -163,7 +163,7 @@ def _quotas(mount: Mount, path: Parts, *, is_v1: bool) -> Iterator[_Quota]:
 
 
 def _positive(words: list[str]) -> int | None:
-    """Return the one positive number in ``words``; None for ``max``, -1, 0 and garbage."""
+    """Return the single positive number in ``words``; None for ``max``, -1, 0 and invalid text."""
     return int(words[0]) if len(words) == 1 and _NUMBER.fullmatch(words[0]) else None
 
 

@@ -1,4 +1,4 @@
-"""Waits until the memory of ended workers on GPUs is free: the next ones would run out of memory.
+"""Waits until GPU memory of ended workers is free: the next workers would run out of memory.
 
 The kernel unpins the memory of a process page by page, which takes long for hundreds of GB. A
 separate process asks the driver, since a driver that hangs must not stop the agent. Without a
@@ -36,7 +36,7 @@ async def ask_used() -> Used:
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     command, reader = nvml.command("used"), asyncio.StreamReader()
     try:
-        # asyncio's would warn where the agent, which reaps every child, is faster.
+        # asyncio's Process would warn if the agent, which reaps every child, is faster.
         process = subprocess.Popen(  # noqa: ASYNC220 - to start it takes no longer than asyncio's
             command, stdin=nothing, stdout=pipe, stderr=nothing
         )
@@ -53,7 +53,7 @@ async def ask_used() -> Used:
         transport.close()
         process.kill()
         tries = round(_DIES_S / _LOOK_AGAIN_S)
-        while process.poll() is None and tries:  # the kernel may not let it go
+        while process.poll() is None and tries:  # it may be in uninterruptible sleep
             tries -= 1
             await asyncio.sleep(_LOOK_AGAIN_S)
     used: Used = nvml.answer_of(output)
@@ -70,12 +70,12 @@ class GpuMemory:
         has_driver: Callable[[], bool] = nvml.has_library,
         ask: Callable[[], Awaitable[Used]] = ask_used,
     ) -> None:
-        """Create it; nothing is asked yet.
+        """Query nothing yet.
 
         Args:
-            note: takes events.
+            note: receives events.
             has_driver: returns whether there may be GPUs.
-            ask: returns what is in use; raises ``NvmlFailedError``.
+            ask: returns the memory in use; raises ``NvmlFailedError``.
         """
         self._note = note
         self._has_driver = has_driver
@@ -116,7 +116,7 @@ class GpuMemory:
         try:
             return await self._ask()
         except nvml.NvmlFailedError:
-            return {}  # an agent that asks in vain goes on as one without GPUs
+            return {}  # after an error the agent continues as without GPUs
 
     async def _wait(self, asked_before: "asyncio.Task[Used]") -> None:
         before = await asked_before

@@ -1,4 +1,4 @@
-"""The CPUs near a GPU. Host memory that is touched there is the GPU's own end of PCIe."""
+"""The CPUs near a GPU. Memory that they touch first is on the GPU's NUMA node."""
 
 import os
 import re
@@ -10,7 +10,7 @@ _ROOT = Path("/")
 
 
 def near_cpus(address: str, root: Path = _ROOT) -> set[int]:
-    """Return the CPUs of a PCI device's NUMA node; none where the kernel does not say.
+    """Return the CPUs of a PCI device's NUMA node; empty if the kernel does not report it.
 
     Args:
         address: as in ``/sys/bus/pci/devices``.
@@ -25,10 +25,10 @@ def near_cpus(address: str, root: Path = _ROOT) -> set[int]:
 
 @contextmanager
 def near(address: str | None, root: Path = _ROOT) -> Iterator[None]:
-    """Run on the CPUs near a PCI device, as far as this thread may, and go back at the end.
+    """Run on the CPUs near a PCI device, as far as allowed, and restore the affinity at the end.
 
     Args:
-        address: as in ``/sys/bus/pci/devices``; None: unknown, and nothing changes.
+        address: as in ``/sys/bus/pci/devices``; None: unknown, no effect.
         root: the directory below which ``sys`` is looked up.
     """
     before = os.sched_getaffinity(0)

@@ -1,4 +1,4 @@
-"""The address at which other nodes reach this one, and a port that is held for the store.
+"""The address that this node advertises to others, and a reserved port for the store.
 
 Agents advertise an IP address, not a host name: no DNS in the data path, no 127.0.1.1.
 """
@@ -15,7 +15,7 @@ from ...rendezvous.protocol.offer import Offer
 
 
 def is_local_address(address: str) -> bool:
-    """Return whether an IP address belongs to this host: whether one can bind to it."""
+    """Return whether an IP address belongs to this host, i.e. can be bound."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -26,26 +26,26 @@ def is_local_address(address: str) -> bool:
 
 
 def resolve(host: str) -> list[str]:
-    """Return the IP addresses of a name, in the resolver's order; none if it has none."""
+    """Return the IP addresses of a name, in the resolver's order; empty if it has none."""
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the latter: no host name at all, such as "a..b"
+    except (OSError, UnicodeError):  # UnicodeError: an invalid host name, e.g. "a..b"
         return []
     return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
 def listen_address(endpoint: Endpoint) -> Endpoint | None:
-    """Return where to listen if the endpoint names this host; None if it names another.
+    """Return the address to listen at if the endpoint names this host; None: another host.
 
     For a literal address or ``localhost`` it is that address only. For a name it is all addresses:
-    Debian maps a host's own name to 127.0.1.1, where no other host gets through. A pod begins
-    before the DNS knows where it is, so a host goes by its own name where the DNS does not know it
-    or, as for a pod that was replaced, has another address.
+    Debian maps a host's own name to 127.0.1.1, which other hosts cannot reach. A pod starts before
+    the DNS has its address, so that a host compares the name with its own if the DNS does not know
+    it or has another address, as for a pod that was replaced.
     """
     addresses = resolve(endpoint.host)
     local = [address for address in addresses if is_local_address(address)]
     if not local:
-        # A short name with another address may be that of a clone.
+        # A short name with another address may belong to a clone.
         is_clear = not addresses or "." in endpoint.host
         is_own = is_clear and _is_own_name(endpoint.host)
         return Endpoint(any_address(), endpoint.port) if is_own else None
@@ -55,20 +55,20 @@ def listen_address(endpoint: Endpoint) -> Endpoint | None:
 
 
 def _is_own_name(name: str) -> bool:
-    """Return whether this host's full name is or begins with a name, as far as one of its dots."""
+    """Return whether a name is this host's full name, or a prefix of it up to a dot."""
     if name.partition(".")[0].lower() != socket.gethostname().partition(".")[0].lower():
-        return False  # without asking the DNS
+        return False  # without a DNS query
     return f"{socket.getfqdn()}.".lower().startswith(f"{name.rstrip('.')}.".lower())
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only processes of this host reach the server at an address or a name."""
+    """Return whether only processes of this host can reach a server at this address or name."""
     found = [ipaddress.ip_address(address.partition("%")[0]) for address in resolve(host)]
     return bool(found) and all(address.is_loopback for address in found)
 
 
 def any_address() -> str:
-    """Return the address that stands for all: IPv6 and IPv4 where the host has both."""
+    """Return the wildcard address: IPv6 and IPv4 if the host has both."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::", 0))
@@ -90,8 +90,8 @@ class AdvertisedAddress:
 
     It is the one that the user gave, else that of the interface that routes to the master, or to
     the first known of the hosts that may lead; without a master (standalone) it is the loopback
-    address. A host may get another address while the job runs: ``find`` looks again, and asks no
-    resolver for what it has found once.
+    address. A host may get another address while the job runs: ``find`` checks again, without
+    resolving names a second time.
     """
 
     def __init__(
@@ -101,20 +101,20 @@ class AdvertisedAddress:
 
         Args:
             master_host: address or name of the master's host; None without a master.
-            local_addr: ``--local-addr``; None where it was not given.
-            others: hosts that may lead too; the name of one that is gone may not resolve.
+            local_addr: ``--local-addr``; None: not given.
+            others: other hosts that may lead; the name of a lost host may not resolve.
 
         Raises:
             UsageError: ``--local-addr`` is neither an address nor a name that resolves.
         """
         self._hosts = () if master_host is None else (master_host, *others)
         self._masters: list[str] = []
-        """The addresses of the master's host, or of one that may lead, once they are known."""
+        """The addresses of the master's host, or of one that may lead, once known."""
         self._given = _given_address(local_addr) if local_addr is not None else None
         self._found: str | None = None
 
     def find(self) -> str:
-        """Return the address as of now: the one before, as long as this host has it."""
+        """Return the present address: the previous one, as long as this host has it."""
         if self._given is not None:
             return self._given
         if self._found is None or not is_local_address(self._found):
@@ -133,12 +133,12 @@ def _given_address(local_addr: str) -> str:
             f"--local-addr {local_addr!r} is neither an IP address nor a host name that resolves."
         )
     local = [address for address in addresses if is_local_address(address)]
-    # A translated address (NAT, a floating IP) is not local and may still be right.
+    # A translated address (NAT, a floating IP) is not local and may still be correct.
     return (local or addresses)[0]
 
 
 def _loopback() -> str:
-    """Return the loopback address; that of IPv6 on a host that has no IPv4 at all."""
+    """Return the loopback address; that of IPv6 on a host without IPv4."""
     return "127.0.0.1" if is_local_address("127.0.0.1") else "::1"
 
 
@@ -154,10 +154,10 @@ def _route_to(address: str) -> str | None:
 
 
 def interface_towards(address: str) -> str | None:
-    """Return the network interface through which ``address`` is reached.
+    """Return the network interface of the route to ``address``.
 
-    Without being told, gloo listens where the host's own name points to: on Debian that is
-    127.0.1.1, where no other host gets through.
+    By default gloo listens at the address of the host's own name: on Debian that is 127.0.1.1,
+    which other hosts cannot reach.
     """
     import psutil
 
@@ -175,9 +175,9 @@ def interface_towards(address: str) -> str | None:
 
 
 class PortReservation:
-    """Holds a port for the store of a round, without a race.
+    """Reserves a port for the store of a round, without a race.
 
-    The socket is bound with SO_REUSEADDR and never listens: the kernel gives the port to no other
+    The socket is bound with SO_REUSEADDR and never listens: the kernel assigns the port to no other
     process, and the store of rank 0, which sets SO_REUSEADDR too, can still bind it and listen.
     (Linux; verified with torch 2.13's libuv and legacy stores.)
     """
@@ -188,9 +188,9 @@ class PortReservation:
         """Reserve a port.
 
         Args:
-            address: returns the address to offer with it, as of now.
-            ports: where to look for a free one; None lets the kernel choose.
-            flag: what gave ``ports``.
+            address: returns the present address to offer with it.
+            ports: the ports to try; None: the kernel chooses.
+            flag: the flag that gave ``ports``.
 
         Raises:
             UsageError: none of ``ports`` is free.
@@ -203,13 +203,13 @@ class PortReservation:
 
     @property
     def offer(self) -> Offer:
-        """Where this node would host the store, as of now."""
+        """Return the present address and port at which this node would host the store."""
         return Offer(self._address(), self._socket.getsockname()[1])
 
     def renew(self) -> Offer:
-        """Give the port back and reserve another, for the next round.
+        """Release the port and reserve another, for the next round.
 
-        Where there is no other it is kept: a store that cannot listen at it says so.
+        If there is no other, the port is kept; the store reports an error if it cannot listen.
         """
         with suppress(OSError, UsageError):
             old, self._socket = self._socket, self._bind()
@@ -217,7 +217,7 @@ class PortReservation:
         return self.offer
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._socket.close()
 
     def _bind(self) -> socket.socket:

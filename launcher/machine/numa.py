@@ -1,8 +1,8 @@
-"""Which CPUs each worker runs on under ``--numa-binding``: those near its GPU.
+"""The CPUs of each worker under ``--numa-binding``: those near its GPU.
 
 The modes are torchrun's (``torch.numa.binding.AffinityMode``). The topology is read from
-``/sys`` (the kernel's ``admin-guide/cputopology.rst`` and ``ABI/stable/sysfs-devices-node``);
-which CPUs follow from it is a pure function. Nothing here changes an affinity mask.
+``/sys`` (the kernel's ``admin-guide/cputopology.rst`` and ``ABI/stable/sysfs-devices-node``); a
+pure function derives the CPUs. This module does not change an affinity mask.
 """
 
 import enum
@@ -27,21 +27,21 @@ class NumaBinding(enum.Enum):
     SOCKET = "socket"
     """All CPUs of all NUMA nodes of that node's socket."""
     EXCLUSIVE = "exclusive"
-    """An equal share of that node's physical cores, shared with no other GPU's worker."""
+    """An equal part of that node's physical cores, not shared with workers of other GPUs."""
     CORE_COMPLEX = "core-complex"
-    """One group of cores with a common last-level cache on that node, another for each GPU
-    while there are enough."""
+    """One group of cores with a common last-level cache on that node, a different one for each GPU
+    if there are enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The CPUs of a machine and what they share. Groups are named by their lowest CPU.
+    """The CPUs of a machine and their groups. A group is named by its lowest CPU.
 
-    A CPU without an entry in ``cache_of`` is one whose caches the kernel does not show.
+    A CPU without an entry in ``cache_of`` has caches that the kernel does not show.
     """
 
     node_cpus: Mapping[int, frozenset[int]]
-    """NUMA node → its CPUs; empty for a node that is memory only."""
+    """NUMA node → its CPUs; empty for a memory-only node."""
     socket_of: Mapping[int, int]
     """CPU → physical package."""
     core_of: Mapping[int, int]
@@ -53,8 +53,8 @@ class Topology:
 def read_topology(root: Path = _ROOT) -> Topology:
     """Return the topology of this machine; a kernel without NUMA is one node with all CPUs.
 
-    What a virtual machine does not show is taken as it must be at least: a CPU is its own core,
-    and all CPUs are in one socket.
+    Minimal assumptions replace what a virtual machine does not show: each CPU is a core, and all
+    CPUs are in one socket.
     """
     cpu_root = root / "sys/devices/system/cpu"
     node_root = root / "sys/devices/system/node"
@@ -80,9 +80,9 @@ def read_topology(root: Path = _ROOT) -> Topology:
 
 
 def find_gpu_node(pci_address: str | None, root: Path = _ROOT) -> int | None:
-    """Return the NUMA node of the PCI device ``pci_address``; None where nothing says.
+    """Return the NUMA node of the PCI device ``pci_address``; None: unknown.
 
-    A machine with one node says -1, which is node 0.
+    A machine with one node reports -1, which is node 0.
     """
     if pci_address is None:
         return None
@@ -103,7 +103,7 @@ def plan_numa_binding(
     """Return the CPUs of each worker for ``--numa-binding=<text>`` on this machine.
 
     Args:
-        text: the value of the option, as the command line has read it.
+        text: the value of the option, validated by the command line.
         devices: the visible GPUs, in the workers' order.
         worker_count: workers on this node.
         root: the directory below which ``sys`` is looked up.
@@ -127,8 +127,8 @@ def bind_workers(
 ) -> tuple[frozenset[int], ...]:
     """Return the CPUs of each worker, by local rank; no set is empty.
 
-    Worker ``r`` belongs to GPU ``r``. Shares (``exclusive``, ``core-complex``) are cut for all
-    visible GPUs of a node, as torchrun does, also where there are fewer workers than GPUs.
+    Worker ``r`` belongs to GPU ``r``. Parts (``exclusive``, ``core-complex``) are made for all
+    visible GPUs of a node, as by torchrun, even if there are fewer workers than GPUs.
 
     Args:
         binding: the mode.
@@ -138,8 +138,8 @@ def bind_workers(
         worker_count: workers on this node.
 
     Raises:
-        UsageError: no GPU, more workers than GPUs, a GPU in an unknown place, or a node with too
-            few allowed CPUs for the mode.
+        UsageError: no GPU, more workers than GPUs, a GPU on an unknown node, or a node with too few
+            allowed CPUs for the mode.
     """
     option = f"--numa-binding={binding.value}"
     if not gpu_nodes:
@@ -178,7 +178,7 @@ def _bind_one(
             f"CPUs {format_cpus(allowed)} that this process may run on; widen them, "
             "or leave it out."
         )
-    # Which of the GPUs on this node it is, and how many they are.
+    # The position of the GPU among those on this node, and their number.
     turn, turns = gpu_nodes[:gpu].count(node), gpu_nodes.count(node)
     if binding is NumaBinding.SOCKET:
         return _socket_cpus(topology, node) & allowed
@@ -197,7 +197,7 @@ def _bind_one(
                 "show it; give --numa-binding=node."
             )
         complexes = _group(cpus, topology.cache_of.__getitem__)
-        # The ones with the most CPUs left first: an affinity mask can cut through a complex.
+        # Those with the most allowed CPUs first: an affinity mask can split a complex.
         complexes.sort(key=len, reverse=True)
         return complexes[turn % len(complexes)]
     return cpus
@@ -209,7 +209,7 @@ def _socket_cpus(topology: Topology, node: int) -> frozenset[int]:
 
 
 def _group(cpus: Iterable[int], group_of: Callable[[int], int]) -> list[frozenset[int]]:
-    """Return ``cpus`` in groups, ordered by the names of the groups."""
+    """Return ``cpus`` in groups, in the order of the groups' names."""
     groups: dict[int, set[int]] = {}
     for cpu in cpus:
         groups.setdefault(group_of(cpu), set()).add(cpu)
@@ -217,7 +217,7 @@ def _group(cpus: Iterable[int], group_of: Callable[[int], int]) -> list[frozense
 
 
 def _share(cores: Sequence[frozenset[int]], turn: int, turns: int) -> Sequence[frozenset[int]]:
-    """Return the ``turn``-th of ``turns`` contiguous shares; the first ones get the remainder."""
+    """Return the ``turn``-th of ``turns`` contiguous parts; the first ones get the remainder."""
     size, extra = divmod(len(cores), turns)
     start = turn * size + min(turn, extra)
     return cores[start : start + size + (turn < extra)]

@@ -1,8 +1,8 @@
-"""NVML, the library of NVIDIA's driver: the one way in for all that ask it.
+"""NVML, the library of NVIDIA's driver. All queries of the driver use this module.
 
-A call into a driver that hangs (XID 79 or 119) never returns, and a process that made one can take
-forever to die. So the agent makes none: it asks a process of its own (``ask_in_process``), which
-has a deadline. Check workers are such processes already.
+A call into a driver that hangs (XID 79 or 119) never returns, and its process may be impossible to
+kill. So the agent makes no such call: it uses a separate process with a deadline
+(``ask_in_process``). Check workers are separate processes already.
 """
 
 import importlib
@@ -17,12 +17,12 @@ from .visible_devices import choose
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 _OTHER_DRIVERS: Final = ("/dev/kfd", "/dev/davinci_manager")
-"""Of AMD and Ascend."""
+"""The device files of AMD's and Ascend's drivers."""
 DEADLINE_S: Final = 15.0
-"""Of one question. Without the persistence daemon a driver starts its GPUs first: seconds each."""
+"""For one query. Without the persistence daemon a driver initialises each GPU first: seconds."""
 
 PROGRAM: Final = (
-    # A folder of the user's, which -c puts first on the path, must not stand in for a library.
+    # -c puts the working directory first on the path; its modules must not replace a library.
     "import sys; sys.path[:] = filter(None, sys.path);"
     "from ft_run.launcher.machine.nvml import main; main()"
 )
@@ -32,7 +32,7 @@ NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED = 4, 15, 16
 
 
 class Nvml(Protocol):
-    """What is used of ``pynvml``: its functions and constants by name; failures ``NVMLError``."""
+    """The interface of ``pynvml``: its functions and constants by name; raises ``NVMLError``."""
 
     NVMLError: type[Exception]
 
@@ -46,25 +46,25 @@ class NvmlGpu(NamedTuple):
     """One GPU that this process may use."""
 
     nvml_index: int
-    """Among all GPUs that NVML lists, in PCI order."""
+    """The index among all GPUs that NVML lists, in PCI order."""
     uuid: str = ""
-    """Empty where it does not answer."""
+    """Empty if the GPU does not respond."""
     pci_address: str | None = None
     """As in ``/sys/bus/pci/devices``."""
     model: str = ""
     mig: tuple[tuple[str, ...], ...] = ()
-    """Its MIG devices, each by all its names, the one of driver R470 and later first."""
+    """The names of each of its MIG devices, that of driver R470 and later first."""
 
 
 class NvmlFailedError(Exception):
-    """Raised when NVML does not answer, with the reason."""
+    """Raised if NVML does not respond, with the reason."""
 
 
 def has_library() -> bool:
-    """Return whether there is a driver. It is not talked to."""
-    import ctypes  # here, as below: a caller that counts no GPUs pays for none of it
+    """Return whether there is a driver, without using it."""
+    import ctypes  # here, as below, since most callers need no GPUs
 
-    # Tried first because it costs a tenth of importing pynvml, and most machines of a CI say no.
+    # First, since it costs a tenth of the import of pynvml, and many machines have no driver.
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -73,7 +73,7 @@ def has_library() -> bool:
 
 
 def has_driver() -> bool:
-    """Return whether there may be devices of any kind: a driver is there. It is not talked to."""
+    """Return whether there is a driver of any kind of device, without using it."""
     return has_library() or any(map(os.path.exists, _OTHER_DRIVERS))
 
 
@@ -114,10 +114,10 @@ def code_of(error: Exception) -> int | None:
 
 
 def ask(nvml: Nvml, function: str, *args: Any) -> Any:
-    """Return an answer of NVML; None where the driver or the GPU does not know the question.
+    """Return the result of a query; None if the driver or the GPU does not support it.
 
     Raises:
-        NVMLError: the GPU is lost, or must be reset: no answer of it means anything.
+        NVMLError: the GPU is lost, or must be reset: its other results are meaningless.
     """
     try:
         return getattr(nvml, function)(*args)
@@ -130,9 +130,9 @@ def ask(nvml: Nvml, function: str, *args: Any) -> Any:
 
 
 def read_gpus(nvml: Nvml) -> list[NvmlGpu]:
-    """Return the GPUs that this process may use; one that does not answer keeps its place.
+    """Return the GPUs that this process may use; one that does not respond keeps its position.
 
-    NVML can list those that a device cgroup forbids, as under Slurm's ``--gres=gpu:2``: CUDA does
+    NVML may list GPUs that a device cgroup denies, e.g. under Slurm's ``--gres=gpu:2``: CUDA does
     not count them. The library must be open.
     """
     found = []
@@ -141,7 +141,7 @@ def read_gpus(nvml: Nvml) -> list[NvmlGpu]:
             found.append(_read_gpu(nvml, index))
         except nvml.NVMLError as error:  # noqa: PERF203 - each GPU has an answer of its own
             if code_of(error) != NO_PERMISSION:
-                found.append(NvmlGpu(index))  # lost from the bus, say
+                found.append(NvmlGpu(index))  # e.g. lost from the bus
     return found
 
 
@@ -168,7 +168,7 @@ def _mig_devices(nvml: Nvml, gpu: Any, gpu_uuid: str) -> Iterator[tuple[str, ...
 
 
 def visible_gpus(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> list[int]:
-    """Return which of the GPUs ``CUDA_VISIBLE_DEVICES`` of an environment leaves visible."""
+    """Return the GPUs that are visible under ``CUDA_VISIBLE_DEVICES`` of an environment."""
     value = environ.get("CUDA_VISIBLE_DEVICES")
     everything = list(range(len(gpus)))
     if value is None:
@@ -181,13 +181,13 @@ def visible_gpus(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> list[in
     in_pci_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     are_alike = len({gpu.model for gpu in gpus if gpu.model}) < 2
     if chosen and not (value.startswith("GPU-") or in_pci_order or are_alike):
-        # CUDA begins with the fastest GPU: of several models an index says nothing to NVML.
+        # CUDA starts with the fastest GPU: with several models its indices differ from NVML's.
         return everything
     return sorted(index for _, index in chosen)
 
 
 def used_bytes(nvml: Nvml) -> dict[str, int]:
-    """Return how much memory is in use on each visible GPU that answers, by UUID."""
+    """Return the memory in use on each visible GPU that responds, by UUID."""
     found = {}
     gpus = read_gpus(nvml)
     for gpu in (gpus[index] for index in visible_gpus(gpus, os.environ)):
@@ -199,20 +199,20 @@ def used_bytes(nvml: Nvml) -> dict[str, int]:
 
 
 def text(value: str | bytes) -> str:
-    """Return a text of NVML, which some of its versions give as bytes."""
+    """Return a text of NVML, which some versions return as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 # --- from a process that must not hang -------------------------------------------------------
 
 _HUNG: Final[list[object]] = []
-"""Processes that may never end."""
+"""Processes that may never exit."""
 
 _QUESTIONS: Final[dict[str, Callable[[Nvml], object]]] = {"gpus": read_gpus, "used": used_bytes}
 
 
 def command(question: str) -> tuple[str, ...]:
-    """Return the command of a process that answers a question, as one line of JSON.
+    """Return the command of a process that prints the result of a query as a line of JSON.
 
     Args:
         question: ``gpus`` or ``used``.
@@ -221,7 +221,7 @@ def command(question: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Answer the question that the command line names."""
+    """Print the result of the query on the command line."""
     answer: dict[str, object]
     try:
         nvml = load_nvml()
@@ -238,10 +238,10 @@ def main() -> None:
 
 
 def answer_of(output: bytes) -> Any:
-    """Return the answer that a process has given.
+    """Return the result in the output of a process.
 
     Raises:
-        NvmlFailedError: it has given none.
+        NvmlFailedError: there is none.
     """
     try:
         found = json.loads(output)
@@ -253,14 +253,14 @@ def answer_of(output: bytes) -> Any:
 
 
 def ask_in_process(question: tuple[str, ...], deadline_s: float = DEADLINE_S) -> Any:
-    """Have a process answer a question, and return its answer.
+    """Run a query in a separate process; return the result.
 
     Args:
-        question: what ``command`` returns.
+        question: the command of the process, from ``command``.
         deadline_s: seconds after which the driver counts as hung.
 
     Raises:
-        NvmlFailedError: there is no answer, or not in time.
+        NvmlFailedError: there is no result, or not in time.
     """
     import subprocess
 
@@ -274,7 +274,7 @@ def ask_in_process(question: tuple[str, ...], deadline_s: float = DEADLINE_S) ->
         output, _ = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        _HUNG.append(process)  # and no wait for it: the kernel may not let it go
+        _HUNG.append(process)  # not waited for: it may be in uninterruptible sleep
         assert process.stdout is not None
         process.stdout.close()
         raise NvmlFailedError(f"no answer within {deadline_s:g} s: the driver hangs") from None
@@ -282,10 +282,10 @@ def ask_in_process(question: tuple[str, ...], deadline_s: float = DEADLINE_S) ->
 
 
 def gpus_by_process() -> list[NvmlGpu]:
-    """Return the same as ``read_gpus`` without talking to the driver in this process.
+    """Return the same as ``read_gpus``, without using the driver in this process.
 
     Raises:
-        NvmlFailedError: there is no answer, or not in time.
+        NvmlFailedError: there is no result, or not in time.
     """
     rows = ask_in_process(command("gpus"))
     return [

@@ -1,4 +1,4 @@
-"""Whether the kernel's OOM killer has struck in this process's memory cgroup."""
+"""Detects kills of the kernel's OOM killer in this process's memory cgroup."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class OomWatch:
-    """Counts the OOM kills of this process's cgroup, in which the workers are too.
+    """Counts the OOM kills of this process's cgroup, which contains the workers too.
 
     Read from ``memory.oom_control`` (v1) or ``memory.events`` (v2).
     """
@@ -20,16 +20,16 @@ class OomWatch:
         if directory is not None:
             self._files = [directory / "memory.events", directory / "memory.oom_control"]
         self._known = self._read()
-        """Its kills that were recognised, or are of earlier rounds."""
+        """The kills that were already reported, or are of earlier rounds."""
 
     def begin(self) -> None:
-        """A round begins: what the OOM killer did before is not of this round."""
+        """Ignore earlier kills: a round starts."""
         self._known = self._read()
 
     def has_struck(self) -> bool:
-        """Return whether it has killed one process more than those that were recognised.
+        """Return whether there is a kill that was not reported yet, and report it.
 
-        It may have killed several at once, and each of them is asked about.
+        There may be several kills at once; the caller asks once for each killed worker.
         """
         is_one_more = self._read() > self._known
         self._known += is_one_more

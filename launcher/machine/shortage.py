@@ -1,4 +1,4 @@
-"""Why the kernel refuses a process or file here: which limit was met, and what to raise."""
+"""Explains why the kernel refuses a process or file: the exceeded limit, and how to raise it."""
 
 import errno
 import os
@@ -8,28 +8,28 @@ from pathlib import Path
 from .cgroups import own_directory, read_text
 
 LEAST_FILES = 32
-"""Open files that the agent of one worker needs, and some to spare."""
+"""The open files that an agent with one worker needs, with a reserve."""
 
 _SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 
 def no_process(error: OSError, root: Path = Path("/")) -> str:
-    """Return the reason, as part of a sentence.
+    """Return the reason for a failed ``fork(2)``, as part of a sentence.
 
     Args:
-        error: of ``fork(2)``, or of what is needed before it (pipes, sockets).
-        root: where ``/proc`` and ``/sys`` are.
+        error: the error of ``fork(2)``, or of the pipes and sockets before it.
+        root: the directory below which ``proc`` and ``sys`` are looked up.
     """
     return f"no process can be made: {explained(error, root)}"
 
 
 def explained(error: OSError, root: Path = Path("/")) -> str:
-    """Return what an error of the kernel says, and what to raise where a limit was met."""
+    """Return the text of a kernel error, with the limit to raise if one was exceeded."""
     return f"{error.strerror}{_remedy(error, root)}"
 
 
 def too_few_files() -> str | None:
-    """Return part of a sentence if this process may open too few files; else None."""
+    """Return a part of a sentence if the limit of open files is too low; else None."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit >= LEAST_FILES:
         return None
@@ -40,17 +40,17 @@ def too_few_files() -> str | None:
 
 
 def most_processes(root: Path = Path("/")) -> int | None:
-    """Return how many processes this host can have at once, over all users; None if unknown.
+    """Return the maximum number of processes of this host, for all users; None: unknown.
 
     Args:
-        root: where ``/proc`` is.
+        root: the directory below which ``proc`` is looked up.
     """
     limits = [read_text(root / "proc/sys/kernel" / name) for name in ("pid_max", "threads-max")]
     return min((int(limit) for limit in limits if limit.strip().isdecimal()), default=None)
 
 
 def is_shortage(code: int) -> bool:
-    """Return whether an errno says that something ran out, rather than that something is wrong."""
+    """Return whether an errno means that a resource is exhausted."""
     return code in _SHORTAGES
 
 
@@ -69,7 +69,7 @@ def _remedy(error: OSError, root: Path) -> str:
 
 
 def _processes(root: Path) -> str:
-    """Say which limits on processes there are; which one was met, the kernel does not tell."""
+    """Return the limits on processes; the kernel does not report which one was exceeded."""
     limits = [*_of_user(root), *_of_cgroups(root)]
     if not limits:
         return "; raise kernel.pid_max and kernel.threads-max of this host"
@@ -77,7 +77,7 @@ def _processes(root: Path) -> str:
 
 
 def _is_root_of_the_host(root: Path) -> bool:
-    """Return whether the kernel sets no limits for this user: root outside of user namespaces."""
+    """Return whether this user has no limits: root outside of user namespaces."""
     owned = read_text(root / "proc/self/uid_map").split()
     return os.geteuid() == 0 and owned in ([], ["0", "0", "4294967295"])
 

@@ -1,4 +1,4 @@
-"""What ``CUDA_VISIBLE_DEVICES`` leaves visible, as the runtime reads it. Pure.
+"""The devices visible under ``CUDA_VISIBLE_DEVICES``, as for the runtime. Pure.
 
 HIP's variables have the same grammar. Source: the CUDA C++ programming guide, "CUDA environment
 variables", and ``torch.cuda.device_count``.
@@ -12,24 +12,24 @@ from typing import Final
 _ORDINAL: Final = re.compile(r"\+?[0-9]{1,9}")
 
 Names = tuple[str, ...]
-"""The names that a device has besides its index."""
+"""The names of a device besides its index."""
 
 Chosen = list[tuple[str, int]]
-"""The entries that count, each with the place of its device among those it chooses from."""
+"""The valid entries, each with the position of its device in the list it selects from."""
 
 
 def choose(value: str, devices: Sequence[Names], partitions: Sequence[Names] = ()) -> Chosen:
-    """Return what a list leaves visible.
+    """Return the visible devices of a list.
 
-    It is read up to its first invalid entry; an empty one, -1, or a device named twice leaves
-    none. The first entry decides between UUIDs of GPUs (``GPU-…``), UUIDs of MIG devices
-    (``MIG-…``), both of which may be cut short while they stay unique, and indices, which may have
+    The list is read up to its first invalid entry; an empty list, -1, or a repeated device results
+    in no device. The first entry decides between UUIDs of GPUs (``GPU-…``), UUIDs of MIG devices
+    (``MIG-…``), both of which may be shortened to a unique prefix, and indices, which may have
     letters after the digits.
 
     Args:
-        value: of the variable.
+        value: the value of the variable.
         devices: the GPUs, in the order of their indices.
-        partitions: the MIG devices of all GPUs; only a list that begins with ``MIG-`` chooses them.
+        partitions: the MIG devices of all GPUs; only a list that starts with ``MIG-`` selects them.
     """
     entries = value.split(",")
     if value.startswith("GPU-"):
@@ -70,7 +70,7 @@ def _by_name(entries: Sequence[str], devices: Sequence[Names]) -> Chosen:
 
 
 def leading_names(entries: Sequence[str], prefix: str) -> list[str]:
-    """Return the entries up to the first without ``prefix``; none when one of them repeats."""
+    """Return the entries up to the first without ``prefix``; empty if one is repeated."""
     named: list[str] = []
     for entry in entries:
         if entry in named:

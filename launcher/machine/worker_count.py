@@ -1,4 +1,4 @@
-"""How many workers a node starts: the meaning of ``--nproc-per-node`` and ``--accelerator``."""
+"""The number of workers of a node, from ``--nproc-per-node`` and ``--accelerator``."""
 
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...errors import UsageError
 from ...values import dataclass
 
-# What looks at the machine is imported where it is needed: a plain number needs none of it, and
-# the time counts from the command to the first line of a worker.
+# The modules that inspect the machine are imported where they are needed: a plain number needs none
+# of them, and they would delay the first line of a worker.
 if TYPE_CHECKING:
     from .accelerators import AcceleratorKind, Accelerators
     from .cpu_limit import CpuLimit
@@ -21,19 +21,19 @@ _NOTHING_TO_COUNT = (
 )
 
 _PLAUSIBLE = 1024
-"""Up to this many workers the kernel is not asked whether it allows as many processes."""
+"""Up to this many workers the kernel's limit of processes is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCount:
-    """How many workers this node starts (at least 1), and what decided it, for the log."""
+    """The number of workers of this node (at least 1), and its source, for the log."""
 
     count: int
     source: str
 
 
 class Machine(NamedTuple):
-    """Where the machine is looked at; the defaults are the real one.
+    """The machine to inspect; the defaults are the real one.
 
     ``affinity`` and ``machine_cpus`` as in :func:`.cpu_limit.read_cpu_limit`,
     ``nvml`` as in :func:`.accelerators.find_accelerators`.
@@ -71,25 +71,24 @@ def resolve_worker_count(
     virtual_local_rank: bool = False,
     machine: Machine | None = None,
 ) -> WorkerCount:
-    """Return how many workers ``--nproc-per-node`` asks for on this machine.
+    """Return the number of workers of ``--nproc-per-node`` on this machine.
 
-    An integer is taken as it is, and the machine is looked at only where it is in the thousands.
-    ``gpu``: the GPUs (NVIDIA, else AMD); ``xpu``: Intel's; ``cpu``: the CPU limit, else the CPUs
-    this process may run on; ``auto``: the accelerators where there are any, else the CPU limit,
-    else 1.
+    An integer is used as it is; only one in the thousands is checked against the machine. ``gpu``:
+    the GPUs (NVIDIA, else AMD); ``xpu``: Intel's; ``cpu``: the CPU limit, else the CPUs this
+    process may run on; ``auto``: the accelerators if there are any, else the CPU limit, else 1.
 
     Args:
-        nproc_per_node: an integer of at least 1, ``auto``, ``cpu``, ``gpu`` or ``xpu``, as the
-            command line has read it.
-        accelerator: ``--accelerator``: the kind that ``auto`` and ``gpu`` count; with a number or
-            ``cpu`` it says nothing and is not read.
+        nproc_per_node: an integer of at least 1, ``auto``, ``cpu``, ``gpu`` or ``xpu``, validated
+            by the command line.
+        accelerator: ``--accelerator``: the kind that ``auto`` and ``gpu`` count; ignored with a
+            number or ``cpu``.
         environ: the agent's environment, with the ``…_VISIBLE_DEVICES`` variables.
         virtual_local_rank: each worker is shown one device, so that MIG devices, of which one
             process can use one, count for as many workers.
-        machine: what is looked at; None is this machine.
+        machine: the machine to inspect; None: this machine.
 
     Raises:
-        UsageError: a count beyond what the kernel can have, a kind that is not there, or two
+        UsageError: a count beyond the kernel's limit, a kind that is not available, or two
             options that contradict each other.
     """
     try:
@@ -107,7 +106,7 @@ def resolve_worker_count(
 
 
 def _refuse_impossible(count: int, machine: Machine) -> None:
-    """Refuse what no host has room for, before an environment is made for each worker."""
+    """Refuse a count that no host supports, before an environment is made for each worker."""
     if count <= _PLAUSIBLE:
         return
     from .shortage import most_processes
@@ -123,10 +122,10 @@ def _refuse_impossible(count: int, machine: Machine) -> None:
 def omp_num_threads(
     environ: Mapping[str, str], worker_count: int, cpu_limit: "CpuLimit | None"
 ) -> str | None:
-    """Return what ``OMP_NUM_THREADS`` to give the workers; None leaves it as it is.
+    """Return the ``OMP_NUM_THREADS`` of the workers; None: unchanged.
 
-    As torchrun, 1 with several workers. One worker gets the CPU limit, since OpenMP by itself
-    starts a thread for each CPU of the machine, whatever the quota.
+    As with torchrun, it is 1 with several workers. A single worker gets the CPU limit, since OpenMP
+    by default starts a thread for each CPU of the machine, regardless of the quota.
     """
     if "OMP_NUM_THREADS" in environ:
         return None
@@ -143,7 +142,7 @@ def _wanted(text: str) -> "AcceleratorKind | None":
 
 
 class _Search(NamedTuple):
-    """Which accelerators are looked for, and how they count."""
+    """The kinds of accelerators to find, and how they count."""
 
     wanted: "AcceleratorKind | None"
     environ: Mapping[str, str]
@@ -198,7 +197,7 @@ def _count_cpus(machine: Machine) -> WorkerCount:
 
 
 def _count(name: str, search: _Search) -> WorkerCount:
-    """Count the ``gpu`` or ``xpu`` that is there; ``--accelerator`` narrows the kinds down."""
+    """Count the devices of ``gpu`` or ``xpu``; ``--accelerator`` restricts the kinds."""
     from .accelerators import AcceleratorKind
 
     kinds: tuple[AcceleratorKind, ...]
