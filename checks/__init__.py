@@ -1,1 +1,1 @@
-"""What is measured on a node, the plan of rounds, the verdict. Knows nothing of the agent."""
+"""The checks: measurements on a node, the plan of rounds, the verdict. Independent of the agent."""

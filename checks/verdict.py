@@ -158,7 +158,7 @@ def _untrusted(results: Results, node: str) -> tuple[Standing, str]:
         return Standing.UNDECIDED, "the checks were not completed"
     words = results.last_failure[node]
     by_trusted = failed & results.trusted
-    # Without a round or the time for a fourth meeting, one bad node is likelier than three links.
+    # Without a round or time for a fourth meeting, one bad node is likelier than three bad links.
     if is_surely_bad(results, node) or len(by_trusted) >= FAULTS:
         names = _names(sorted(by_trusted))
         return Standing.FAULTY, f"fails with {names}, which pass with others: {words}"

@@ -1,4 +1,1 @@
-"""Starting, finding, naming and ending processes on Linux.
-
-Independent of jobs and rounds.
-"""
+"""Starts, finds, names and ends processes on Linux. Independent of jobs and rounds."""

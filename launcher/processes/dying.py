@@ -1,32 +1,32 @@
-"""How long processes that were sent SIGKILL are waited for."""
+"""How long to wait for processes that were sent SIGKILL."""
 
 from collections.abc import Iterable
 
 from .tree import processor_ticks
 
 SURVIVES_KILL_S = 10.0
-"""A process that SIGKILL has not ended after this long, and that does nothing meanwhile, is in
-uninterruptible sleep."""
+"""A process that is alive this long after SIGKILL, without any progress, is in uninterruptible
+sleep."""
 DEVICES_SURVIVE_KILL_S = 120.0
-"""The same where it may have memory that is pinned for a GPU: the driver gives that back page by
-page, which takes 26 s for 243 GB."""
+"""The same for a process with memory pinned for a GPU: the driver unpins it page by page, which
+takes 26 s for 243 GB."""
 ENDS_WITHIN_S = 600.0
-"""What is not done by then never will be."""
+"""A process that is still alive after this time never exits."""
 
 
 class Dying:
     """Processes that were sent SIGKILL.
 
-    What the kernel does to give back the memory of a process counts as processor time of that
-    process. The memory itself is shown no longer: ``VmRSS`` is gone as soon as this begins.
+    The kernel's work to release the memory of a process counts as CPU time of that process. The
+    remaining memory is not visible: ``VmRSS`` disappears when the release starts.
     """
 
     def __init__(self, pids: Iterable[int], now: float, *, have_devices: bool) -> None:
-        """Look at the processes; ``go_on`` is asked every ``SURVIVES_KILL_S``.
+        """Record the state of the processes; call ``go_on`` every ``SURVIVES_KILL_S``.
 
         Args:
-            pids: of the processes.
-            now: when they were killed, in seconds.
+            pids: the ids of the processes.
+            now: the time when they were killed, in seconds.
             have_devices: whether they may have used GPUs.
         """
         self._begun, self.looks = now, 0
@@ -34,11 +34,11 @@ class Dying:
         self._ticks = {pid: processor_ticks(pid) for pid in pids}
 
     def go_on(self, pids: Iterable[int], now: float) -> bool:
-        """Return whether those that are left are to be waited for.
+        """Return whether to wait longer for the remaining processes.
 
         Args:
-            pids: of the processes that are left.
-            now: in seconds.
+            pids: the ids of the remaining processes.
+            now: the time in seconds.
         """
         self.looks += 1
         before, self._ticks = self._ticks, {pid: processor_ticks(pid) for pid in pids}

@@ -1,7 +1,6 @@
 """Messages between the processes of one node: length-prefixed JSON, with file descriptors attached.
 
-Agent and spawner speak it, and so do spawner and fork server. Both ends are of one program and
-one version.
+Agent and spawner use them, and so do spawner and fork server. Both ends have the same version.
 """
 
 import errno
@@ -44,13 +43,13 @@ class Incoming:
         """Return the messages that are complete after one read; None at end-of-file.
 
         Raises:
-            BlockingIOError: the socket does not block, and nothing is there.
+            BlockingIOError: the socket is non-blocking, and there is no data.
         """
         try:
             data, fds, flags, _ = socket.recv_fds(self._channel, _READ_BYTES, _MAX_FDS)
         except ConnectionError:
             return None
-        for fd in fds:  # recv_fds drops its flags, so MSG_CMSG_CLOEXEC cannot be asked for
+        for fd in fds:  # recv_fds ignores its flags, so MSG_CMSG_CLOEXEC has no effect
             os.set_inheritable(fd, False)
         if not data:
             return None
@@ -68,22 +67,22 @@ class Incoming:
         return messages
 
     def drop_fds(self) -> None:
-        """Close the file descriptors that came and were not taken."""
+        """Close the received file descriptors that were not taken."""
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
 
     def take_fds(self, count: int) -> list[int]:
-        """Return the next ``count`` file descriptors that came; they are the caller's.
+        """Return the next ``count`` received file descriptors; the caller owns them.
 
         Raises:
-            OSError: some were lost, because this process is at its limit of open files.
+            OSError: some were lost because this process is at its limit of open files.
         """
         taken = self._fds[:count]
         del self._fds[:count]
         if len(taken) == count and not self._has_lost_fds:
             return taken
-        # Which of them are missing is not known.
+        # It is unknown which of them are missing.
         for fd in taken:
             os.close(fd)
         self.drop_fds()

@@ -11,10 +11,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def prctl(option: int, *arguments: int) -> None:
-    """Make the system call, with whole numbers or addresses.
+    """Make the system call, with integers or addresses.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the system call failed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     words = [ctypes.c_ulong(word) for word in (*arguments, 0, 0, 0, 0)[:4]]
@@ -23,19 +23,19 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies.
+    """Make the kernel kill this process when its parent dies.
 
     Args:
-        parent: the parent's process id; where it has died already, this process ends here.
+        parent: the parent's process id; if it has already died, this process exits here.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the system call failed.
     """
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(SIGNAL_BASE + signal.SIGKILL)
 
 
 def become_subreaper() -> None:
-    """Adopt every descendant whose parent dies, instead of leaving it to PID 1."""
+    """Adopt every descendant whose parent dies, instead of PID 1."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)

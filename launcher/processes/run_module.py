@@ -1,16 +1,16 @@
-"""Runs a module of the launcher in a process of its own: ``python run_module.py MODULE [ARGS]...``.
+"""Runs a module of the launcher in its own process: ``python run_module.py MODULE [ARGS]...``.
 
-As ``python -m ft_run.launcher.MODULE``, which however puts the working directory first on
-``sys.path``, where a user's ``json.py`` or ``click.py`` would replace the library. It always runs
-this package, even if the path has another ``ft_run``.
+``python -m ft_run.launcher.MODULE`` would put the working directory first on ``sys.path``, where a
+user's ``json.py`` or ``click.py`` would replace the library. This script always runs this package,
+even if the path has another ``ft_run``.
 """
 
 import sys
 
-# Not again in a process that a worker spawns by multiprocessing: that runs the main file once more,
-# by another name, when its path is already that of the worker.
+# Not again in a process that a worker spawns with multiprocessing: it runs the main file once more,
+# under another name, with the path of the worker.
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # this file's folder, whose modules have the names of others
+    del sys.path[0]  # this file's folder, whose modules have the names of other modules
 
 import importlib.util
 import os

@@ -1,20 +1,20 @@
 """The store process of ``--store separate``: ``python -u store_process.py HOST PORT``.
 
 It hosts the ``TCPStore`` of one round, so that the store outlives rank 0. The process that started
-it ends it. It is run by its path and imports nothing of ft_run: the interpreter is the workers',
-which need not have ft_run installed.
+it also ends it. It is run by its path and imports nothing of ft_run: the interpreter is that of the
+workers, which need not have ft_run installed.
 """
 
 import sys
 
 
 def main(host: str, port: int) -> None:
-    """Serve until a signal ends this process.
+    """Serve until this process is killed.
 
     Args:
         host: an address of this machine, to which the store's own client connects; the store
             itself listens at all addresses.
-        port: where to listen.
+        port: the port to listen at.
     """
     import os
     import signal
@@ -26,7 +26,7 @@ def main(host: str, port: int) -> None:
         port,
         is_master=True,
         wait_for_workers=False,
-        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",  # as torch's rendezvous reads it
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",  # as in torch's rendezvous
     )
     while store:
         signal.pause()

@@ -1,4 +1,4 @@
-"""The command line and the environment of this process as /proc, and so ``ps``, shows them."""
+"""Sets the command line and environment of this process that /proc and ``ps`` show."""
 
 import ctypes
 import os
@@ -27,14 +27,14 @@ class _Map(ctypes.Structure):
 
 
 _kept: list[object] = []
-"""The addresses that the kernel uses now."""
+"""The buffers that the kernel uses now, kept alive."""
 
 
 def set_process_title(argv: list[str]) -> bool:
     """Show ``argv`` as the command line of this process, and ``os.environ`` as its environment.
 
     Returns:
-        Whether the kernel allows it (one with CONFIG_CHECKPOINT_RESTORE, as most are).
+        Whether the kernel allows it (it needs CONFIG_CHECKPOINT_RESTORE, which most have).
     """
     arguments = b"".join(os.fsencode(word) + b"\0" for word in argv)
     variables = b"".join(name + b"=" + value + b"\0" for name, value in os.environb.items())
@@ -63,8 +63,8 @@ def set_process_title(argv: list[str]) -> bool:
     )
     words = [ctypes.c_ulong(w) for w in (_PR_SET_MM_MAP, ctypes.addressof(layout))]
     words += [ctypes.c_ulong(ctypes.sizeof(layout)), ctypes.c_ulong(0)]
-    # The heap's end is part of the map: nothing may move it from here to the call. So there is
-    # room in it for what these lines need.
+    # The heap's end is part of the map and must not move until the call. So the memory that these
+    # lines need is allocated and released first.
     _libc.free(_libc.malloc(64 * 1024))
     layout.brk = _libc.sbrk(0)
     if _libc.prctl(_PR_SET_MM, *words) != 0:

@@ -1,6 +1,6 @@
-"""Finding and ending the descendants of a process. Linux; used by the single-threaded helpers.
+"""Finds and ends the descendants of a process. Linux; used by the single-threaded helpers.
 
-psutil would do it too, but its import costs more memory and time than the spawner may take.
+The import of psutil would cost more memory and time than the spawner may use.
 """
 
 import os
@@ -15,10 +15,10 @@ _KILL_AGAIN_S = 0.01
 
 
 def require_own_proc(proc: str = "/proc") -> None:
-    """Make sure that /proc shows the processes that this one can see and signal.
+    """Check that /proc shows the processes that this one can signal.
 
     Raises:
-        UsageError: it is that of another PID namespace, or missing.
+        UsageError: /proc belongs to another PID namespace, or is missing.
     """
     try:
         shown = os.readlink(f"{proc}/self")
@@ -54,7 +54,7 @@ def _children_by_scan(parent: int) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # The command name is in parentheses and may hold anything, ')' included.
+                # The command name is in parentheses and may contain any character, even ')'.
                 if int(file.read().rpartition(b")")[2].split()[1]) == parent:
                     found.append(int(name))
     return found
@@ -63,13 +63,13 @@ def _children_by_scan(parent: int) -> list[int]:
 def descendants(pid: int) -> list[int]:
     """Return the process ids of all descendants of ``pid``, parents before children."""
     found = children(pid)
-    for child in found:  # grows while it is walked
+    for child in found:  # grows during the iteration
         found += children(child)
     return found
 
 
 def family(leader: int, found: Iterable[int]) -> set[int]:
-    """Return a leader of a session, its descendants, and which of ``found`` are in its session."""
+    """Return a session leader, its descendants, and those of ``found`` in its session."""
     members = {leader, *descendants(leader)}
     for pid in found:
         with suppress(ProcessLookupError, PermissionError):
@@ -79,7 +79,7 @@ def family(leader: int, found: Iterable[int]) -> set[int]:
 
 
 def is_zombie(pid: int) -> bool:
-    """Return whether a process is dead and only waits to be reaped (or is gone)."""
+    """Return whether a process is dead: a zombie, or already reaped."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
@@ -88,7 +88,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def processor_ticks(pid: int) -> int:
-    """Return the processor time that a process has used, in ticks of the kernel; 0: it is gone."""
+    """Return the CPU time of a process in ticks of the kernel; 0: it does not exist."""
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
         return int(fields[11]) + int(fields[12])
@@ -98,7 +98,7 @@ def processor_ticks(pid: int) -> int:
 def signal_session(leader: int, number: int, root: int) -> None:
     """Send a signal to every process of the session of ``leader`` that descends from ``root``.
 
-    The leader's process group gets it in one atomic step; other groups of the session after it.
+    The leader's process group receives it atomically; other groups of the session follow.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
@@ -109,9 +109,9 @@ def signal_session(leader: int, number: int, root: int) -> None:
 
 
 def kill_all(pids: Iterable[int]) -> list[int]:
-    """SIGKILL processes; return those that were not yet dead.
+    """Send SIGKILL to processes; return those that were not yet dead.
 
-    A process can fork while this runs: call it again until nothing is left.
+    A process can fork meanwhile: call it again until none is left.
     """
     alive = [pid for pid in pids if not is_zombie(pid)]
     for pid in alive:
@@ -124,7 +124,7 @@ def end_descendants(limit_s: float) -> None:
     """Kill and reap all descendants of this process; return when none is alive.
 
     Args:
-        limit_s: the longest time that this takes, in seconds; some may then be left.
+        limit_s: the time limit in seconds; some may be left after it.
     """
     deadline = time.monotonic() + limit_s
     while kill_all(descendants(os.getpid())) and time.monotonic() < deadline:

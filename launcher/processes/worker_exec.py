@@ -23,16 +23,16 @@ class Started(NamedTuple):
     """The result of starting workers."""
 
     pids: Sequence[int] = ()
-    """In their order; 0: there was no process for it."""
+    """Process ids, in the order of the workers; 0: no process was created."""
     errors: Sequence[tuple[int, int]] = ()
-    """Index and code (``error_code``) of each that could not execute its program; it exits with
-    127."""
+    """Index and code (``error_code``) of each worker that could not execute its program; it exits
+    with 127."""
     unforked: Sequence[tuple[int, int]] = ()
-    """Index and errno of each for which there was no process."""
+    """Index and errno of each worker for which no process was created."""
 
     @classmethod
     def none(cls, workers: Sequence[dict[str, Any]], error: OSError) -> "Started":
-        """Return the result of workers for which there was no process."""
+        """Return the result of workers for which no process was created."""
         unforked = [(worker["index"], error.errno or errno.EIO) for worker in workers]
         return cls([0] * len(workers), (), unforked)
 
@@ -49,7 +49,7 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
     """Start workers by executing their programs.
 
     Args:
-        workers: the request of ``SpawnerClient.spawn`` for each.
+        workers: the request of ``SpawnerClient.spawn`` for each worker.
         fds: their standard streams, in the order of the workers, each with its page and its file
             for stacks, if it is watched.
     """
@@ -67,7 +67,7 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
             unforked.append((worker["index"], error.errno or errno.EIO))
         pids.append(pid)
     for index, pipe in pipes:
-        # End-of-file means that the program was started; four bytes are the code why not.
+        # End-of-file means that the program was started; otherwise four bytes are the error code.
         with os.fdopen(pipe, "rb") as file:
             data = file.read(4)
         if data:
@@ -81,17 +81,17 @@ def fork_worker(
     """Fork and execute one worker.
 
     Args:
-        worker: the request of ``SpawnerClient.spawn``.
+        worker: its request of ``SpawnerClient.spawn``.
         fds: its standard streams, in the order of ``worker["targets"]``; then its page and its file
             for stacks, if it is watched.
         keep: file descriptors that its program has too, under the same numbers.
 
     Returns:
-        Its process id, and a pipe: end-of-file means that the program was started; four bytes
-        are the code why not (``code_from``).
+        Its process id, and a pipe: end-of-file means that the program was started; otherwise four
+        bytes are the error code (``code_from``).
 
     Raises:
-        OSError: there is no process for it, or no descriptor for the pipe.
+        OSError: no process or no descriptor for the pipe could be created.
     """
     parent = os.getpid()
     pid, pipe = fork_with_pipe()
@@ -106,10 +106,10 @@ def fork_with_pipe() -> tuple[int, int]:
     """Fork, with a pipe from the child to its parent.
 
     Returns:
-        As ``os.fork``, and the end of the pipe that is this process's.
+        As ``os.fork``, and this process's end of the pipe.
 
     Raises:
-        OSError: there is no process, or no descriptor for the pipe; nothing is left of it.
+        OSError: no process or no descriptor for the pipe could be created; nothing is left open.
     """
     read_from, write_to = os.pipe2(os.O_CLOEXEC)
     try:
@@ -124,11 +124,11 @@ def fork_with_pipe() -> tuple[int, int]:
 
 
 def set_up(worker: dict[str, Any], fds: Sequence[int]) -> None:
-    """Give this process the streams and the CPUs of a worker.
+    """Set up the streams and the CPU affinity of a worker in this process.
 
     Raises:
         NotBoundError: the kernel refused the CPUs.
-        OSError: it refused something else.
+        OSError: another error.
     """
     targets = worker["targets"]
     for fd, target in zip(fds[: len(targets)], targets, strict=True):
@@ -148,7 +148,7 @@ def error_code(error: OSError) -> bytes:
 
 
 def code_from(data: bytes) -> int:
-    """Return what ``error_code`` has written."""
+    """Return the code that ``error_code`` has encoded."""
     return int.from_bytes(data, "little", signed=True)
 
 
@@ -162,18 +162,18 @@ def explained(code: int, program: str) -> str:
 def _become_worker(
     worker: dict[str, Any], fds: Sequence[int], parent: int, errors_to: int
 ) -> NoReturn:
-    """Turn this process into a worker. Nothing here returns or unwinds."""
+    """Turn this process into a worker. Never returns or raises."""
     try:
         os.setsid()
         die_with_parent(parent)
         set_up(worker, fds)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # Python ignores these two; a program that is not Python expects the default.
+        # Python ignores these two signals; other programs expect the default.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        # The spawner ignores signals of a terminal; a worker has the handling that its agent
-        # started with.
+        # The spawner ignores signals of a terminal; a worker gets the dispositions with which its
+        # agent was started.
         for number in worker["default_signals"]:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, worker["blocked_signals"])

@@ -1,4 +1,4 @@
-"""A socket at which workers of this node speak to the agent, and no process of another user."""
+"""A socket for requests of this node's workers to the agent; other users have no access."""
 
 import asyncio
 import socket
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...training.worker.agent_socket import is_trusted
 
 _WAITING_MAX = 128
-"""Workers that ask at the same moment."""
+"""The number of simultaneous requests of workers."""
 
 
 class WorkerSocket:
@@ -21,8 +21,8 @@ class WorkerSocket:
         """Listen to nothing yet.
 
         Args:
-            answer: is called with a connection that there is something to read of.
-            gone: is called with a connection that is closed.
+            answer: called with a connection that has data.
+            gone: called with a connection that is closed.
         """
         self._answer, self._gone = answer, gone
         self._server: socket.socket | None = None
@@ -31,11 +31,11 @@ class WorkerSocket:
 
     @property
     def connections(self) -> tuple[socket.socket, ...]:
-        """Those that are open."""
+        """Return the open connections."""
         return tuple(self._connections)
 
     def listen(self, loop: asyncio.AbstractEventLoop, address: bytes) -> None:
-        """Answer workers that ask; where that is not possible, none is answered."""
+        """Listen for workers; without effect if that is not possible."""
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             server.bind(address)
@@ -61,7 +61,7 @@ class WorkerSocket:
         self._loop.add_reader(connection, self._answer, connection)
 
     def hang_up(self, connection: socket.socket) -> None:
-        """Close a connection, if that was not done yet."""
+        """Close a connection, if it is still open."""
         if connection in self._connections:
             assert self._loop is not None
             self._loop.remove_reader(connection)
@@ -70,7 +70,7 @@ class WorkerSocket:
             self._gone(connection)
 
     def close(self) -> None:
-        """Close everything."""
+        """Close the socket and all connections."""
         if self._loop is not None and self._server is not None:
             self._loop.remove_reader(self._server)
             self._server.close()

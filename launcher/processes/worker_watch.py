@@ -1,4 +1,4 @@
-"""What the agent holds of a worker that is watched: its page and the file for its stacks."""
+"""The agent's files of a watched worker: its shared page, and the file for its stacks."""
 
 import mmap
 import os
@@ -13,32 +13,32 @@ _STARTER = str(Path(hook.__file__).parent / "starter")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a worker is."""
+    """The progress of a worker."""
 
     pid: int
-    """Its process, which need not be the one that was started (``--no-python``)."""
+    """The watched process, which need not be the one that was started (``--no-python``)."""
     steps: int
-    """The steps that it has done, or the number that it has said."""
+    """The steps that it has done, or the number that it has reported."""
     ticks: int
-    """How often it has shown progress."""
+    """How often it has made progress."""
     last_s: float | None
-    """When it did last, by the clock of ``time.monotonic``; None: not yet."""
+    """The time of its last progress (``time.monotonic``); None: none yet."""
     longest_s: float
-    """The longest time between two times."""
+    """The longest time between two such times."""
     furthest: int = -1
-    """The highest number of steps that it has said; -1: it says none."""
+    """The highest step that it has reported; -1: it reports none."""
     steps_per_s: float = 0.0
-    """How many it has done in a second of late, at its last sign of progress."""
+    """The recent steps per second, as of its last progress."""
 
 
 class WorkerWatch:
     """The files that a worker shares with this process; ``close`` it."""
 
     def __init__(self) -> None:
-        """Make the files.
+        """Create the files.
 
         Raises:
-            OSError: there is no descriptor or no memory for them.
+            OSError: no descriptor or no memory is available.
         """
         self.page_fd = os.memfd_create("ft-run-page")
         try:
@@ -51,7 +51,7 @@ class WorkerWatch:
         self._page = memoryview(self._memory).cast("Q")
 
     def progress(self) -> Progress | None:
-        """Return how far the worker is; None: not watched, not yet or not any more."""
+        """Return the progress of the worker; None: it is not watched now."""
         if self.is_closed:
             return None
         page = self._page
@@ -59,7 +59,7 @@ class WorkerWatch:
         if not pid:
             return None
         steps, before_ns = page[hook.STEPS], page[hook.BEFORE_NS]
-        # Another process writes meanwhile: a moment's nonsense is shown as 0.
+        # Another process writes concurrently: an inconsistent value is shown as 0.
         gained, took_s = steps - page[hook.BEFORE_STEPS], (last_ns - before_ns) / 1e9
         return Progress(
             pid,
@@ -73,16 +73,16 @@ class WorkerWatch:
 
     @property
     def stacks_fd_there(self) -> int:
-        """The descriptor of the file for stacks in the worker; 0: not watched."""
+        """Return the worker's descriptor of the file for stacks; 0: not watched."""
         return self._page[hook.STACKS_FD]
 
     @property
     def is_closed(self) -> bool:
-        """Whether the files are gone: so is the worker."""
+        """Return whether the files are closed, because the worker has ended."""
         return self._memory.closed
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._page.release()
         self._memory.close()
         os.close(self.page_fd)
@@ -92,16 +92,16 @@ class WorkerWatch:
 def starter_env(
     environ: Mapping[str, str], watched_by: Sequence[int] = (), captured_pid: int = 0
 ) -> dict[str, str]:
-    """Return what has an executed Python install its hooks, on top of a worker's environment.
+    """Return the variables, on top of a worker's, that make an executed Python install its hooks.
 
     Args:
-        environ: of the worker.
-        watched_by: its page and its file for stacks; empty: not watched.
-        captured_pid: the process whose exception is written to its error file; 0: none.
+        environ: the environment of the worker.
+        watched_by: the descriptors of its page and its file for stacks; empty: not watched.
+        captured_pid: the process whose exception is captured in its error file; 0: none.
     """
     path = environ.get("PYTHONPATH")
     page_fd, stacks_fd = watched_by or (-1, -1)
-    # An empty one is as none for the interpreter, an empty entry in it is the current folder.
+    # The interpreter ignores an empty variable, but an empty entry is the current folder.
     return {
         "PYTHONPATH": f"{_STARTER}{os.pathsep}{path}" if path else _STARTER,
         "FT_RUN_HOOK": f"{page_fd}:{stacks_fd}:{int(path == '')}:{captured_pid}",

@@ -24,12 +24,12 @@ class SaverClient:
     """The saver of a node. Not thread-safe; ``close`` it."""
 
     def __init__(self) -> None:
-        """Begin without a process."""
+        """Start no process yet."""
         self._process: _Process | None = None
 
     @property
     def pid(self) -> int | None:
-        """The saver's process id; None: it does not run."""
+        """Return the saver's process id; None: it does not run."""
         return self._process.pid if self._process is not None else None
 
     async def write(self, order: WriteOrder, fds: Sequence[int]) -> WriteResult:

@@ -46,8 +46,8 @@ class Coordination:
         """Write no marker yet.
 
         Args:
-            storage: of the checkpoint.
-            order: what this saver writes.
+            storage: the storage of the checkpoint.
+            order: the order of this saver.
             timeout_s: minimum time to wait for other nodes.
             tick: called whenever the storage has answered.
         """
@@ -80,7 +80,7 @@ class Coordination:
         """Report that the files of this node are durable.
 
         Args:
-            digests: of their layouts, by rank.
+            digests: the digests of their layouts, by rank.
             count: their size in bytes.
         """
         if self._name not in self._marks:
@@ -119,7 +119,7 @@ class Coordination:
         """Wait until the files of all ranks are durable; return their size in bytes.
 
         Args:
-            digests: of the agreed layouts, by rank.
+            digests: the digests of the agreed layouts, by rank.
 
         Raises:
             IncompleteCheckpointError: a node failed, does not respond, or has other layouts.

@@ -27,7 +27,7 @@ class WriteOrder:
     attempt: str
     """Distinguishes writers of the same step; the same on all nodes that write it together."""
     shards: tuple[Shard, ...]
-    """Of this node, by rank; the layout of rank 0's shard includes the metadata."""
+    """The shards of this node, by rank; the layout of rank 0's shard includes the metadata."""
     ranks: int
     """Number of files of the checkpoint, including those of other nodes."""
     unless_newer: bool = False
@@ -76,7 +76,7 @@ class WriteResult:
     error: str
     """Why it failed; empty: the checkpoint is complete, or this node's shards are written."""
     path: str = ""
-    """Of the checkpoint."""
+    """The path of the checkpoint."""
     bytes: int = 0
     """Size of all files; 0: nothing was written, or another node makes it visible."""
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""The saver process: carries out one order at a time until its agent exits.
+"""The saver process: executes one order at a time until its agent exits.
 
 It may block on storage indefinitely: the agent does not wait for it, and the kernel kills it when
 the agent dies.
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
                     forget(order)
                 send(channel, {})
     except ConnectionError:
-        pass  # the agent is gone
+        pass  # the agent has exited
     return 0
 
 

@@ -26,10 +26,10 @@ class HeldShard(NamedTuple):
     local_rank: int
     buffer: int
     fd: int
-    """Of the buffer; its owner closes it."""
+    """The descriptor of the buffer; its owner closes it."""
     entry: page.Entry
     page_fd: int = -1
-    """Of the page in which its worker reads the progress; -1: none."""
+    """The descriptor of the page in which its worker reads the progress; -1: none."""
 
 
 class NodeShards(NamedTuple):
@@ -38,7 +38,7 @@ class NodeShards(NamedTuple):
     shards: tuple[HeldShard, ...]
     """One replicated shard, or those of some or all ranks, by rank."""
     destination: page.Destination
-    """Of the checkpoint."""
+    """The destination of the checkpoint."""
     attempt: str = ""
     """The attempt, equal on all nodes, if other nodes write the other shards; else empty."""
 
@@ -68,7 +68,7 @@ class Saves:
     """Writes checkpoints with the saver of this node, one at a time."""
 
     def __init__(self, report: Callable[[Event], None]) -> None:
-        """Begin idle.
+        """Start idle.
 
         Args:
             report: called with the event of each result.
@@ -91,10 +91,10 @@ class Saves:
         return self._saver.pid
 
     def begin(self, snapshot: NodeShards, ended: Callable[[str], None]) -> bool:
-        """Begin a checkpoint that a worker requested; return False if another is being written.
+        """Start a checkpoint that a worker requested; return False if another is being written.
 
         Args:
-            snapshot: to write; its buffers must not change until ``ended``.
+            snapshot: the shards to write; their buffers must not change until ``ended``.
             ended: called at the end with the error; empty: it is complete.
         """
         if self._writing is not None and not self._writing.done():

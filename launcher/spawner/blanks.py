@@ -22,14 +22,14 @@ _BEGINS = b"\1"
 
 
 class Blanks:
-    """A group of standby workers that were forked together, as the fork server sees them."""
+    """The fork server's view of a group of standby workers that were forked together."""
 
     def __init__(self, pids: list[int], channels: list[socket.socket]) -> None:
-        """Hold the processes; nothing is sent yet.
+        """Send nothing yet.
 
         Args:
             pids: their process ids.
-            channels: to each of them, in the same order.
+            channels: the channels to them, in the same order.
         """
         self._pids, self._channels = pids, channels
 
@@ -41,10 +41,10 @@ class Blanks:
         """Send each process its assignment and move it to its own session; this uses up the group.
 
         Args:
-            orders: one for each.
+            orders: one for each process.
 
         Returns:
-            Their process ids in order; none if one has died.
+            Their process ids in order; empty if one has died.
         """
         have_begun = False
         with suppress(ConnectionError):
@@ -69,7 +69,7 @@ class Blank(NamedTuple):
         """Wait for the assignment; then start as a worker, in a session of its own.
 
         Returns:
-            The assignment and its descriptors. A standby worker that is not wanted exits.
+            The assignment and its descriptors. A standby worker that is not needed exits.
 
         Raises:
             OSError: there are too many descriptors for this process.
@@ -91,7 +91,7 @@ def fork_blanks(count: int) -> Blanks | Blank:
         count: number of processes.
 
     Raises:
-        OSError: there are no processes or no descriptors for them; none of them is left running.
+        OSError: no process or descriptor is available; none of them is left running.
     """
     pairs: list[tuple[socket.socket, socket.socket]] = []
     try:

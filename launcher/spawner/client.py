@@ -34,11 +34,11 @@ class WorkerCommand:
     cpus: frozenset[int] | None = None
     """The CPUs it may run on; None: all of the agent's."""
     service: bool = False
-    """The process is a service, not a worker: it gets no signals for workers and outlives them."""
+    """Whether it is a service, not a worker: it gets no signals for workers and outlives them."""
     watch: WorkerWatch | None = None
     """The files by which it is watched; None: it is not watched."""
     captures_errors: bool = False
-    """It is a Python process that writes the exception that ends it to its error file."""
+    """Whether it is a Python process that writes an uncaught exception to its error file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Spawned:
         """Return the reason for each worker, by local rank, that could not be started.
 
         Args:
-            programs: of the workers, by local rank.
+            programs: the programs of the workers, by local rank.
         """
         why = {rank: explained(code, programs[rank]) for rank, code in self.errors.items()}
         for rank, code in self.unforked.items():
@@ -93,7 +93,7 @@ class SpawnerGone:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerEvent:
-    """The fork server has changed its state."""
+    """The state of the fork server has changed."""
 
     state: PreloadState
     pid: int
@@ -180,9 +180,9 @@ class SpawnerClient:
         ``listen`` or after it.
 
         Args:
-            modules: what to import.
+            modules: the modules to import.
             argv: the command line of a worker, which the modules find in ``sys.argv``.
-            env: what is set on top of the agent's own environment; a worker may have more, unless
+            env: the variables on top of the agent's own environment; a worker may have more, unless
                 the modules read it when they are imported.
             differing: variables that have a different value in each worker; the modules find none
                 of them, even if the agent has one of that name.

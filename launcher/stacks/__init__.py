@@ -1,4 +1,4 @@
-"""Where the workers of this node are: their stacks, taken without disturbing them.
+"""The stacks of this node's workers, collected without disturbing them.
 
-Nothing here judges: ``rendezvous.diagnosis.hang`` does.
+``rendezvous.diagnosis.hang`` interprets them.
 """

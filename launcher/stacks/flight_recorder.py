@@ -1,7 +1,7 @@
-"""Has NCCL's flight recorder dump the last collectives, before workers that hang are stopped.
+"""Requests dumps of NCCL's flight recorder before workers that hang are stopped.
 
-torch keeps them in memory. A process dumps them to a file when its collectives time out, which a
-worker that is stopped before then never does, or on request:
+torch keeps the last collectives in memory. A process dumps them to a file when they time out, which
+a worker that is stopped before then never does, or on request:
 ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` is the prefix of the name of a pipe that each rank polls once a
 second (``DumpPipe`` in torch's ``ProcessGroupNCCL.hpp``). SIGTERM ends the process at once, so the
 request must precede it.
