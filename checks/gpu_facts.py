@@ -78,11 +78,11 @@ def _collect(nvml: Nvml, environ: Mapping[str, str]) -> dict[str, Fact]:
         prefix = f"gpu{index}"
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(gpus[index].nvml_index)
-            told = dict(_gpu(nvml, handle))
+            values = dict(_gpu(nvml, handle))
         except nvml.NVMLError as error:
             facts[f"{prefix}_error"] = str(error)  # e.g. fallen off the bus, or in need of a reset
             continue
-        facts |= {f"{prefix}_{name}": value for name, value in told.items()}
+        facts |= {f"{prefix}_{name}": value for name, value in values.items()}
     return facts | _compared(facts, chosen)
 
 

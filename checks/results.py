@@ -204,8 +204,8 @@ class Results:
 
     def reason(self, answered: Answered, meeting: Meeting) -> str:
         """Return why a meeting failed, as given by the first node that reports a reason."""
-        said = (answered.records[node].failure for node in meeting if node in answered.records)
-        return next((words for words in said if words), "")
+        reasons = (answered.records[node].failure for node in meeting if node in answered.records)
+        return next((words for words in reasons if words), "")
 
     @cached_property
     def meetings(self) -> tuple[tuple[Meeting, MeetingOutcome, str], ...]:

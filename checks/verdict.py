@@ -263,9 +263,9 @@ def _facts(results: Results) -> tuple[_FactsByNode, dict[str, list[str]]]:
     found: list[tuple[str, str]] = []
     for answered in results.steps:
         if answered.step.phase is Phase.FACTS:
-            told = {node: record.facts for node, record in answered.records.items() if record.facts}
-            found += different_clocks(told)
-            facts |= told
+            new = {node: record.facts for node, record in answered.records.items() if record.facts}
+            found += different_clocks(new)
+            facts |= new
         elif answered.step.phase is Phase.SOLO:  # values that are visible only under load
             for node, record in answered.records.items():
                 if record.facts:

@@ -270,13 +270,13 @@ class CheckWorker:
 
     def _answer(self, order: CheckOrder, record: Record) -> None:
         word = FAREWELL if self._must_end else ANSWER
-        self._say(f"{word} {order.number} {record_to_json(record)}")
+        self._write_line(f"{word} {order.number} {record_to_json(record)}")
 
     def _enter(self, stage: str) -> None:
         self._stage = stage
-        self._say(f"{STAGE} {stage}")
+        self._write_line(f"{STAGE} {stage}")
 
-    def _say(self, line: str) -> None:
+    def _write_line(self, line: str) -> None:
         data = (line + "\n").encode()
         while data:
             data = data[os.write(self._answers_fd, data) :]
@@ -363,8 +363,8 @@ def _why_no_gpu(gpus: Gpus) -> str:
     try:
         gpus.init()
     except Exception as error:  # any exception is the reason
-        said = re.search(r"Error \d+: .*", str(error))
-        text = said[0] if said else first_words(str(error))
+        found = re.search(r"Error \d+: .*", str(error))
+        text = found[0] if found else first_words(str(error))
         hint = " (is nvidia-fabricmanager running?)" if "Error 802" in text else ""
         return f": {text}{hint}"
     return ""

@@ -24,7 +24,7 @@ def _factor(text: str) -> float:
     return factor
 
 
-def _floor(text: str) -> float:
+def _minimum(text: str) -> float:
     try:
         number = values.number(text)
     except BadValue:
@@ -98,15 +98,15 @@ STRAGGLERS: Final = (_EXCLUDE, _THRESHOLD, _COMPUTE_THRESHOLD)
 def _slower(usage: str, what: str) -> Flag:
     text = f"Minimum rate of {what}. Two measurements in a row below it are a warning; a node on"
     text += " which it cannot be measured is unhealthy."
-    return CHECKS(usage, text, _floor, ours=True)
+    return CHECKS(usage, text, _minimum, ours=True)
 
 
 def _together(usage: str, what: str) -> Flag:
     text = f"{what} between two nodes; a warning if it is missed with two different partners."
-    return CHECKS(usage, text, _floor, ours=True)
+    return CHECKS(usage, text, _minimum, ours=True)
 
 
-FLOORS: Final[Mapping[str, Flag]] = {
+MINIMUMS: Final[Mapping[str, Flag]] = {
     "compute_tflops": _slower(
         "--min-compute-tflops TFLOPS", "the matrix product, on the slowest device"
     ),
@@ -133,13 +133,13 @@ _SPEC: Final[Mapping[str, Flag]] = {
 }
 """The fields of ``CheckSpec`` that have the value of one flag."""
 
-_BETWEEN_NODES: Final = (FLOORS["latency_us"], FLOORS["bandwidth_gb_per_s"])
+_BETWEEN_NODES: Final = (MINIMUMS["latency_us"], MINIMUMS["bandwidth_gb_per_s"])
 
 
 def training_check_flags() -> list[Flag]:
     """Return the flags of the checks before a job's workers start."""
     how = (LEVEL, TIMEOUT, _ON_RESTART, _MODE)
-    return [NETWORK_CHECK, *how, *STRAGGLERS, *FLOORS.values(), *flags_of(CheckOptions)]
+    return [NETWORK_CHECK, *how, *STRAGGLERS, *MINIMUMS.values(), *flags_of(CheckOptions)]
 
 
 # --- what they mean --------------------------------------------------------------------------
@@ -165,11 +165,11 @@ def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:
 
 
 def _without_checks(origin: str, warnings: list[str]) -> None:
-    says = f"{origin} has no effect without --network-check"
+    text = f"{origin} has no effect without --network-check"
     if origin.startswith("--"):
-        raise UsageError(f"{says}; add --network-check or omit it.")
+        raise UsageError(f"{text}; add --network-check or omit it.")
     # Variables apply to a whole pod, where they may be meant for an ``ft-run check``.
-    warnings.append(f"{says}: ignored.")
+    warnings.append(f"{text}: ignored.")
 
 
 def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> CheckSpec:
@@ -185,25 +185,25 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
             and there is one.
     """
     _, max_nodes = given.get("nnodes", (1, 1))
-    said = {key: value for key, value in given.values.items() if value is not None}
+    values = {key: value for key, value in given.values.items() if value is not None}
     if max_nodes == 1:
         needs_others = (*_BETWEEN_NODES, *((_THRESHOLD, _COMPUTE_THRESHOLD) if only else ()))
         for flag in needs_others:
-            if said.pop(flag.key, None) is not None:
+            if values.pop(flag.key, None) is not None:
                 _needs_others(given.origin(flag.key), warnings)
     found: dict[str, Any] = {
-        name: said[flag.key] for name, flag in _SPEC.items() if flag.key in said
+        name: values[flag.key] for name, flag in _SPEC.items() if flag.key in values
     }
-    floors = {name: said[flag.key] for name, flag in FLOORS.items() if flag.key in said}
+    floors = {name: values[flag.key] for name, flag in MINIMUMS.items() if flag.key in values}
     spec = CheckSpec(
         **found,
         only=only,
-        is_binding=said.get(_MODE.key) != "warn",
+        is_binding=values.get(_MODE.key) != "warn",
         floors=tuple(f"{name}={value}" for name, value in floors.items()),
     )
     nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
     workers = int(nproc_per_node) if nproc_per_node.isdigit() else None
-    refuse_floors(spec, given.get("accelerator", "auto"), workers)
+    refuse_unmeasured(spec, given.get("accelerator", "auto"), workers)
     if spec.timeout_s:
         _refuse_short(spec, given.origin(TIMEOUT.key), is_alone=max_nodes == 1)
     return spec
@@ -211,13 +211,13 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
 
 def _needs_others(origin: str, warnings: list[str]) -> None:
     """Warn of a flag or variable for several nodes in a job of one node."""
-    says = f"{origin} needs several nodes, but --nnodes is 1"
+    text = f"{origin} needs several nodes, but --nnodes is 1"
     if origin.startswith("--"):
-        raise UsageError(f"{says}; expected --nnodes 2 or more.")
-    warnings.append(f"{says}: ignored.")  # it may be meant for the training
+        raise UsageError(f"{text}; expected --nnodes 2 or more.")
+    warnings.append(f"{text}: ignored.")  # it may be meant for the training
 
 
-def refuse_floors(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
+def refuse_unmeasured(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
     """Refuse a minimum for a metric that cannot be measured here: no healthy node would pass.
 
     Args:

@@ -26,7 +26,7 @@ from .. import startup
 from ..agent.check_workers import crew_plan
 from ..agent.preload import other_interpreter, refuse_missing_modules
 from ..agent.worker_command import WorkerCommands, check_interpreter, worker_environ
-from ..cli.check_flags import refuse_floors
+from ..cli.check_flags import refuse_unmeasured
 from ..logs.log_dir import check_log_dir
 from ..machine.worker_count import resolve_worker_count
 from ..options import LaunchOptions
@@ -57,8 +57,8 @@ def run_check(options: LaunchOptions) -> int:
     display = Display()
     for text in options.warnings:
         display.event(LogMessage(text))
-    if options.preload and (remark := other_interpreter(os.environ)):
-        display.event(LogMessage(remark, Severity.WARNING))
+    if options.preload and (warning := other_interpreter(os.environ)):
+        display.event(LogMessage(warning, Severity.WARNING))
         options = replace(options, preload=())
     refuse_missing_modules(options.preload)
     workers = _workers(options, checks.spec)
@@ -101,7 +101,7 @@ def _workers(options: LaunchOptions, spec: CheckSpec) -> CrewPlan:
         os.environ,
         virtual_local_rank=options.virtual_local_rank,
     ).count
-    refuse_floors(spec, options.accelerator, count)
+    refuse_unmeasured(spec, options.accelerator, count)
     commands = WorkerCommands(options, count, worker_environ(options, count))
     return crew_plan(socket.gethostname(), options, commands, shown_gpus(options.accelerator))
 

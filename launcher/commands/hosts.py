@@ -139,7 +139,7 @@ def run_hosts(options: HostsOptions) -> int:
         with contextlib.suppress(queue.Empty):
             # Statuses are set here only, so that no host that has ended is missed.
             host, host.status = ended.get(timeout=_TICK_S)
-            _tell(host, console)
+            _report_end(host, console)
             lost = [host.name for host in hosts if host.status in _NOT_IN_THE_JOB]
             if len(hosts) - len(lost) < options.least and not too_few:
                 too_few = (
@@ -174,7 +174,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         yield line if line.endswith(b"\n") else line + b"\n"
 
 
-def _tell(host: _Host, console: _Console) -> None:
+def _report_end(host: _Host, console: _Console) -> None:
     if host.status in (exit_codes.SUCCESS, None):
         return
     what = "the connection is lost" if host.status == LOST else f"exit status {host.status}"

@@ -77,9 +77,9 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers)
     status = exit_codes.WORKERS_FAILED
     try:
-        remark = start_preload(options, commands, os.environ, spawner)
-        if remark is not None:  # --preload has no effect
-            display.event(LogMessage(remark, Severity.WARNING))
+        warning = start_preload(options, commands, os.environ, spawner)
+        if warning is not None:  # --preload has no effect
+            display.event(LogMessage(warning, Severity.WARNING))
             options = replace(options, preload=())
         new_crew = None
         if check_spawner is not None:
@@ -117,9 +117,9 @@ def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCoun
     )
     if options.checks is not None and options.checks.spec.floors:
         # The number of workers that ``--nproc-per-node gpu`` means is known from here on.
-        from ..cli.check_flags import refuse_floors
+        from ..cli.check_flags import refuse_unmeasured
 
-        refuse_floors(options.checks.spec, options.accelerator, count.count)
+        refuse_unmeasured(options.checks.spec, options.accelerator, count.count)
     return count
 
 

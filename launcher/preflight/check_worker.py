@@ -51,7 +51,7 @@ class CheckMember:
         self._record: Record | None = None
         self._end = ""
         """How the process ended, as text."""
-        self._says_farewell = False
+        self._is_exiting = False
         self._asked_at = 0.0
         """When it received its order, in seconds of the event loop's clock."""
         self._ready_at = 0.0
@@ -60,7 +60,7 @@ class CheckMember:
     @property
     def has_ended(self) -> bool:
         """Whether the process has exited, or is about to exit."""
-        return bool(self._end) or self._says_farewell
+        return bool(self._end) or self._is_exiting
 
     @property
     def is_done(self) -> bool:
@@ -163,9 +163,9 @@ class CheckMember:
         else:
             *lines, self._buffer = (self._buffer + data).split(b"\n")
             for line in lines:
-                self._hear(line.decode(errors="replace"))
+                self._handle_line(line.decode(errors="replace"))
 
-    def _hear(self, line: str) -> None:
+    def _handle_line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == STAGE:
             if self._stage in STARTUP_STAGES and rest not in STARTUP_STAGES:
@@ -179,7 +179,7 @@ class CheckMember:
             self._record = record_from_json(text)
         except RecordError as error:
             self._record = Record("", Phase(self._order.phase), failure=f"not understood: {error}")
-        self._says_farewell = word == FAREWELL
+        self._is_exiting = word == FAREWELL
         self._changed()
 
 

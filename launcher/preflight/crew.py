@@ -43,7 +43,7 @@ _OTHERS_S: Final = 1.0
 """How long a failed check waits for the errors of the other workers."""
 _KILL_S: Final = 10.0
 _LEFT: Final = "the previous ones have not exited"
-_GONE: Final = "the process that starts them has exited"
+_SPAWNER_EXITED: Final = "the process that starts them has exited"
 _KILL_GPUS_S: Final = 60.0
 """The kernel releases pinned memory page by page: this takes long for hundreds of GB."""
 _ENVIRONMENT: Final = {
@@ -110,7 +110,7 @@ class CheckCrew:
         self._renewal: asyncio.Task[None] | None = None
         """Kills workers that cannot continue, and starts new ones."""
         self._fork_server_changed = fork_server_changed
-        spawner.listen(self._heard_from_spawner)
+        spawner.listen(self._handle_spawner_event)
         if plan.preload:
             own = tuple(plan.visible_devices[0]) if plan.visible_devices else ()
             spawner.preload(
@@ -162,14 +162,16 @@ class CheckCrew:
             except OSError as error:
                 return self._not_carried_out(order, error.strerror or str(error))
             if not self._members:
-                return self._not_carried_out(order, _GONE if self._spawner_gone else _LEFT)
+                return self._not_carried_out(
+                    order, _SPAWNER_EXITED if self._spawner_gone else _LEFT
+                )
             phase = Phase(order.phase)
             asked = self._members[:1] if phase is Phase.FACTS else self._members
             for member in asked:
                 member.ask(delivery)
             in_time = await self._answers(asked, deadline)
         if self._spawner_gone:
-            return self._not_carried_out(order, _GONE)
+            return self._not_carried_out(order, _SPAWNER_EXITED)
         answers = [member.outcome(order, was_cut_short=in_time) for member in asked]
         record = merge(self._node, phase, answers, self._workers)
         if phase is Phase.SOLO and not record.failure and not self._passed_alone:
@@ -303,7 +305,7 @@ class CheckCrew:
             cpus=plan.cpus[local_rank] if plan.cpus else None,
         )
 
-    def _heard_from_spawner(self, event: SpawnerEvent) -> None:
+    def _handle_spawner_event(self, event: SpawnerEvent) -> None:
         match event:
             case Spawned(round=generation):
                 if generation == self._generation and self._members:

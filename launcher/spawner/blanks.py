@@ -75,13 +75,13 @@ class Blank(NamedTuple):
             OSError: there are too many descriptors for this process.
         """
         incoming = Incoming(self.channel)
-        told = _next_message(incoming)
-        if told is None:
+        assignment = _next_message(incoming)
+        if assignment is None:
             os._exit(0)
         os.setsid()
         self.channel.send(_BEGINS)
         self.channel.close()
-        return told, incoming.take_fds(2 + told["worker"]["fds"])
+        return assignment, incoming.take_fds(2 + assignment["worker"]["fds"])
 
 
 def fork_blanks(count: int) -> Blanks | Blank:
@@ -106,20 +106,20 @@ def fork_blanks(count: int) -> Blanks | Blank:
         _close((channel, *channels))
         return _fork_from_between(their_channel, their_channels)
     _close((their_channel, *their_channels))
-    said = _next_message(Incoming(channel)) or {"errno": errno.EIO}
+    answer = _next_message(Incoming(channel)) or {"errno": errno.EIO}
     channel.close()
     # Only after this process has been reaped are its children certain to be the spawner's.
     os.waitpid(between, 0)
-    if "errno" in said:
+    if "errno" in answer:
         _close(channels)
-        raise OSError(said["errno"], os.strerror(said["errno"]))
-    return Blanks(said["pids"], channels)
+        raise OSError(answer["errno"], os.strerror(answer["errno"]))
+    return Blanks(answer["pids"], channels)
 
 
 def _fork_from_between(channel: socket.socket, channels: Sequence[socket.socket]) -> Blank:
     """Fork a process for each channel and exit; return only in the forked processes."""
     pids: list[int] = []
-    said: dict[str, Any] = {"pids": pids}
+    answer: dict[str, Any] = {"pids": pids}
     try:
         for mine in channels:
             pids.append(os.fork())
@@ -127,9 +127,9 @@ def _fork_from_between(channel: socket.socket, channels: Sequence[socket.socket]
                 _close(one for one in (channel, *channels) if one is not mine)
                 return Blank(mine)
     except OSError as error:
-        said = {"errno": error.errno or errno.EIO}
+        answer = {"errno": error.errno or errno.EIO}
     with suppress(ConnectionError):
-        send(channel, said)
+        send(channel, answer)
     os._exit(0)
 
 

@@ -245,8 +245,8 @@ class ForkServer:
             self._channel.close()
             self._incoming.drop_fds()
             forked_worker.prepare()
-            told, fds = blank.wait()
-            return self._become_worker(told["index"], told["worker"], fds)
+            assignment, fds = blank.wait()
+            return self._become_worker(assignment["index"], assignment["worker"], fds)
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(NOT_EXECUTED)

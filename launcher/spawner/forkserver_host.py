@@ -193,7 +193,7 @@ class ForkServerHost:
     def reaped(self, status: int) -> None:
         """Handle the exit of the fork server; ``status`` is in the format of ``subprocess``."""
         self.pid = 0
-        self._hear_out()
+        self._drain()
         state = self.state
         self._hang_up()
         self._forget()
@@ -224,7 +224,7 @@ class ForkServerHost:
             return
         self._incoming = Incoming(self.channel)
         self.state = ForkServerState.LOADING
-        self._tell("loading")
+        self._report_state("loading")
         keys = ("modules", "argv", "secluded", "differing")
         self._send({"do": "preload", **{key: self._order[key] for key in keys}})
 
@@ -250,7 +250,7 @@ class ForkServerHost:
             streams = (nothing.fileno(),) * 3
             return fork_worker({**process, "targets": [0, 1, 2]}, streams, keep=(keep,))
 
-    def _hear_out(self) -> None:
+    def _drain(self) -> None:
         """Handle the messages that it sent before it exited."""
         while self.channel is not None:
             self.channel.setblocking(False)  # a process that it started may hold its end open
@@ -263,7 +263,7 @@ class ForkServerHost:
         match message:
             case {"ready": _}:
                 self.state = ForkServerState.READY
-                self._tell("ready", f"{time.monotonic() - self._started:.1f} s")
+                self._report_state("ready", f"{time.monotonic() - self._started:.1f} s")
                 if self._waiting is not None:
                     self._fork()
             case {"pids": list(pids)}:
@@ -271,7 +271,7 @@ class ForkServerHost:
             case {"stale": str(path)}:
                 self._forget()
                 self.state = ForkServerState.GONE  # it exits, and a new one is started
-                self._tell("stale", path)
+                self._report_state("stale", path)
             case {"failed": str(reason)} | {"cold": str(reason)}:
                 self._give_up(reason)
 
@@ -316,7 +316,7 @@ class ForkServerHost:
         self._forget()
         self._hang_up()
         self.state = ForkServerState.GONE
-        self._tell("failed", reason)
+        self._report_state("failed", reason)
         if self._waiting is not None:
             request, fds = self._waiting
             self._waiting = None
@@ -327,7 +327,7 @@ class ForkServerHost:
             self.channel.close()
             self.channel = None
 
-    def _tell(self, state: str, text: str = "") -> None:
+    def _report_state(self, state: str, text: str = "") -> None:
         self._owner.send({"event": "fork-server", "pid": self.pid, "state": state, "text": text})
 
     def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:

@@ -195,7 +195,7 @@ class Spawner:
         try:
             fds = self._incoming.take_fds(sum(worker["fds"] for worker in all_workers))
         except OSError as error:
-            self._tell_spawned(number, Started.none(all_workers, error))
+            self._report_spawned(number, Started.none(all_workers, error))
             return
         if _now() >= self._fence_at:
             _close(fds)
@@ -216,7 +216,7 @@ class Spawner:
     def spawn_cold(self, request: dict[str, Any], fds: list[int]) -> None:
         """Start workers by executing their programs."""
         number = request["round"]
-        self._tell_spawned(number, self._start(number, request["workers"], fds))
+        self._report_spawned(number, self._start(number, request["workers"], fds))
 
     def released(self, request: dict[str, Any], pids: list[int]) -> None:
         """Supervise workers that have been forked from the fork server."""
@@ -226,7 +226,7 @@ class Spawner:
         self, request: dict[str, Any], pids: list[int], errors: list[tuple[int, int]]
     ) -> None:
         """Report to the agent that workers forked from the fork server are running."""
-        self._tell_spawned(request["round"], Started(pids, errors))
+        self._report_spawned(request["round"], Started(pids, errors))
 
     def _start(self, number: int, workers: list[dict[str, Any]], fds: list[int]) -> Started:
         started = start_workers(workers, fds)
@@ -241,7 +241,7 @@ class Spawner:
                 if worker["service"]:
                     self._services.add(pid)
 
-    def _tell_spawned(self, number: int, started: Started) -> None:
+    def _report_spawned(self, number: int, started: Started) -> None:
         whole = started.together(self._beside)
         self._beside = Started()
         self.send({"event": "spawned", "round": number, **whole._asdict()})

@@ -37,7 +37,7 @@ class Lateness:
         self._longest_s = 0.0
         """The longest time between two steps of all workers here in all rounds."""
         self._begun = self._since = 0.0
-        self._told: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
         """The late ranks that were reported, and their number of steps at that time."""
 
     def begin(self, now: float) -> None:
@@ -52,7 +52,7 @@ class Lateness:
 
     def repeat(self) -> None:
         """Report the late workers again."""
-        self._told.clear()
+        self._reported.clear()
 
     def look(self, workers: Mapping[int, Progress | None], now: float) -> Look:
         """Return which workers are late.
@@ -72,8 +72,8 @@ class Lateness:
             due = max(self._since, progress.last_s or 0.0) + limit_s
             if due > now:
                 again_at = min(again_at, due)
-            elif self._told.get(rank) != progress.ticks:
-                self._told[rank] = progress.ticks
+            elif self._reported.get(rank) != progress.ticks:
+                self._reported[rank] = progress.ticks
                 late[rank] = now - (progress.last_s or self._begun)
         return Look(tuple(sorted(late)), min(late.values(), default=0.0), again_at)
 

@@ -38,7 +38,7 @@ class HangInquiry:
             hung: receives a confirmed hang.
             look_again_s: seconds between two samples.
         """
-        self._group, self._ask, self._say, self._hung = group, ask, say, hung
+        self._group, self._ask, self._send, self._hung = group, ask, say, hung
         self._look_again_s = look_again_s
         self._seen_at: dict[int, float] = {}
         """When each suspected rank last made progress, by this host's clock."""
@@ -96,15 +96,15 @@ class HangInquiry:
         idle_s = {rank: now - at for rank, at in self._seen_at.items()}
         found, after = compare(looks, idle_s, start_s), looks[-1]
         if found.verdict is None:
-            self._tell(number, found)
+            self._dismiss(number, found)
             return
         failure = failure_of(found.verdict, after)
         stacks = stacks_text(found.verdict, after)
         self._hung(Hung(number, failure, stacks, found.is_alone))
 
-    def _tell(self, number: int, found: Finding) -> None:
+    def _dismiss(self, number: int, found: Finding) -> None:
         """Send all nodes of the round that no hang was found."""
         answer = NoHang(number, found.words)  # one for all nodes: encoded once
         for node in self._group.roster:
             if node.round == number and node.rank is not None and node.link is not None:
-                self._say(node.link, answer)
+                self._send(node.link, answer)

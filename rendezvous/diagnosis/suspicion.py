@@ -104,7 +104,7 @@ def _beside_others(
             if one.stack.ticks
             and wait_of(one.stack) is None
             and one.stack.state is not RankState.UNKNOWN
-            and not _excuse(one, may_take_long)
+            and not _why_no_hang(one, may_take_long)
         ]
         if judged:
             return Finding(judge(judged, idle), is_alone=True)
@@ -117,7 +117,7 @@ def _all_alike(ranks: Sequence[_Rank], idle: float, may_take_long: bool) -> Find
     if len(ranks) > 1 and all(_is_stopped(one.stack) for one in ranks):
         return Finding(words=f"no step for {idle:.0f} s, but all ranks are stopped by a signal")
     for one in ranks:
-        if words := _excuse(one, may_take_long):
+        if words := _why_no_hang(one, may_take_long):
             return _slow(one.stack, words, idle)
     return Finding(judge([one.stack for one in ranks], idle))
 
@@ -176,7 +176,7 @@ def _together(looks: Sequence[Sequence[RankStack]]) -> list[_Rank]:
     ]
 
 
-def _excuse(one: _Rank, may_take_long: bool) -> str:
+def _why_no_hang(one: _Rank, may_take_long: bool) -> str:
     """Return why a rank does not count as hanging; empty if it may hang."""
     if one.has_moved:
         return "is making progress"

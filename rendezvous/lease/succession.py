@@ -160,15 +160,15 @@ class Succession(Office):
         self._turn()
         if (master := self.leading()) is not None:
             return Greeting(master.group.settings.term)
-        place, term = self.leader() or (NO_HOST, 0)
-        return Greeting(term, place, None if place == NO_HOST else self._spec)
+        position, term = self.leader() or (NO_HOST, 0)
+        return Greeting(term, position, None if position == NO_HOST else self._spec)
 
     @property
     def spec_seen(self) -> SuccessionSpec:
         """Return this host's options, with one name for all endpoints that are this process."""
-        places = range(len(self.endpoints))
-        seen = [self.own if place in self._same else place for place in places]
-        return replace(self._spec, endpoints=",".join(str(self.endpoints[place]) for place in seen))
+        hosts = range(len(self.endpoints))
+        seen = [self.own if host in self._same else host for host in hosts]
+        return replace(self._spec, endpoints=",".join(str(self.endpoints[host]) for host in seen))
 
     def lease_left_s(self) -> float:
         """Return how long this host may rely on its lease, in seconds; 0: it does not lead."""
@@ -246,7 +246,7 @@ class Succession(Office):
             return
         self._ask(self._elector.due(_now()))
         self._face_rival()
-        self._tell_same()
+        self._report_same()
         self._take_office()
         if self._timer is not None:
             self._timer.cancel()
@@ -339,13 +339,13 @@ class Succession(Office):
         if is_stuck and _now() - rival.since >= _DIFFERS_S and not self.refused.done():
             self.refused.set_result(rival.sentence)
 
-    def _tell_same(self) -> None:
+    def _report_same(self) -> None:
         """Report that several endpoints are this process, once all of them have been asked."""
         if self._same_since is None or _now() - self._same_since < self._times.renew_s:
             return
         self._same_since = None
-        places = sorted({self.own, *self._same})
-        self._found_same([self.endpoints[place] for place in places])
+        positions = sorted({self.own, *self._same})
+        self._found_same([self.endpoints[position] for position in positions])
 
 
 def _now() -> float:

@@ -59,7 +59,7 @@ class Office:
 
 
 ALONE = Office()
-_REASONS_TOLD = 32
+_REASONS_LOGGED = 32
 """Refusals are logged once per reason; a peer that invents reasons does not fill the console."""
 
 
@@ -96,10 +96,10 @@ class Master:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Deliver] = {}
-        self._stack_calls = StackCalls(self._say)
-        self._hangs = HangInquiry(self.group, self.whereabouts, self._say, self._handle)
-        self._steps_calls = StackCalls(self._say, StepsOrder)
-        self._reasons_told: set[str] = set()
+        self._stack_calls = StackCalls(self._send)
+        self._hangs = HangInquiry(self.group, self.whereabouts, self._send, self._handle)
+        self._steps_calls = StackCalls(self._send, StepsOrder)
+        self._logged_reasons: set[str] = set()
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -125,7 +125,7 @@ class Master:
             self._steps_calls.take(link, self._own_steps(link, message))
         else:
             if isinstance(message, Attend) and self._office is not ALONE and self._office.holds():
-                self._say(link, Challenge())  # confirms to the node that the leader has received it
+                self._send(link, Challenge())  # confirms that the leader has received it
             self._handle(Received(link, message))
 
     def _own_stacks(self, link: int, report: StackReport) -> StackReport:
@@ -177,9 +177,9 @@ class Master:
 
     def refused(self, refusal: NodeRefused) -> None:
         """Log that a node was refused, once per reason."""
-        if refusal.reason in self._reasons_told or len(self._reasons_told) >= _REASONS_TOLD:
+        if refusal.reason in self._logged_reasons or len(self._logged_reasons) >= _REASONS_LOGGED:
             return
-        self._reasons_told.add(refusal.reason)
+        self._logged_reasons.add(refusal.reason)
         self._note(refusal)
 
     async def finished(self) -> Verdict:
@@ -237,7 +237,7 @@ class Master:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Send(link, message):
-                self._say(link, message)
+                self._send(link, message)
             case Close(link):
                 deliver = self._streams.pop(link, None)
                 if deliver is not None:
@@ -252,7 +252,7 @@ class Master:
                     self._finished.set_result(verdict)
                     self._ended(verdict)
 
-    def _say(self, link: int, message: MasterMessage) -> None:
+    def _send(self, link: int, message: MasterMessage) -> None:
         deliver = self._streams.get(link)
         if deliver is not None:
             deliver(message)

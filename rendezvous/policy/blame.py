@@ -12,7 +12,7 @@ from ..protocol.messages import NodeFailures
 _REMEMBERED = 1000
 """Failures of one node; higher limits make no sense."""
 
-_TOLD = 32
+_SENT_MAX = 32
 """Number of nodes whose failures are sent: thousands of assignments carry them."""
 
 
@@ -47,24 +47,24 @@ class Ledger:
             window_s: how far back failures count, in seconds; 0: all of them.
             now: the time.
         """
-        told: list[NodeFailures] = []
+        failures: list[NodeFailures] = []
         for node_id, times in reversed(self._failures.items()) if limit else ():
             counted = [time for time in times if not window_s or now - time < window_s]
-            if counted and node_id not in self._excluded and len(told) < _TOLD:
-                told.append(
+            if counted and node_id not in self._excluded and len(failures) < _SENT_MAX:
+                failures.append(
                     NodeFailures(node_id, tuple(int(now - time) for time in counted[-limit:]))
                 )
-        return tuple(told)
+        return tuple(failures)
 
-    def learn_failures(self, told: Iterable[NodeFailures], since_s: int, now: float) -> None:
+    def learn_failures(self, failures: Iterable[NodeFailures], since_s: int, now: float) -> None:
         """Take over the counts of an earlier master, where they are higher.
 
         Args:
-            told: the result of its ``failures``.
+            failures: the result of its ``failures``.
             since_s: how long ago that was, in whole seconds.
             now: the time.
         """
-        for node in reversed(tuple(told)):
+        for node in reversed(tuple(failures)):
             if len(node.ages_s) > len(self._failures.get(node.node_id, ())):
                 times = [now - since_s - age for age in node.ages_s]
                 self._failures[node.node_id] = deque(times, maxlen=_REMEMBERED)

@@ -67,9 +67,9 @@ class Aftermath:
             return RoundDecision(outcome=Outcome.WORKERS_FAILED)
         failure = postmortem.cause or postmortem.preempted
         decision = self._decision(policy, postmortem, failure, ran_s)
-        told = postmortem.progress.values()
+        reports = postmortem.progress.values()
         self.progress.round_over(
-            told, is_complete=len(told) >= nodes, has_failed=decision is not None
+            reports, is_complete=len(reports) >= nodes, has_failed=decision is not None
         )
         if decision is None:
             return RoundDecision()

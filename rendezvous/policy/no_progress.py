@@ -29,18 +29,18 @@ class ProgressRecord:
         self._past = past
 
     def round_over(
-        self, told: Collection[Progress], *, is_complete: bool, has_failed: bool
+        self, reports: Collection[Progress], *, is_complete: bool, has_failed: bool
     ) -> None:
         """Evaluate a round that is over.
 
         Args:
-            told: the reports of its nodes.
+            reports: the reports of its nodes.
             is_complete: all nodes reported; the steps of one that did not may have been new ones.
             has_failed: a failure has ended the round.
         """
-        furthest = max((progress.furthest for progress in told), default=-1)
+        furthest = max((progress.furthest for progress in reports), default=-1)
         before = self._past.furthest if self._past is not None else -1
-        has_stepped = any(progress.has_stepped for progress in told)
+        has_stepped = any(progress.has_stepped for progress in reports)
         if furthest > before or (has_stepped and furthest < 0):
             self._past = PastProgress(max(furthest, before), 0)
         elif is_complete and has_failed:

@@ -41,8 +41,8 @@ def may_be_the_machine(failure: Failure) -> bool:
         return False
     if failure.exit_code < 0:
         return True
-    said = _said(failure)
-    return bool(re.search(_DEVICE, said) or re.search(_COLLECTIVE, said))
+    text = _error_text(failure)
+    return bool(re.search(_DEVICE, text) or re.search(_COLLECTIVE, text))
 
 
 def casts_doubt_on_all(failure: Failure) -> bool:
@@ -50,9 +50,9 @@ def casts_doubt_on_all(failure: Failure) -> bool:
     if failure.kind is FailureKind.HANG:
         return failure.rank < 0  # all ranks wait at the same place
     is_broken = failure.kind is FailureKind.WORKER and is_collateral(failure)
-    return is_broken and bool(re.search(_COLLECTIVE, _said(failure)))
+    return is_broken and bool(re.search(_COLLECTIVE, _error_text(failure)))
 
 
-def _said(failure: Failure) -> str:
+def _error_text(failure: Failure) -> str:
     """Return a worker's report of its end without quoted source and warnings."""
     return re.sub(_ASIDE, "", own_words(failure))

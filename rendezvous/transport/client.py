@@ -115,7 +115,7 @@ class GrpcLink:
         self._trust = trust
         self._outbox: asyncio.Queue[bytes | None] | None = None
         self._was_up = False
-        self._has_heard = False
+        self._has_received = False
         """Whether the present stream has received a message."""
         self._over = False
         """Whether a verdict or refusal has arrived, or this side closes: no reconnection."""
@@ -154,7 +154,7 @@ class GrpcLink:
             tried_at = time.monotonic()
             tried = self._endpoints[self._search.target]
             first_limit_s = self._connect_timeout_s
-            self._has_heard = is_elsewhere = False
+            self._has_received = is_elsewhere = False
             try:
                 reason = await self._attend_once(probes=attempts > 0)
                 # The backoff stays if a master accepts and drops the stream at once, and a master
@@ -162,7 +162,7 @@ class GrpcLink:
                 lasted_s = time.monotonic() - tried_at
                 if lasted_s > _BACKOFF_MAX_S:
                     attempts = 0
-                if self._has_heard or lasted_s > _FIRST_ANSWER_S:
+                if self._has_received or lasted_s > _FIRST_ANSWER_S:
                     away_since = time.monotonic()
             except _ElsewhereError as error:
                 reason, is_elsewhere = str(error), True
@@ -279,10 +279,10 @@ class GrpcLink:
             async with aclosing(aiter(call)) as messages:
                 async for data in messages:
                     message = decode_master(data)
-                    if self._has_rivals and not self._has_heard:
+                    if self._has_rivals and not self._has_received:
                         # Not earlier: the leader may not have received ``Attend``.
                         self._up()
-                    self._has_heard = True
+                    self._has_received = True
                     if isinstance(message, Verdict | Refused | Excluded):
                         self._over = True
                     self._on_event(message)

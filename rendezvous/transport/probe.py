@@ -61,7 +61,7 @@ def _resolve(endpoint: Endpoint) -> "asyncio.Future[list[tuple[int, Any]]]":
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[tuple[int, Any]]] = loop.create_future()
 
-    def tell(addresses: list[tuple[int, Any]]) -> None:
+    def deliver(addresses: list[tuple[int, Any]]) -> None:
         if not found.done():
             found.set_result(addresses)
 
@@ -71,7 +71,7 @@ def _resolve(endpoint: Endpoint) -> "asyncio.Future[list[tuple[int, Any]]]":
             infos = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
             addresses = [(int(info[0]), info[4]) for info in infos]
         with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(tell, addresses)
+            loop.call_soon_threadsafe(deliver, addresses)
 
     threading.Thread(target=look_up, name="resolver", daemon=True).start()
     return found

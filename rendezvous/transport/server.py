@@ -273,7 +273,7 @@ class MasterServer:
             assert self._succession is not None
             _describe(reply, self._succession)
             return reply
-        told_now = await master.steps()
+        progress = await master.steps()
         group = master.group
         uptime_s, round_uptime_s = master.uptime_s()
         reply = pb.StatusReply(
@@ -285,8 +285,8 @@ class MasterServer:
             round_uptime_s=round_uptime_s if group.round >= 0 else 0.0,
             version=self._version,
             last_stop=group.last_stop,
-            checkpoint_step=told_now.checkpoint[0],
-            checkpoint_age_s=told_now.checkpoint[1],
+            checkpoint_step=progress.checkpoint[0],
+            checkpoint_age_s=progress.checkpoint[1],
         )
         if self._succession is not None:
             _describe(reply, self._succession)
@@ -297,7 +297,7 @@ class MasterServer:
         for node in group.roster:
             placed = node.rank is not None and node.round == group.round
             first, size = node.rank_offset, node.spec.local_world_size
-            told = reply.nodes.add(
+            entry = reply.nodes.add(
                 node_id=node.spec.node_id,
                 host=node.spec.host,
                 address=node.spec.address,
@@ -308,8 +308,8 @@ class MasterServer:
                 local_world_size=node.spec.local_world_size,
                 attached=node.link is not None,
             )
-            told.workers.extend(
-                part_of(rank) for rank in told_now.steps if placed and 0 <= rank.rank - first < size
+            entry.workers.extend(
+                part_of(rank) for rank in progress.steps if placed and 0 <= rank.rank - first < size
             )
         return reply
 
