@@ -40,7 +40,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         conclude: called with the agent when the job is over for this node.
 
     Raises:
-        FtRunError: what a user can cause: one sentence and an exit code.
+        FtRunError: an error that a user can cause, with an exit code.
     """
     require_own_proc()
     if options.checks is not None:
@@ -51,7 +51,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     if (too_few := too_few_files()) is not None:
         raise NoProcessError(f"{too_few}.")
     rendezvous = options.rendezvous
-    # A single node opens no port.
+    # A node by itself opens no port.
     trust = read_trust(rendezvous.trust) if rendezvous.endpoint is not None else None
     display = Display()
     environ = dict(os.environ)
@@ -77,9 +77,9 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers)
     status = exit_codes.WORKERS_FAILED
     try:
-        warning = start_preload(options, commands, os.environ, spawner)
-        if warning is not None:  # --preload has no effect
-            display.event(LogMessage(warning, Severity.WARNING))
+        remark = start_preload(options, commands, os.environ, spawner)
+        if remark is not None:  # it is of no use
+            display.event(LogMessage(remark, Severity.WARNING))
             options = replace(options, preload=())
         new_crew = None
         if check_spawner is not None:

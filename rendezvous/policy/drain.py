@@ -63,7 +63,7 @@ class Draining:
         self._told: dict[str, tuple[int | None, _Kind | None]] = {}
         """By node, the stream and the order that was sent last; None: it was cancelled."""
         self._dismissed: dict[str, int | None] = {}
-        """By node that was permitted to leave, the stream."""
+        """By node that was told that it may leave, the stream."""
 
     # --- why -----------------------------------------------------------------------------------
 

@@ -19,12 +19,12 @@ class Notice:
 
     reason: Reason
     seconds: Seconds
-    """The time limit of the ranks, from now."""
+    """How long they may take, from now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Every worker of this node has saved its shard of the state of one step, and waits."""
+    """Every worker of this node has left its share of the state of one step, and waits."""
 
     round: Count
     step: Annotated[int, Whole(-1, STEP_MAX)]
@@ -44,7 +44,7 @@ class Drain:
     reason: str
     """Which node is being preempted and why, or the sizes of the worlds."""
     seconds: float
-    """The time limit of the ranks, from now."""
+    """How long they may take, from now."""
     is_whole: bool
     """All nodes of the round are being preempted: nothing in memory survives."""
     resizes: bool = False
