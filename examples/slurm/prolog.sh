@@ -6,7 +6,7 @@
 #
 # Each node is checked before a job gets it. One that is faulty (30) is drained, with the reason in
 # `scontrol show node`, and Slurm requeues the job, which then gets another node. Whatever else goes
-# wrong here (no ft-run, no time) says nothing about the node, and lets the job begin. A floor that
+# wrong here (no ft-run, no time) says nothing about the node, and lets the job begin. A minimum that
 # counts as a fault: PET_MIN_COMPUTE_TFLOPS=500 PET_EXCLUDE_STRAGGLER=1 in the environment.
 FT_RUN=${FT_RUN:-/opt/ft-run/bin/ft-run}
 report=$(mktemp)

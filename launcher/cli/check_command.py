@@ -155,6 +155,6 @@ def _check_flags() -> list[Flag]:
             ours=True,
             also="--failure-policy",
         ),
-        *check_flags.MINIMUMS.values(),
+        *check_flags.FLOORS.values(),
         *check_flags.STRAGGLERS,
     ]

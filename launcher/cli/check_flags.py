@@ -106,7 +106,7 @@ def _together(usage: str, what: str) -> Flag:
     return CHECKS(usage, text, _minimum, ours=True)
 
 
-MINIMUMS: Final[Mapping[str, Flag]] = {
+FLOORS: Final[Mapping[str, Flag]] = {
     "compute_tflops": _slower(
         "--min-compute-tflops TFLOPS", "the matrix product, on the slowest device"
     ),
@@ -133,13 +133,13 @@ _SPEC: Final[Mapping[str, Flag]] = {
 }
 """The fields of ``CheckSpec`` that have the value of one flag."""
 
-_BETWEEN_NODES: Final = (MINIMUMS["latency_us"], MINIMUMS["bandwidth_gb_per_s"])
+_BETWEEN_NODES: Final = (FLOORS["latency_us"], FLOORS["bandwidth_gb_per_s"])
 
 
 def training_check_flags() -> list[Flag]:
     """Return the flags of the checks before a job's workers start."""
     how = (LEVEL, TIMEOUT, _ON_RESTART, _MODE)
-    return [NETWORK_CHECK, *how, *STRAGGLERS, *MINIMUMS.values(), *flags_of(CheckOptions)]
+    return [NETWORK_CHECK, *how, *STRAGGLERS, *FLOORS.values(), *flags_of(CheckOptions)]
 
 
 # --- what they mean --------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
     found: dict[str, Any] = {
         name: values[flag.key] for name, flag in _SPEC.items() if flag.key in values
     }
-    floors = {name: values[flag.key] for name, flag in MINIMUMS.items() if flag.key in values}
+    floors = {name: values[flag.key] for name, flag in FLOORS.items() if flag.key in values}
     spec = CheckSpec(
         **found,
         only=only,
@@ -203,7 +203,7 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
     )
     nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
     workers = int(nproc_per_node) if nproc_per_node.isdigit() else None
-    refuse_unmeasured(spec, given.get("accelerator", "auto"), workers)
+    refuse_floors(spec, given.get("accelerator", "auto"), workers)
     if spec.timeout_s:
         _refuse_short(spec, given.origin(TIMEOUT.key), is_alone=max_nodes == 1)
     return spec
@@ -217,7 +217,7 @@ def _needs_others(origin: str, warnings: list[str]) -> None:
     warnings.append(f"{text}: ignored.")  # it may be meant for the training
 
 
-def refuse_unmeasured(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
+def refuse_floors(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
     """Refuse a minimum for a metric that cannot be measured here: no healthy node would pass.
 
     Args:

@@ -26,7 +26,7 @@ from .. import startup
 from ..agent.check_workers import crew_plan
 from ..agent.preload import other_interpreter, refuse_missing_modules
 from ..agent.worker_command import WorkerCommands, check_interpreter, worker_environ
-from ..cli.check_flags import refuse_unmeasured
+from ..cli.check_flags import refuse_floors
 from ..logs.log_dir import check_log_dir
 from ..machine.worker_count import resolve_worker_count
 from ..options import LaunchOptions
@@ -101,7 +101,7 @@ def _workers(options: LaunchOptions, spec: CheckSpec) -> CrewPlan:
         os.environ,
         virtual_local_rank=options.virtual_local_rank,
     ).count
-    refuse_unmeasured(spec, options.accelerator, count)
+    refuse_floors(spec, options.accelerator, count)
     commands = WorkerCommands(options, count, worker_environ(options, count))
     return crew_plan(socket.gethostname(), options, commands, shown_gpus(options.accelerator))
 

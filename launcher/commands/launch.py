@@ -117,9 +117,9 @@ def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCoun
     )
     if options.checks is not None and options.checks.spec.floors:
         # The number of workers that ``--nproc-per-node gpu`` means is known from here on.
-        from ..cli.check_flags import refuse_unmeasured
+        from ..cli.check_flags import refuse_floors
 
-        refuse_unmeasured(options.checks.spec, options.accelerator, count.count)
+        refuse_floors(options.checks.spec, options.accelerator, count.count)
     return count
 
 

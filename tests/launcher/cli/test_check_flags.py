@@ -2,7 +2,7 @@
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.cli.check_flags import refuse_unmeasured
+from ft_run.launcher.cli.check_flags import refuse_floors
 from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.options import CheckOptions, LaunchOptions, RendezvousOptions
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
@@ -118,9 +118,9 @@ def test_wrong_usage(argv, words):
 def test_a_floor_that_can_be_met_is_taken():
     found = spec("--min-copy-gb-per-s", "9", "--min-intra-gb-per-s", "8", "--nproc-per-node=gpu")
     assert found.floors == ("copy_gb_per_s=9.0", "intra_gb_per_s=8.0")
-    refuse_unmeasured(found, "auto", 2)
+    refuse_floors(found, "auto", 2)
     with pytest.raises(UsageError, match="which needs several workers"):
-        refuse_unmeasured(found, "auto", 1)
+        refuse_floors(found, "auto", 1)
 
 
 def test_several_nodes_have_floors_for_what_they_measure_together():
