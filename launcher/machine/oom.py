@@ -27,7 +27,7 @@ class OomWatch:
         self._known = self._read()
 
     def has_struck(self) -> bool:
-        """Return whether there is a kill that was not reported yet, and report it.
+        """Return whether there is a kill that was not reported yet; it then counts as reported.
 
         There may be several kills at once; the caller asks once for each killed worker.
         """

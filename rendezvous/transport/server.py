@@ -164,7 +164,7 @@ class MasterServer:
         await context.send_initial_metadata(tuple(greeting.items()))
         master = self._master_now()
         if LED_BY_KEY in greeting or master is None:
-            # A stream that ends at once may lose its first message: the node ends the stream then.
+            # A stream that ends at once may lose its metadata: the node ends it when it has them.
             with suppress(EOFError, TimeoutError):
                 await self._silent.first_word(context.read)
             return

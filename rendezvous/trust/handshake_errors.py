@@ -88,7 +88,7 @@ async def handshake_error(
 
 
 def _wanted(endpoint: Endpoint) -> HandshakeError | None:
-    """Return what a master requires that closed a plain-text connection; None: it has ended."""
+    """Return what a master requires that closed a plain-text connection; None: it is gone."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
