@@ -6,11 +6,16 @@ hand. A test compares the files with what this makes.
 """
 
 import ast
+import json
 import re
+import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ft_run import defaults
+from ft_run.events import schema
+from ft_run.events.event import Event
 from ft_run.launcher.cli import rdzv_conf
 from ft_run.launcher.cli.command_line import CommandLine
 from ft_run.launcher.commands.completion import command_lines
@@ -69,7 +74,7 @@ def files() -> dict[str, str]:
         "events.md": _events,
     }
     pages = {f"reference/{name}": _page(name, part()) for name, part in parts.items()}
-    return pages | {"ft-run.1": _manual()}
+    return pages | {"reference/events.schema.json": _events_schema(), "ft-run.1": _manual()}
 
 
 def _page(name: str, part: str) -> str:
@@ -126,35 +131,31 @@ def _environment() -> str:
 
 def _events() -> str:
     parts = []
-    base = ast.parse((_ROOT / "events" / "event.py").read_text()).body
-    inherited = {node.name: node.body for node in base if isinstance(node, ast.ClassDef)}
-    for module in ("node", "workers", "checks", "checkpoints", "master"):
-        tree = ast.parse((_ROOT / "events" / f"{module}.py").read_text())
-        rows = [("event", "meaning", "fields", "console line")]
-        for node in tree.body:
-            bases = [ast.unparse(name) for name in getattr(node, "bases", ())]
-            if isinstance(node, ast.ClassDef) and any(name.endswith("Event") for name in bases):
-                body = [line for name in bases for line in inherited.get(name, [])] + node.body
-                rows.append(_event(node, body))
-        parts.append(f"\n## {module.capitalize()}\n\n{_table(rows)}")
+    for module in schema.MODULES:
+        kinds = [kind for kind in schema.event_classes() if kind.__module__.endswith(f".{module}")]
+        rows = [("name", "class", "meaning", "fields", "console line"), *map(_event, kinds)]
+        title = "Other" if module == "event" else module.capitalize()
+        parts.append(f"\n## {title}\n\n{_table(rows)}")
     return "".join(parts) + "\n"
 
 
-def _event(node: ast.ClassDef, body: list[ast.stmt]) -> tuple[str, str, str, str]:
+def _event(kind: type[Event]) -> tuple[str, str, str, str, str]:
+    hints = typing.get_type_hints(kind)
     fields = []
-    for name, field, meaning in _documented(body):
+    for name, meaning in schema.documented_fields(kind).items():
         about = f": {meaning.rstrip('.')}" if meaning else ""
-        fields.append(f"`{name}` ({ast.unparse(field.annotation)}){about}")
-    lines = [
-        f"`{child.value.value!s}`"
-        for child in node.body
-        if isinstance(child, ast.Assign)
-        and ast.unparse(child.targets[0]) == "line"
-        and isinstance(child.value, ast.Constant)
-        and isinstance(child.value.value, str)
-    ]
-    text = _plain(ast.get_docstring(node) or "")
-    return f"`{node.name}`", text, "; ".join(fields), "".join(lines)
+        fields.append(f"`{name}` ({_type_name(hints[name])}){about}")
+    line = f"`{kind.line}`" if kind.line else ""
+    text = _plain(kind.__doc__ or "")
+    return f"`{kind.name}`", f"`{kind.__name__}`", text, "; ".join(fields), line
+
+
+def _type_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("collections.abc.", "")
+
+
+def _events_schema() -> str:
+    return json.dumps(schema.json_schema(), indent=1) + "\n"
 
 
 def _flags() -> str:

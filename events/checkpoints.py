@@ -13,6 +13,8 @@ class CheckpointWritten(Event):
     is_last: bool
     """Whether it was written because the job ends, or this node leaves."""
 
+    name = "checkpoint.written"
+
     def __str__(self) -> str:
         took = f"{self.bytes / 1e6:.1f} MB in {self.seconds:.1f} s"
         return f"checkpoint of step {self.step} saved: {self.path} ({took})"
@@ -26,6 +28,7 @@ class CheckpointFailed(Event):
     newest: int = -1
     """The step of the newest complete checkpoint of this node; -1: none."""
 
+    name = "checkpoint.failed"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
@@ -40,5 +43,6 @@ class SnapshotUnsaved(Event):
     step: int
     reason: str
 
+    name = "snapshot.unsaved"
     severity = Severity.WARNING
     line = "snapshot of step {step} lost, not saved as a checkpoint: {reason}"

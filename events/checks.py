@@ -9,6 +9,7 @@ class ChecksProgressed(Event):
     progress: str
     is_alone: bool = False
 
+    name = "checks.progressed"
     severity = Severity.DEBUG
 
     def __str__(self) -> str:
@@ -20,6 +21,7 @@ class CheckSignalled(Event):
 
     signal: str
 
+    name = "check.signalled"
     severity = Severity.WARNING
     line = "check: received {signal}, exiting"
 
@@ -27,12 +29,13 @@ class CheckSignalled(Event):
 class NodeJudged(Event):
     """The result of the checks for a node that has not passed, or has a warning."""
 
-    node: str
+    node_id: str
     standing: str
     reasons: str
 
+    name = "node.judged"
     severity = Severity.WARNING
-    line = "checks: {node} {standing}: {reasons}"
+    line = "checks: {node_id} {standing}: {reasons}"
 
 
 class NodePassedWithWarning(Event):
@@ -40,6 +43,7 @@ class NodePassedWithWarning(Event):
 
     sentence: str
 
+    name = "node.warned"
     severity = Severity.WARNING
     line = "checks: this node passed with a warning: {sentence}"
 
@@ -49,4 +53,5 @@ class ChecksEnded(Event):
 
     conclusion: str
 
+    name = "checks.ended"
     line = "checks: {conclusion}"

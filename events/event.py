@@ -18,6 +18,8 @@ class Severity(enum.IntEnum):
 class Event(metaclass=Values):
     """Something that happened. A subclass has fields, and ``line`` or ``__str__``."""
 
+    name = ""
+    """What files call it, e.g. ``node.joined``: never changed, unlike the name of the class."""
     line = ""
     """The text, as a template of ``str.format`` over the fields and properties."""
 
@@ -61,4 +63,26 @@ class LogMessage(Event):
     sentence: str
     severity: Severity = Severity.INFO
 
+    name = "log.message"
     line = "{sentence}"
+
+
+class EventsLost(Event):
+    """Lines before this one could not be written to the file, socket or pipe of ``--events``."""
+
+    lines: int
+    reason: str
+
+    name = "events.lost"
+    severity = Severity.WARNING
+    line = "{lines} event(s) lost: {reason}"
+
+
+class HostSuspended(Event):
+    """This host was suspended, as its clocks show, at some time since the event before."""
+
+    seconds: float
+
+    name = "host.suspended"
+    severity = Severity.DEBUG
+    line = "this host was suspended for {seconds:.1f} s"

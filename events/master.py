@@ -21,7 +21,11 @@ class NodeJoined(MasterEvent):
 
     node_id: str
     address: str
+    host: str = ""
+    workers: int = 0
+    role: str = ""
 
+    name = "node.joined"
     line = "master: node {node_id} joined from {address}"
 
 
@@ -30,6 +34,7 @@ class NodeReconnected(MasterEvent):
 
     node_id: str
 
+    name = "node.reconnected"
     line = "master: node {node_id} reconnected"
 
 
@@ -38,6 +43,7 @@ class NodeDisconnected(MasterEvent):
 
     node_id: str
 
+    name = "node.disconnected"
     line = "master: node {node_id} disconnected"
 
 
@@ -47,6 +53,7 @@ class NodeLeaves(MasterEvent):
     node_id: str
     reason: str
 
+    name = "node.leaving"
     line = "master: node {node_id} is leaving: {reason}"
 
 
@@ -57,6 +64,7 @@ class NodePreemptionNoticed(MasterEvent):
     reason: str
     limit_s: float
 
+    name = "node.preempted"
     line = (
         "master: node {node_id} is being preempted ({reason}): saving a snapshot on all ranks (up "
         "to {limit_s:.0f} s)"
@@ -84,6 +92,7 @@ class NodeLost(MasterEvent):
     node_id: str
     reason: str
 
+    name = "node.lost"
     line = "master: node {node_id} is lost: {reason}"
 
 
@@ -92,6 +101,7 @@ class NodeExcluded(MasterEvent):
 
     node_id: str
 
+    name = "node.excluded"
     line = "master: node {node_id} is excluded"
 
 
@@ -101,22 +111,24 @@ class NodeFailedChecks(MasterEvent):
     node_id: str
     sentence: str
 
+    name = "node.rejected"
     line = "master: node {node_id} rejected by the checks: {sentence}"
 
 
 class NodeRefused(MasterEvent):
     """The master refused a node."""
 
-    node: str
+    peer: str
     sentence: str
     """For the master's console."""
     reason: str
     """The reason that the node receives."""
 
+    name = "node.refused"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
-        return f"master: {self.node} refused: {self.sentence.removesuffix('.')}"
+        return f"master: {self.peer} refused: {self.sentence.removesuffix('.')}"
 
 
 class NodeRenamed(MasterEvent):
@@ -125,6 +137,7 @@ class NodeRenamed(MasterEvent):
     node_id: str
     host: str
 
+    name = "node.renamed"
     line = "master: duplicate host name {host}: the new node is {node_id}"
 
 
@@ -133,6 +146,7 @@ class OptionsReplaced(MasterEvent):
 
     node_id: str
 
+    name = "options.replaced"
     line = "master: node {node_id} was already running this job: using its options"
 
 
@@ -141,12 +155,14 @@ class NoNodeResponds(MasterEvent):
 
     kept_s: float
 
+    name = "nodes.silent"
     line = "master: no node responds: keeping the round for {kept_s:g} s"
 
 
 class NodesRespondAgain(MasterEvent):
     """Nodes respond again."""
 
+    name = "nodes.responding"
     line = "master: nodes respond again"
 
 
@@ -163,6 +179,7 @@ class RoundFormed(MasterEvent):
     max_restarts: int
     reason: str
 
+    name = "round.formed"
     line = (
         "master: round={round} started nodes={nodes} world_size={world_size} "
         "restarts={restarts}/{max_restarts} ({reason})"
@@ -174,6 +191,7 @@ class TakeoverBegun(MasterEvent):
 
     round: int
 
+    name = "takeover.started"
     line = "master: round={round} was started by an earlier master: taking it over"
 
 
@@ -186,6 +204,7 @@ class RoundTakenOver(MasterEvent):
     restarts: int
     finding: str
 
+    name = "round.taken_over"
     line = (
         "master: round={round} taken over nodes={nodes}/{of_nodes} restarts={restarts} ({finding})"
     )
@@ -196,12 +215,14 @@ class JobFinished(MasterEvent):
 
     sentence: str
 
+    name = "job.finished"
     line = "master: job finished: {sentence}"
 
 
 class JobForgotten(MasterEvent):
     """All nodes left before the first round."""
 
+    name = "job.forgotten"
     line = "master: all nodes left before the first round"
 
 
@@ -211,12 +232,14 @@ class ChecksBegun(MasterEvent):
     nodes: int
     of_nodes: int
 
+    name = "checks.started"
     line = "master: checking {nodes} of {of_nodes} nodes"
 
 
 class ChecksAborted(MasterEvent):
     """The checks end without a result."""
 
+    name = "checks.aborted"
     line = "master: checks aborted"
 
 
@@ -225,6 +248,7 @@ class ChecksConcluded(MasterEvent):
 
     sentence: str
 
+    name = "checks.concluded"
     line = "master: checks: {sentence}"
 
 
@@ -237,6 +261,7 @@ class MasterListening(Event):
     endpoint: str
     port: int
 
+    name = "master.listening"
     line = "master: listening at {endpoint} (port {port})"
 
 
@@ -245,6 +270,7 @@ class UnauthenticatedClientsAccepted(Event):
 
     endpoint: str
 
+    name = "master.unauthenticated"
     line = (
         "master: {endpoint} accepts unauthenticated clients: the job has no token (ft-run token, "
         "--token-file)"
@@ -256,6 +282,7 @@ class MasterMoved(Event):
 
     address: str
 
+    name = "master.moved"
     line = "the port of the endpoint is free: master hosted here now, {address}"
 
 
@@ -264,6 +291,7 @@ class MasterNotHosted(Event):
 
     reason: str
 
+    name = "master.not_hosted"
     severity = Severity.DEBUG
     line = "cannot host the master: {reason}"
 
@@ -272,6 +300,8 @@ class MasterKept(Event):
     """This node has stopped its workers, but still hosts the master."""
 
     is_excluded: bool
+
+    name = "master.kept"
 
     @property
     def severity(self) -> Severity:
@@ -290,6 +320,7 @@ class MasterSignalled(Event):
     signal: str
     has_nodes: bool
 
+    name = "master.signalled"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
@@ -304,6 +335,8 @@ class HostLeads(Event):
 
     term: int
 
+    name = "leader.changed"
+
     def __str__(self) -> str:
         leads = f"is the leader, term {self.term}" if self.term else "is no longer the leader"
         return f"master: this host {leads}"
@@ -315,6 +348,7 @@ class EndpointsAreOne(Event):
     endpoints: tuple[str, ...]
     of: int
 
+    name = "endpoints.same_host"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
@@ -329,4 +363,5 @@ class EndedElsewhere(Event):
 
     exit_code: int
 
+    name = "job.ended_elsewhere"
     line = "master: job finished, exit status {exit_code}"

@@ -32,7 +32,14 @@ class NodeStarted(Event):
     workers: int
     source: str
     master: str
+    host: str = ""
+    address: str = ""
+    machine_id: str = ""
+    """The machine's ``/etc/machine-id``; empty: it has none."""
+    release: str = ""
+    """The version of ft-run."""
 
+    name = "agent.started"
     line = "job={job_id} node_id={node_id} nproc_per_node={workers} ({source}), {master}"
 
 
@@ -41,6 +48,8 @@ class ThisNodeRenamed(Event):
 
     proposed: str
     given: str
+
+    name = "agent.renamed"
 
     def __str__(self) -> str:
         host = self.proposed.rpartition("/")[0]
@@ -52,6 +61,7 @@ class ForeignAddressAdvertised(Event):
 
     address: str
 
+    name = "agent.foreign_address"
     severity = Severity.WARNING
     line = (
         "--local-addr {address} is not an address of this host: workers of other nodes connect to "
@@ -67,6 +77,8 @@ class NodeWaits(Event):
     """Whether the delay is that of ``--restart-backoff``."""
     has_successors: bool = False
     """Whether there are several endpoints: a new leader waits too."""
+
+    name = "agent.waiting"
 
     def __str__(self) -> str:
         waiting = self.waiting
@@ -92,6 +104,8 @@ class MasterConnected(Event):
     """This node is connected to the master; ``is_again``: reconnected."""
 
     is_again: bool
+
+    name = "master.connected"
 
     def __str__(self) -> str:
         return "reconnected to the master" if self.is_again else "connected to the master"
@@ -120,6 +134,7 @@ class MasterUnreachable(Event):
     hosts: tuple[str, ...] = ()
     """With several endpoints and no leader: the answer of each host."""
 
+    name = "master.unreachable"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
@@ -141,6 +156,7 @@ class MasterAwaitedToLeave(Event):
 
     limit_s: float
 
+    name = "master.awaited"
     line = (
         "no connection to the master: trying for {limit_s:.0f} s to report that this node is "
         "leaving"
@@ -152,6 +168,7 @@ class WorkersFenced(Event):
 
     limit_s: float
 
+    name = "workers.fenced"
     severity = Severity.WARNING
     line = (
         "no leader for {limit_s:g} s: killing the workers of this node, since the job may restart "
@@ -164,6 +181,7 @@ class FenceLate(Event):
 
     late_s: float
 
+    name = "fence.late"
     severity = Severity.WARNING
     line = (
         "the workers of this node were killed up to {late_s:.1f} s too late (host overloaded): "
@@ -180,6 +198,7 @@ class NodeSignalled(Event):
     signal: str
     workers: int
 
+    name = "agent.signalled"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
@@ -189,6 +208,7 @@ class NodeSignalled(Event):
 class KilledOnRequest(Event):
     """A second Ctrl-C: all remaining processes are killed."""
 
+    name = "agent.killed_on_request"
     severity = Severity.WARNING
     line = "second Ctrl-C: killing all remaining processes"
 
@@ -200,6 +220,7 @@ class NodePreempted(Event):
     seconds: float
     limit_s: float
 
+    name = "agent.preempted"
     severity = Severity.WARNING
     line = (
         "this node is being preempted ({reason}), {seconds:.0f} s left: saving a snapshot on all "
@@ -213,6 +234,7 @@ class DrainOrdered(Event):
     reason: str
     limit_s: float
 
+    name = "drain.ordered"
     severity = Severity.WARNING
     line = "{reason}: saving a snapshot on all ranks (up to {limit_s:.0f} s)"
 
@@ -238,6 +260,7 @@ class PreemptionNoticesUnavailable(Event):
     source: str
     reason: str
 
+    name = "preemption.unavailable"
     severity = Severity.WARNING
     line = "--preemption-notice {source}: {reason}; continuing without preemption notices"
 
@@ -249,6 +272,7 @@ class ThisNodeLeaves(Event):
     workers: int
     step: int
 
+    name = "agent.leaving"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
@@ -261,6 +285,7 @@ class LogsKept(Event):
 
     path: str
 
+    name = "logs.kept"
     line = "logs of this node: {path}"
 
 
@@ -268,6 +293,8 @@ class JobEnded(Event):
     """The result of the job, the same on every node."""
 
     verdict: Verdict
+
+    name = "job.ended"
 
     @property
     def severity(self) -> Severity:

@@ -27,6 +27,7 @@ class RestartBegun(RoundEvent):
     restarts_used: int
     max_restarts: int
 
+    name = "restart.decided"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
@@ -43,7 +44,24 @@ class RegroupBegun(RoundEvent):
     nodes: int
     reason: str
 
+    name = "regroup.decided"
     line = "{at} regroup with {nodes} node(s): {reason}"
+
+
+class RoundStarted(RoundEvent):
+    """This node starts its workers of a round."""
+
+    nodes: int
+    world_size: int
+    restarts: int
+    """Counted restarts so far."""
+    reason: str
+    resumes_from: int = -1
+    """The step of the snapshot that the workers resume from; -1: none."""
+
+    name = "round.started"
+    severity = Severity.DEBUG
+    line = "{at} starting workers: {reason}"
 
 
 class WorkersStarted(RoundEvent):
@@ -58,6 +76,8 @@ class WorkersStarted(RoundEvent):
     store_pid: int | None
     """The store process, if there is one on this node."""
 
+    name = "workers.started"
+
     def __str__(self) -> str:
         last = self.first_rank + len(self.pids) - 1
         ranks = f"{self.first_rank}-{last}" if len(self.pids) > 1 else str(last)
@@ -70,11 +90,50 @@ class WorkersStarted(RoundEvent):
         )
 
 
+class TrainingStarted(RoundEvent):
+    """A worker of this node has completed its first step; only of workers that are watched."""
+
+    name = "training.started"
+    severity = Severity.DEBUG
+    line = "{at} first step completed"
+
+
+class WorkerExited(RoundEvent):
+    """A worker of this node exited."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    """The exit status, or minus the number of the signal."""
+    after_stop: bool
+    """Whether it was being stopped."""
+
+    name = "worker.exited"
+    severity = Severity.DEBUG
+    line = "{at} rank {rank} (pid {pid}) ended with {exit_code}"
+
+
+class RoundEnded(RoundEvent):
+    """No process of a round is left on this node."""
+
+    steps: int
+    """Completed steps of the furthest worker, as the script counts them; -1: not known."""
+    is_last: bool
+    """Whether no further round starts on this node."""
+
+    name = "round.ended"
+    severity = Severity.DEBUG
+    line = "{at} no process of the round is left on this node"
+
+
 class WorkersSucceeded(RoundEvent):
     """All workers of this node exited with 0."""
 
     workers: int
     nodes: int
+
+    name = "workers.succeeded"
 
     def __str__(self) -> str:
         others = "; waiting for the other nodes" if self.nodes > 1 else ""
@@ -86,6 +145,7 @@ class WorkerFailed(RoundEvent):
 
     failure: Failure
 
+    name = "worker.failed"
     severity = Severity.ERROR
 
     def __str__(self) -> str:
@@ -98,6 +158,7 @@ class TimerExpired(RoundEvent):
     pid: int
     scope: str
 
+    name = "worker.timer_expired"
     severity = Severity.WARNING
     line = "{at} terminating process {pid}: its timer {scope!r} expired"
 
@@ -105,11 +166,26 @@ class TimerExpired(RoundEvent):
 # --- hangs -----------------------------------------------------------------------------------
 
 
+class HangSuspected(RoundEvent):
+    """Workers of this node show no progress; the master decides whether they hang."""
+
+    ranks: tuple[int, ...]
+    idle_s: float
+    """Since their last step, or their start."""
+
+    name = "hang.suspected"
+    severity = Severity.DEBUG
+
+    def __str__(self) -> str:
+        return f"{self.at} no progress of rank(s) {_joined(self.ranks)} for {self.idle_s:.1f} s"
+
+
 class HangDismissed(RoundEvent):
     """Workers show no progress, but do not hang according to the master."""
 
     sentence: str
 
+    name = "hang.dismissed"
     severity = Severity.WARNING
     line = "{at} {sentence}"
 
@@ -119,6 +195,7 @@ class StacksKept(RoundEvent):
 
     path: str
 
+    name = "hang.stacks_kept"
     line = "{at} stacks of all ranks: {path}"
 
 
@@ -131,6 +208,8 @@ class CollectivesRecorded(RoundEvent):
     """Ranks that did not answer in time."""
     files: str
     """Prefix of the file names; the rank follows."""
+
+    name = "hang.collectives_recorded"
 
     def __str__(self) -> str:
         found = []
@@ -152,6 +231,8 @@ class WorkersStopped(RoundEvent):
     reason: str
     is_stale: bool
 
+    name = "workers.stopping"
+
     def __str__(self) -> str:
         verb, how = ("killing", " at once") if self.is_stale else ("stopping", "")
         return f"{self.at} {verb} {self.workers} worker(s){how}: {self.reason}"
@@ -167,6 +248,7 @@ class WorkersKilled(RoundEvent):
     leftovers: int
     """Number of processes that workers left running, if all workers have exited."""
 
+    name = "workers.killed"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
@@ -185,6 +267,8 @@ class KillOutlived(Event):
     with_gpus_s: float
     """The limit for processes with GPUs."""
 
+    name = "workers.outlived_kill"
+
     def __str__(self) -> str:
         return (
             f"process {_joined(self.pids, ', ')} still alive {self.after_s:g} s after SIGKILL: "
@@ -198,6 +282,8 @@ class LeftoversEnded(Event):
 
     pids: tuple[int, ...]
 
+    name = "workers.leftovers_ended"
+
     def __str__(self) -> str:
         pids = _joined(self.pids[:_PIDS_SHOWN], ", ")
         return (
@@ -210,6 +296,7 @@ class GpuMemoryHeld(Event):
 
     held: Mapping[str, int]
 
+    name = "gpu.memory_held"
     severity = Severity.WARNING
 
     def __str__(self) -> str:
@@ -236,10 +323,12 @@ class PreloadChanged(Event):
 
     state: PreloadState
     modules: tuple[str, ...]
-    text: str
+    detail: str
     """The duration, the file that has changed, or the reason of the failure."""
     is_of_checks: bool = False
     """Whether it is for the check workers."""
+
+    name = "preload.changed"
 
     @property
     def severity(self) -> Severity:
@@ -254,17 +343,18 @@ class PreloadChanged(Event):
             case PreloadState.LOADING:
                 return f"preload: importing {named}"
             case PreloadState.READY:
-                return f"preload: imported {named} in {self.text}"
+                return f"preload: imported {named} in {self.detail}"
             case PreloadState.STALE:
-                return f"preload: {self.text} has changed on disk; importing again"
+                return f"preload: {self.detail} has changed on disk; importing again"
             case PreloadState.FAILED:
                 which = "check worker" if self.is_of_checks else "worker"
-                return f"preload: {self.text}; falling back to normal {which} start"
+                return f"preload: {self.detail}; falling back to normal {which} start"
 
 
 class PreloadAwaited(RoundEvent):
     """The workers of a round start when the modules of ``--preload`` have been imported."""
 
+    name = "preload.awaited"
     line = "{at} waiting for --preload imports"
 
 
@@ -277,6 +367,7 @@ class LogFileEnded(Event):
     path: str
     reason: str
 
+    name = "log.file_ended"
     severity = Severity.WARNING
     line = "log file {path} ends here: {reason}; the workers keep running"
 
@@ -288,6 +379,7 @@ class RelayLost(Event):
     streams: int
     """Number of open streams; their workers get a broken pipe."""
 
+    name = "relay.lost"
     severity = Severity.WARNING
     line = (
         "the relay of the workers' output (pid {pid}) was killed with {streams} stream(s) open: "
@@ -300,6 +392,7 @@ class RelayReplaced(Event):
 
     pid: int
 
+    name = "relay.replaced"
     severity = Severity.WARNING
     line = "started another relay for the workers' output (pid {pid})"
 
@@ -307,6 +400,7 @@ class RelayReplaced(Event):
 class RelayFull(Event):
     """The relay has no file descriptor for a stream."""
 
+    name = "relay.full"
     severity = Severity.WARNING
     line = (
         "the relay of the workers' output has no file descriptor left: raise the limit (ulimit -n)"
@@ -318,5 +412,6 @@ class OutputUnshown(Event):
 
     bytes: int
 
+    name = "output.dropped"
     severity = Severity.WARNING
     line = "{bytes} bytes of the workers' output dropped: the console was not read"

@@ -69,6 +69,15 @@ class LogOptions:
         " local rank, e.g. 0:1,10:3 (default: 0).",
         streams,
     )
+    events: str | None = LOGS.option(
+        None,
+        "--events FILE",
+        "Write each event of this node as a line of JSON to a file, which is rotated at 64 MB, to a"
+        " Unix socket (unix:PATH) or to standard output (-). With --log-dir, its folder has"
+        " events.jsonl too.",
+        values.events_target,
+        ours=True,
+    )
     prefix_template: str = LOGS.option(
         "",
         "--log-line-prefix-template TEMPLATE",

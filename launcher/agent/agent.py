@@ -23,7 +23,7 @@ from ...events.node import (
     ThisNodeRenamed,
     WorkersFenced,
 )
-from ...events.workers import PreloadChanged, WorkersStopped
+from ...events.workers import PreloadChanged, RoundStarted, WorkersStopped
 from ...rendezvous.lease.fencing import FenceTick, Fencing
 from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
@@ -75,6 +75,7 @@ from ..spawner.client import (
 from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
 from .claim import OwnClaim
+from .first_steps import FirstSteps
 from .hangs import Hangs
 from .identity import NodeIdentity
 from .lifecycle import (
@@ -180,6 +181,7 @@ class Agent:
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
         self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
+        self._first_steps = FirstSteps(self._event)
         self._fencing = Fencing(
             options.rendezvous.timeouts,
             self.post,
@@ -241,7 +243,7 @@ class Agent:
             await self._handle(await self._events.get())
         if self._watching is not None:
             self._watching.cancel()
-        for part in (self._workers, self._hangs, self._fencing):
+        for part in (self._workers, self._hangs, self._first_steps, self._fencing):
             part.close()
         await unless_asked(self._conclude(), self._options.signals)
         self._saves.close()
@@ -387,6 +389,18 @@ class Agent:
             return
         if (begun := round_begun(assignment, self._options)) is not None:
             self._event(begun)
+        resumption = assignment.resumption
+        self._event(
+            RoundStarted(
+                assignment.round,
+                assignment.node_rank,
+                assignment.nodes,
+                assignment.world_size,
+                assignment.restarts,
+                assignment.reason,
+                resumption.step if resumption is not None else -1,
+            )
+        )
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
         self._draining.begin()
@@ -418,6 +432,7 @@ class Agent:
             case Spawned():
                 await self._workers.spawned(event)
                 self._hangs.begin(self._workers.group)
+                self._first_steps.begin(self._workers.group)
             case Exited():
                 await self._workers.exited(event)
             case Empty():

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ...events.event import Event
-from ...events.workers import HangDismissed, StacksKept
+from ...events.workers import HangDismissed, HangSuspected, StacksKept
 from ...rendezvous.protocol.messages import HangSpec, Stop
 from ...rendezvous.protocol.stacks import NoHang, StackReport, Suspicion
 from ..stacks.lateness import Lateness
@@ -111,7 +111,9 @@ class Hangs:
         }
         look = self._lateness.look(workers, now)
         if look.late:
-            self._send(Suspicion(group.assignment.round, look.late, look.idle_s))
+            at = group.assignment
+            self._note(HangSuspected(at.round, at.node_rank, look.late, look.idle_s))
+            self._send(Suspicion(at.round, look.late, look.idle_s))
         if workers:
             delay_s = max(0.0, look.again_at - now)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)

@@ -11,12 +11,14 @@ from ...errors import NodeExcludedError
 from ...events.event import Event, LogMessage
 from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, NodeStarted
+from ..machine.machine_id import machine_id
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
 from ..machine.worker_count import WorkerCount
 from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
 from ..reporting.failure_report import recorded
 from ..reporting.live_line import live_line
+from ..version import VERSION
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity
@@ -59,6 +61,8 @@ async def run_node(
     for warning in options.warnings:
         display.event(LogMessage(warning))
     identity = NodeIdentity(rendezvous.job_id)
+    if display.recorder is not None:
+        display.recorder.node = identity.node_id
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
     hosting = Hosting(rendezvous, display.event, trust)
@@ -68,7 +72,17 @@ async def run_node(
         await hosting.start()
         where = hosting.where
         display.event(
-            NodeStarted(rendezvous.job_id, identity.node_id, count.count, count.source, where)
+            NodeStarted(
+                rendezvous.job_id,
+                identity.node_id,
+                count.count,
+                count.source,
+                where,
+                host=identity.host,
+                address=port.offer.address,
+                machine_id=machine_id(),
+                release=VERSION,
+            )
         )
         async with live_line(display, agent.status.text, starter.spawner):
             status = await agent.run(hosting.connect)

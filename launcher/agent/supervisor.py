@@ -15,7 +15,9 @@ from ... import defaults
 from ...events.event import Event, LogMessage, Severity
 from ...events.workers import (
     PreloadAwaited,
+    RoundEnded,
     TimerExpired,
+    WorkerExited,
     WorkerFailed,
     WorkersStarted,
     WorkersSucceeded,
@@ -251,6 +253,7 @@ class Supervisor:
         if self._starter.timers is not None:
             self._starter.timers.forget(group.pids[event.local_rank])
         self._event_log.exited(event.local_rank, event.exit_code)
+        self._note_exit(group, event, after_stop=state.is_ending)
         if event.exit_code and event.local_rank not in of.not_started:
             await self._worker_failed(of, event, state)
         if not event.exit_code and state is WorkerGroupState.RUNNING:
@@ -263,6 +266,13 @@ class Supervisor:
         if of.stop is not None:
             of.stop.exited()
 
+    def _note_exit(self, group: WorkerGroup, event: Exited, *, after_stop: bool) -> None:
+        at, local_rank = group.assignment, event.local_rank
+        rank, pid = at.rank_offset + local_rank, group.pids[local_rank]
+        self._note(
+            WorkerExited(at.round, at.node_rank, rank, local_rank, pid, event.exit_code, after_stop)
+        )
+
     def empty(self) -> None:
         """Handle that no descendant of a worker is left."""
         if (group := self.group) is None or group.state is WorkerGroupState.GONE:
@@ -272,8 +282,7 @@ class Supervisor:
         if self._starter.relay is not None:
             self._starter.relay.forget(group.streams)
         free = partial(self._post, TimeOver(group, group.state))
-        is_last = group.has_succeeded or not self._listener.goes_on()
-        if is_last or not self._gpu_memory.when_free(free):
+        if self._is_last(group) or not self._gpu_memory.when_free(free):
             self._tell_gone(group)
 
     async def time_over(self, event: TimeOver) -> None:
@@ -291,7 +300,12 @@ class Supervisor:
     def _tell_gone(self, group: WorkerGroup) -> None:
         assert self._round is not None
         self._round.is_over = True
-        self._listener.workers_gone(group.assignment, group.progress)
+        at, steps = group.assignment, group.progress.furthest if group.progress is not None else -1
+        self._note(RoundEnded(at.round, at.node_rank, steps, self._is_last(group)))
+        self._listener.workers_gone(at, group.progress)
+
+    def _is_last(self, group: WorkerGroup) -> bool:
+        return group.has_succeeded or not self._listener.goes_on()
 
     # --- failures ----------------------------------------------------------------------------
 

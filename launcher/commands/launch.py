@@ -23,6 +23,8 @@ from ..machine.worker_count import WorkerCount, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
 from ..processes.tree import require_own_proc
 from ..reporting.display import Display
+from ..reporting.event_files import EventFiles
+from ..reporting.recorder import Recorder, attempt_of
 from ..spawner.client import SpawnerClient
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     rendezvous = options.rendezvous
     # A node by itself opens no port.
     trust = read_trust(rendezvous.trust) if rendezvous.endpoint is not None else None
-    display = Display()
+    recorder = Recorder(rendezvous.job_id, attempt_of(os.environ))
+    display = Display(recorder=recorder)
     environ = dict(os.environ)
     count = _worker_count(options, environ)
     if options.mode is not ScriptMode.COMMAND:
@@ -76,7 +79,12 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         raise
     starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers)
     status = exit_codes.WORKERS_FAILED
+    files = EventFiles(display, recorder)
     try:
+        if options.logs.events is not None:
+            files.add_target(options.logs.events)
+        if log_dir.path is not None and log_dir.keeps_files:
+            files.add_folder(log_dir.path)
         remark = start_preload(options, commands, os.environ, spawner)
         if remark is not None:  # it is of no use
             display.event(LogMessage(remark, Severity.WARNING))
@@ -95,6 +103,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         )
         status = startup.run(node)
     finally:
+        files.close()
         display.close()
         ignore(options.signals)
         if check_spawner is not None:

@@ -87,6 +87,13 @@ def notice_source(text: str) -> str:
     return source
 
 
+def events_target(text: str) -> str:
+    """Return where events are written: ``-``, ``unix:PATH`` or the path of a file."""
+    if not text.strip() or text == "unix:":
+        raise BadValue("the path of a file, unix:PATH or -")
+    return text
+
+
 def whole(low: int, high: int = MAX_COUNT) -> Callable[[str], int]:
     """Return a reader of a whole number from ``low`` to ``high``, in ASCII digits."""
     right = f"a whole number from {low} to {high}"

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ...events.event import Event, Severity
+from ...events.event import Event, LogMessage, Severity
 from ...printable import printable, printable_lines
 from .line_writer import LineWriter
+from .recorder import Recorder
 
 _LEVELS: Final = {**Severity.__members__, "CRITICAL": 50}
 _STDERR: Final = 2
@@ -33,13 +34,17 @@ _GIVE_BACK = f"{_SAVE}{_RESET_SCROLLING}{_BOTTOM}{_CLEAR_LINE}{_RESTORE}"
 class Display:
     """Writes event lines to standard error, and the live line if that is a terminal."""
 
-    def __init__(self, *, live: bool | None = None) -> None:
+    def __init__(self, *, live: bool | None = None, recorder: Recorder | None = None) -> None:
         """Create a display.
 
         Args:
             live: whether to keep a live line while this process is in the foreground; None: on
                 a terminal.
+            recorder: records every event, also those that the console does not show.
         """
+        self.recorder = recorder
+        self.copy: Callable[[str], None] = lambda _: None
+        """Receives each line and report of the console, without colours."""
         self._level = _LEVELS.get(os.environ.get("LOGLEVEL", "INFO").upper(), Severity.INFO)
         understands = os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in ("", "dumb")
         self.colour = understands and not os.environ.get("NO_COLOR")
@@ -69,13 +74,23 @@ class Display:
             event: what happened.
             severity: overrides the severity of the event; None: no override.
         """
+        if self.recorder is not None:
+            self.recorder.event(event)
         severity = event.severity if severity is None else severity
         if severity < self._level:
             return
         line = f"{time.strftime('%H:%M:%S')} ft-run {printable(str(event))}"
+        self.copy(line + "\n")
         if self.colour and severity >= Severity.WARNING:
             line = f"\x1b[{31 if severity >= Severity.ERROR else 33}m{line}\x1b[0m"
         self._writer.put(line + "\n")
+
+    def warn_unrecorded(self, name: str, reason: str) -> None:
+        """Warn that lines of a file of events are being lost."""
+        sentence = (
+            f"cannot write to {name}: {reason}; the job continues, and lost lines are counted"
+        )
+        self.event(LogMessage(sentence, Severity.WARNING))
 
     def line(self, text: str) -> None:
         """Write a machine-readable line, without a time stamp and at any level."""
@@ -92,7 +107,10 @@ class Display:
             is_styled: the text has colours; external text in it was already made printable.
         """
         text = text if is_styled else printable_lines(text)
-        self._writer.put("\n" + (text if text.endswith("\n") else text + "\n"))
+        whole = "\n" + (text if text.endswith("\n") else text + "\n")
+        if not is_styled:
+            self.copy(whole)
+        self._writer.put(whole)
 
     def open(self, tell_last_words: Callable[[str], None]) -> None:
         """Reserve the row of the live line.

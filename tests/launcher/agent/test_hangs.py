@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from ft_run.events.event import Event
-from ft_run.events.workers import HangDismissed, StacksKept
+from ft_run.events.workers import HangDismissed, HangSuspected, StacksKept
 from ft_run.launcher.agent.hangs import Hangs
 from ft_run.launcher.agent.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.launcher.processes.worker_watch import WorkerWatch
@@ -110,7 +110,10 @@ def test_what_the_master_answers_is_told_and_the_time_starts_again(node: Node) -
         node.hangs.answered(NoHang(2, "it moves"))
         node.hangs._look()
         assert len(node.sent) == 1
-        assert node.told == [HangDismissed(2, 1, "it moves")]
+        suspected, dismissed = node.told
+        assert isinstance(suspected, HangSuspected)
+        assert (suspected.ranks, round(suspected.idle_s)) == ((4,), 70)
+        assert dismissed == HangDismissed(2, 1, "it moves")
         node.hangs.repeat()  # nothing is late any more
         assert len(node.sent) == 1
         node.hangs.close()

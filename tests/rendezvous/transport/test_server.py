@@ -229,7 +229,7 @@ def test_what_is_out_of_bounds_is_refused_in_one_sentence() -> None:
                 )
                 assert await ended(stream)
             (refusal,) = scene.refusals  # once per reason
-            assert refusal.node.startswith("a node at ipv4:127.0.0.1:")
+            assert refusal.peer.startswith("a node at ipv4:127.0.0.1:")
             assert refusal.sentence.startswith("it sent an invalid message: port is")
             assert scene.master.group.job is None
 

@@ -1,0 +1,75 @@
+"""The files of this node's events: what ``--events`` names, and those below ``--log-dir``."""
+
+import json
+import os
+from collections.abc import Callable
+
+from ...events.event import EventsLost
+from ...events.record import Record
+from .background_writer import BackgroundWriter
+from .display import Display
+from .outlets import Outlet, RotatedFile, open_outlet
+from .recorder import Recorder
+
+EVENTS, CONSOLE = "events.jsonl", "agent.log"
+"""Names of the files below ``--log-dir``."""
+
+
+class EventFiles:
+    """Writes the events and the console lines of this node; ``close`` it."""
+
+    def __init__(self, display: Display, recorder: Recorder) -> None:
+        """Write nothing yet.
+
+        Args:
+            display: shows an outage, and has the console lines.
+            recorder: has the events.
+        """
+        self._display, self._recorder = display, recorder
+        self._writers: list[BackgroundWriter] = []
+
+    def add_target(self, target: str) -> None:
+        """Write events to what ``--events`` names.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        self._add_events(open_outlet(target), target)
+
+    def add_folder(self, folder: str) -> None:
+        """Write events and console lines to files in a folder."""
+        self._add_events(RotatedFile(os.path.join(folder, EVENTS)), EVENTS)
+        lines = self._writer(
+            RotatedFile(os.path.join(folder, CONSOLE)),
+            CONSOLE,
+            lambda lost, reason: b"[%d lines lost: %s]\n" % (lost, reason.encode()),
+        )
+        self._display.copy = lambda text: lines.put(text.encode(errors="backslashreplace"))
+
+    def close(self) -> None:
+        """Write what waits, within a few seconds."""
+        for writer in self._writers:
+            writer.close()
+
+    def _add_events(self, outlet: Outlet, name: str) -> None:
+        writer = self._writer(
+            outlet,
+            name,
+            lambda lost, reason: line_of(self._recorder.record(EventsLost(lost, reason))),
+        )
+        self._recorder.add(lambda record: writer.put(line_of(record)))
+
+    def _writer(
+        self, outlet: Outlet, name: str, lost_line: Callable[[int, str], bytes]
+    ) -> BackgroundWriter:
+        writer = BackgroundWriter(
+            outlet, lost_line, lambda reason: self._display.warn_unrecorded(name, reason)
+        )
+        self._writers.append(writer)
+        return writer
+
+
+def line_of(record: Record) -> bytes:
+    """Return a record as a line of JSON in UTF-8."""
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace") + b"\n"

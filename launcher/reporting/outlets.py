@@ -1,0 +1,219 @@
+"""Where lines of ``--events`` go: a file that is rotated, a socket, or standard output.
+
+An outlet writes whole lines, and may wait for the disk or the reader: only ``BackgroundWriter``
+calls it, in its own thread.
+"""
+
+import os
+import socket
+import stat
+from contextlib import suppress
+from typing import Final, Protocol
+
+from ...errors import UsageError
+from ..flags.values import shown
+from ..logs.console_file import ConsoleFile
+
+MAX_BYTES: Final = 64 << 20
+"""The size at which a file is rotated; one older file is kept."""
+STDOUT: Final = "-"
+UNIX: Final = "unix:"
+_MODE: Final = 0o644
+_NO_READER_S: Final = 1.0
+
+
+class Outlet(Protocol):
+    """Takes lines, one at a time."""
+
+    retry_s: float | None
+    """Seconds until a line that could not be written is tried again; None: it is lost."""
+
+    def write(self, line: bytes) -> None:
+        """Write one line, all of it or nothing.
+
+        Raises:
+            OSError: nothing was written.
+        """
+
+    def close(self) -> None:
+        """Release the descriptor."""
+
+
+def open_outlet(target: str) -> Outlet:
+    """Open what ``--events`` names.
+
+    Args:
+        target: ``-``, ``unix:PATH`` or the path of a file.
+
+    Raises:
+        UsageError: the file cannot be written. A socket may get its listener later.
+    """
+    if target == STDOUT:
+        return StandardOutput()
+    if target.startswith(UNIX):
+        return UnixSocket(target.removeprefix(UNIX))
+    outlet = RotatedFile(target)
+    try:
+        outlet.open()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write events to {shown(target)}: {error.strerror}; expected a file in a"
+            " writable directory, unix:PATH or - with --events."
+        ) from error
+    return outlet
+
+
+class RotatedFile:
+    """A file of lines; at a size limit it becomes ``FILE.1``, and a new one begins.
+
+    Processes of one host may share a file: each line is one append, and a process that finds that
+    another one has rotated the file continues in the new one.
+    """
+
+    retry_s: float | None = None
+
+    def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
+        """Take the path; ``open`` it, or the first line does."""
+        self._path = os.path.abspath(path)
+        self._max_bytes = max_bytes
+        self._fd: int | None = None
+        self._is_torn = False
+        """Whether the file ends in a part of a line, which could not be removed."""
+
+    def open(self) -> None:
+        """Open or create the file.
+
+        Raises:
+            OSError: it cannot be written, or is no regular file.
+        """
+        # A FIFO without a reader would make a plain open wait for one.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        fd = os.open(self._path, flags, _MODE)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(0, "Not a regular file")
+        self._fd = fd
+
+    def write(self, line: bytes) -> None:
+        """Append a line.
+
+        Raises:
+            OSError: e.g. the disk is full. The part that was written is removed.
+        """
+        size = self._ready(len(line))
+        assert self._fd is not None
+        text = b"\n" + line if self._is_torn else line
+        done = 0
+        try:
+            while done < len(text):  # a disk that is nearly full takes a part
+                done += os.write(self._fd, text[done:])
+        except OSError:
+            self._is_torn |= bool(done) and not self._take_back(size, done)
+            raise
+        self._is_torn = False
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _ready(self, more: int) -> int:
+        """Open, reopen or rotate the file before a line; return its size."""
+        if self._fd is not None and not self._is_in_place():
+            self.close()
+        if self._fd is None:
+            self.open()
+        assert self._fd is not None
+        size = os.fstat(self._fd).st_size
+        if size and size + more > self._max_bytes:
+            os.replace(self._path, f"{self._path}.1")
+            self.close()
+            self.open()
+            self._is_torn, size = False, 0
+        return size
+
+    def _is_in_place(self) -> bool:
+        """Return whether the path still leads to the open file."""
+        assert self._fd is not None
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        return False
+
+    def _take_back(self, size: int, done: int) -> bool:
+        """Remove the part of a line that was written, if no other process has written since."""
+        assert self._fd is not None
+        with suppress(OSError):
+            if os.fstat(self._fd).st_size == size + done:
+                os.ftruncate(self._fd, size)
+                return True
+        return False
+
+
+class UnixSocket:
+    """A connection to a Unix stream socket; a line whose reader is gone waits for the next one."""
+
+    retry_s: float | None = _NO_READER_S
+
+    def __init__(self, path: str) -> None:
+        """Take the path; the first line connects to it."""
+        self._path = path
+        self._socket: socket.socket | None = None
+
+    def write(self, line: bytes) -> None:
+        """Send a line.
+
+        Raises:
+            OSError: nobody listens there, or the reader is gone; the next call connects again.
+        """
+        if self._socket is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.connect(self._path)
+            except OSError:
+                connection.close()
+                raise
+            self._socket = connection
+        try:
+            self._socket.sendall(line)
+        except OSError:
+            self.close()  # a part of the line may be sent: the next reader gets all of it
+            raise
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class StandardOutput:
+    """Descriptor 1, which the workers may write to as well."""
+
+    retry_s: float | None = None
+
+    def __init__(self) -> None:
+        """Open it again where possible: it must stay blocking for the workers."""
+        self._file = ConsoleFile(1)
+        self._is_torn = False
+
+    def write(self, line: bytes) -> None:
+        """Write a line, when the reader takes it.
+
+        Raises:
+            OSError: the reader is gone, or the disk is full.
+        """
+        text = b"\n" + line if self._is_torn else line
+        done = 0
+        try:
+            while done < len(text):
+                self._file.is_writable(_NO_READER_S)
+                with suppress(BlockingIOError):
+                    done += self._file.write(text[done:])
+        except OSError:
+            self._is_torn |= bool(done)
+            raise
+        self._is_torn = False
+
+    def close(self) -> None:
+        """Do nothing: the descriptor is the process's."""

@@ -1,0 +1,109 @@
+"""Makes a record of each event of this process: who reports it, when, and what it says."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from ...events.event import Event, HostSuspended
+from ...events.node import NodeStarted, ThisNodeRenamed
+from ...events.record import VERSION, Record, fields_of
+from ...printable import printable
+from ...values import dataclass
+
+_SUSPENSION_MIN_S = 0.1
+"""Two clocks that are read one after the other differ by less."""
+
+Sink = Callable[[Record], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks of a host, each a function that returns seconds."""
+
+    wall: Callable[[], float] = time.time
+    running: Callable[[], float] = time.monotonic
+    """Does not count while the host is suspended."""
+    boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    """Also counts while the host is suspended."""
+
+
+class Recorder:
+    """Passes the record of each event to its sinks."""
+
+    def __init__(self, job: str, attempt: int = 0, clocks: Clocks = Clocks()) -> None:  # noqa: B008 - a value
+        """Create a recorder without sinks.
+
+        Args:
+            job: the id of the job.
+            attempt: how often the scheduler has started this job again.
+            clocks: the clocks of this host.
+        """
+        self.node = ""
+        """The id of this node; empty: not known yet."""
+        self._job, self._attempt, self._clocks = job, attempt, clocks
+        self._round: int | None = None
+        self._began = clocks.boot()
+        self._suspended_s = self._began - clocks.running()
+        self._sinks: list[tuple[Sink, frozenset[str] | None]] = []
+
+    def add(self, sink: Sink, names: frozenset[str] | None = None) -> None:
+        """Pass the records of events from now on to a function.
+
+        Args:
+            sink: receives each record.
+            names: the names of the events that it receives; None: all.
+        """
+        self._sinks.append((sink, names))
+
+    def event(self, event: Event) -> None:
+        """Record an event."""
+        if isinstance(event, NodeStarted):
+            self.node = event.node_id
+        elif isinstance(event, ThisNodeRenamed):
+            self.node = event.given
+        sinks = [sink for sink, names in self._sinks if names is None or event.name in names]
+        if sinks:
+            self._note_suspension()
+            self._pass(event, sinks)
+
+    def record(self, event: Event) -> Record:
+        """Return the record of an event that happens now."""
+        now, boot = self._clocks.wall(), self._clocks.boot()
+        fields = fields_of(event)
+        self._round = fields.pop("round", self._round)
+        return {
+            "time": _written(now),
+            "uptime_s": round(boot - self._began, 6),
+            "name": event.name,
+            "version": VERSION,
+            "severity": event.severity.name.lower(),
+            "job": self._job,
+            "attempt": self._attempt,
+            "node": self.node,
+            "round": self._round,
+            **{name: value for name, value in fields.items() if name != "severity"},
+            "text": printable(str(event)),
+        }
+
+    def _note_suspension(self) -> None:
+        suspended_s = self._clocks.boot() - self._clocks.running()
+        more_s, self._suspended_s = suspended_s - self._suspended_s, suspended_s
+        if more_s >= _SUSPENSION_MIN_S:
+            event = HostSuspended(more_s)
+            self._pass(event, [s for s, names in self._sinks if not names or event.name in names])
+
+    def _pass(self, event: Event, sinks: list[Sink]) -> None:
+        record = self.record(event)
+        for sink in sinks:
+            sink(record)
+
+
+def attempt_of(environ: Mapping[str, str]) -> int:
+    """Return how often the scheduler has started this job again, as Slurm counts it; else 0."""
+    text = environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def _written(now: float) -> str:
+    """Return a time as RFC 3339 has it, in UTC: ``2026-11-25T06:38:28.123456Z``."""
+    seconds, micros = divmod(round(now * 1e6), 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06d}Z"

@@ -1,0 +1,131 @@
+"""The schema of events: every class can be written, is valid, and can be read back."""
+
+import enum
+import json
+import re
+import typing
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any
+
+import jsonschema
+import pytest
+from ft_run.docs.generate import files
+from ft_run.events import schema
+from ft_run.events.event import Event, EventsLost, LogMessage, Severity
+from ft_run.events.record import ENVELOPE, VERSION
+from ft_run.events.workers import HangSuspected, WorkerFailed, WorkersStarted
+from ft_run.launcher.reporting.event_files import line_of
+from ft_run.launcher.reporting.recorder import Recorder
+from ft_run.rendezvous.protocol.failure import node_lost
+from ft_run.values import names
+
+VALIDATOR = jsonschema.Draft202012Validator(schema.json_schema())
+CLASSES = list(schema.event_classes())
+
+
+def sample(hint: Any) -> Any:
+    """Return a value of a type; each has a content that could get lost on the way."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (UnionType, typing.Union):
+        return sample(next(one for one in arguments if one is not NoneType))
+    if origin is tuple:
+        return (sample(arguments[0]),)
+    if origin is not None and issubclass(origin, Mapping):
+        return {"GPU-1": sample(arguments[1])}
+    if issubclass(hint, enum.Enum):
+        return list(hint)[-1]
+    simple = {bool: True, int: 2**60 + 1, float: 0.1, str: 'ä "\n\u2028\x1b'}
+    if hint in simple:
+        return simple[hint]
+    hints = typing.get_type_hints(hint)
+    return hint(**{name: sample(hints[name]) for name in names(hint)})
+
+
+def written(event: Event) -> bytes:
+    return line_of(Recorder("job", 3).record(event))
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.name)
+def test_an_event_is_written_valid_and_read_back(kind: type[Event]) -> None:
+    event = sample(kind)
+    line = written(event)
+    assert line.count(b"\n") == 1
+    record = json.loads(line)
+    VALIDATOR.validate(record)
+    assert list(ENVELOPE) == [name for name in record if name in ENVELOPE]
+    assert (record["name"], record["version"], record["attempt"]) == (kind.name, 1, 3)
+    assert schema.read(line) == event
+
+
+def test_names_are_unique_and_have_a_subject() -> None:
+    found = [kind.name for kind in CLASSES]
+    assert len({*found}) == len(found)
+    for name in found:
+        assert re.fullmatch(r"[a-z]+\.[a-z_]+", name)
+
+
+def test_no_field_has_the_name_of_a_key_of_every_line() -> None:
+    for kind in CLASSES:
+        allowed = {"round", "severity"}  # which mean the same
+        assert not {*names(kind)} & {*ENVELOPE} - allowed, kind
+
+
+def test_every_module_of_events_is_in_the_schema() -> None:
+    assert {WorkerFailed, EventsLost, LogMessage} <= {*CLASSES}
+    assert not {kind.__name__ for kind in all_events(Event)} - {kind.__name__ for kind in CLASSES}
+
+
+def all_events(kind: type[Event]) -> typing.Iterator[type[Event]]:
+    for child in type.__subclasses__(kind):
+        # The metaclass makes each class twice: the plain one has no name of a file either.
+        if child.name and "_dataclass_parts" in vars(child):
+            yield child
+        yield from all_events(child)
+
+
+def test_a_line_without_what_a_later_release_added_is_read() -> None:
+    record = json.loads(written(WorkersStarted(1, 0, 0, (5,), 1, 1, "h", 2, None)))
+    record["added"] = {"by": "a later release"}
+    event = schema.read(json.dumps(record))
+    assert isinstance(event, WorkersStarted)
+    assert event.store_pid is None
+    failed = json.loads(written(WorkerFailed(1, 0, node_lost(1, "h", "r", "why"))))
+    del failed["failure"]["after_stop"]  # it has a default
+    assert isinstance(schema.read(json.dumps(failed)), WorkerFailed)
+    unknown = {**record, "name": "node.teleported"}
+    VALIDATOR.validate(unknown)
+    assert schema.read(json.dumps(unknown)) is None
+
+
+def test_another_version_is_refused() -> None:
+    record = json.loads(written(EventsLost(1, "x"))) | {"version": VERSION + 1}
+    with pytest.raises(ValueError, match="expected an object with version 1"):
+        schema.read(json.dumps(record))
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(record)
+
+
+def test_a_line_with_a_wrong_field_is_not_valid() -> None:
+    record = json.loads(written(EventsLost(1, "x")))
+    for wrong in ({**record, "lines": "1"}, {k: v for k, v in record.items() if k != "lines"}):
+        with pytest.raises(jsonschema.ValidationError):
+            VALIDATOR.validate(wrong)
+    with pytest.raises(ValueError, match="expected integer"):
+        schema.read(json.dumps({**record, "lines": "1"}))
+
+
+def test_a_number_that_is_not_finite_is_null() -> None:
+    event = HangSuspected(1, 0, (2,), float("inf"))
+    record = json.loads(written(event))
+    assert record["idle_s"] is None
+    assert schema.read(json.dumps(record)) == event
+
+
+def test_a_name_that_is_no_utf_8_is_written() -> None:
+    assert b'"sentence":"a?b"' in written(LogMessage("a\udcffb", Severity.INFO))
+
+
+def test_the_schema_in_the_documentation_is_current() -> None:
+    made = files()["reference/events.schema.json"]
+    assert json.loads(made) == schema.json_schema()
