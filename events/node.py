@@ -1,6 +1,7 @@
 """Events of this node: how it joins, waits and leaves, its connection to the master, its end."""
 
 import enum
+from collections.abc import Mapping
 
 from ..rendezvous.protocol.messages import Outcome, Verdict, Waiting
 from .event import Event, Severity
@@ -287,6 +288,35 @@ class LogsKept(Event):
 
     name = "logs.kept"
     line = "logs of this node: {path}"
+
+
+class TimeAccounted(Event):
+    """Where the time of this node went, at its end; each second is in one phase."""
+
+    seconds: float
+    """Since this ft-run started."""
+    phases: Mapping[str, float]
+    """Seconds by phase."""
+    restarts: Mapping[str, int]
+    """Number of restarts by the kind of the failure."""
+    restart_phases: Mapping[str, float]
+    """Of ``phases``, the seconds from a failure to the next start of training, in total."""
+    lost: Mapping[str, float]
+    """Seconds of training whose steps were lost, by the kind of the failure."""
+    goodput: float | None
+    """Training less what was lost, as a share of ``seconds``; null: steps are not watched."""
+
+    name = "time.accounted"
+
+    def __str__(self) -> str:
+        largest = sorted(self.phases.items(), key=lambda phase: -phase[1])
+        spent = ", ".join(
+            f"{name} {seconds:.1f} s" for name, seconds in largest[:3] if seconds > 0.1
+        )
+        count = sum(self.restarts.values())
+        each_s = sum(self.restart_phases.values()) / max(1, count)
+        more = f"; {count} restart(s), {each_s * 1000:.0f} ms each" if count else ""
+        return f"time: {self.seconds:.1f} s ({spent}){more}"
 
 
 class JobEnded(Event):

@@ -58,6 +58,8 @@ class RoundStarted(RoundEvent):
     reason: str
     resumes_from: int = -1
     """The step of the snapshot that the workers resume from; -1: none."""
+    is_watched: bool = False
+    """Whether the workers report their steps."""
 
     name = "round.started"
     severity = Severity.DEBUG
@@ -93,9 +95,27 @@ class WorkersStarted(RoundEvent):
 class TrainingStarted(RoundEvent):
     """A worker of this node has completed its first step; only of workers that are watched."""
 
+    step: int = -1
+    """Completed steps of the furthest worker, as the script counts them; -1: not known."""
+
     name = "training.started"
     severity = Severity.DEBUG
     line = "{at} first step completed"
+
+
+class RoundProgressed(RoundEvent):
+    """The workers of this node run; reported once a minute."""
+
+    steps: int
+    """Completed steps of the furthest worker, as the script counts them; -1: not known."""
+    steps_per_s: float
+    """Of the fastest worker, lately; 0: not known."""
+    idle_s: float
+    """Since the last step of any worker; 0: not known."""
+
+    name = "round.progressed"
+    severity = Severity.DEBUG
+    line = "{at} running, steps={steps} steps_per_s={steps_per_s:.3g} idle={idle_s:.1f} s"
 
 
 class WorkerExited(RoundEvent):

@@ -75,7 +75,6 @@ from ..spawner.client import (
 from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
 from .claim import OwnClaim
-from .first_steps import FirstSteps
 from .hangs import Hangs
 from .identity import NodeIdentity
 from .lifecycle import (
@@ -98,6 +97,7 @@ from .orphans import adopt_orphans, kill_orphans
 from .reports import NodeReports
 from .signals import hear, unless_asked
 from .snapshots import HeldSnapshots, NodeOffers
+from .step_events import StepEvents
 from .stopping import TimeOver
 from .supervisor import Supervisor
 from .worker_starter import WorkerStarter
@@ -181,7 +181,7 @@ class Agent:
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
         self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
-        self._first_steps = FirstSteps(self._event)
+        self._step_events = StepEvents(self._event)
         self._fencing = Fencing(
             options.rendezvous.timeouts,
             self.post,
@@ -243,7 +243,7 @@ class Agent:
             await self._handle(await self._events.get())
         if self._watching is not None:
             self._watching.cancel()
-        for part in (self._workers, self._hangs, self._first_steps, self._fencing):
+        for part in (self._workers, self._hangs, self._step_events, self._fencing):
             part.close()
         await unless_asked(self._conclude(), self._options.signals)
         self._saves.close()
@@ -399,6 +399,7 @@ class Agent:
                 assignment.restarts,
                 assignment.reason,
                 resumption.step if resumption is not None else -1,
+                self._node.is_watched,
             )
         )
         self._claim.started(assignment)
@@ -432,7 +433,7 @@ class Agent:
             case Spawned():
                 await self._workers.spawned(event)
                 self._hangs.begin(self._workers.group)
-                self._first_steps.begin(self._workers.group)
+                self._step_events.begin(self._workers.group)
             case Exited():
                 await self._workers.exited(event)
             case Empty():

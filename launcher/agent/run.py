@@ -18,6 +18,7 @@ from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
 from ..reporting.failure_report import recorded
 from ..reporting.live_line import live_line
+from ..reporting.time_report import TimeReport
 from ..version import VERSION
 from .agent import Agent
 from .hosting import Hosting
@@ -60,6 +61,7 @@ async def run_node(
     rendezvous = options.rendezvous
     for warning in options.warnings:
         display.event(LogMessage(warning))
+    time_report = TimeReport(display)
     identity = NodeIdentity(rendezvous.job_id)
     if display.recorder is not None:
         display.recorder.node = identity.node_id
@@ -99,6 +101,7 @@ async def run_node(
     finally:
         if crew is not None:
             await crew.rest()
+        time_report.close()
         hurry_on(options.signals, display.hurry)
         display.close()
         port.close()

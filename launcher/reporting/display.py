@@ -59,6 +59,10 @@ class Display:
         self._writer = LineWriter()
         self._tell_last_words: Callable[[str], None] = lambda _: None
 
+    def shows(self, severity: Severity) -> bool:
+        """Return whether the console shows events of this severity (``LOGLEVEL``)."""
+        return severity >= self._level
+
     @property
     def columns(self) -> int:
         """Current number of columns of the terminal; 80 if unknown."""
@@ -77,7 +81,7 @@ class Display:
         if self.recorder is not None:
             self.recorder.event(event)
         severity = event.severity if severity is None else severity
-        if severity < self._level:
+        if not self.shows(severity):
             return
         line = f"{time.strftime('%H:%M:%S')} ft-run {printable(str(event))}"
         self.copy(line + "\n")

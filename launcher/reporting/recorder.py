@@ -54,6 +54,11 @@ class Recorder:
         """
         self._sinks.append((sink, names))
 
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since this process started to record."""
+        return self._clocks.boot() - self._began
+
     def event(self, event: Event) -> None:
         """Record an event."""
         if isinstance(event, NodeStarted):
