@@ -277,6 +277,11 @@ def test_the_report_says_where_all_ranks_were_and_what_nccl_recorded_is_kept(
     (kept,) = (ft.folder / "logs").rglob("hang.txt")
     assert kept.read_text().startswith(report[0] + "\n\nrank 0 on node 0 (")
     assert f"{serves} serve" in kept.read_text()
+    (events,) = (ft.folder / "logs").rglob("events.jsonl")
+    records = map(json.loads, events.read_text().splitlines())
+    suspected = [record for record in records if record["name"] == "hang.suspected"]
+    assert {rank for record in suspected for rank in record["ranks"]} == {0, 1}
+    assert all(record["idle_s"] >= 1 for record in suspected)
     job.expect(rf"flight recorder: wrote the last collectives of rank\(s\) 0,1: {files}\*$")
     assert [Path(f"{files}{rank}").read_text() for rank in (0, 1)] == ["all that was"] * 2
 

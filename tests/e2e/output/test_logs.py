@@ -1,11 +1,13 @@
 """Log files are there after everything: restarts, regroups, and a kill at any moment."""
 
 import contextlib
+import json
 import os
 import random
 import re
 import signal
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,6 +69,11 @@ def test_the_files_of_every_attempt_are_kept_over_restarts_and_regroups(
     assert first.wait() == 0, first.stderr
     runs = sorted(logs.iterdir(), key=lambda run: len(list(run.iterdir())))
     assert [len(contents(run)) for run in runs] == [2, 3]
+    records = [json.loads(line) for line in (runs[1] / "events.jsonl").read_text().splitlines()]
+    joined = [record for record in records if record["name"] == "node.joined"]
+    assert [(record["host"], record["workers"]) for record in joined] == [(gethostname(), 1)] * 2
+    assert "node.leaving" in {record["name"] for record in records}
+    assert len({record["node_id"] for record in joined}) == 2
     leaver, stayer = contents(runs[0]), contents(runs[1])
     for attempts in (leaver, stayer):
         for name, files in attempts.items():
