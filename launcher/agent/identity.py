@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 
 _MOST_PER_HOST = 4096
+_MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 class NodeIdentity:
@@ -56,6 +57,18 @@ class NodeIdentity:
             with contextlib.suppress(OSError):  # a full disk: a restart requests the old number
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, number.encode(), 0)
+
+
+def machine_id() -> str:
+    """Return the content of ``/etc/machine-id`` (``man 5 machine-id``); empty: there is none.
+
+    A container has that of its image, which may be the same on several machines.
+    """
+    for path in _MACHINE_IDS:
+        with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+            if found := file.read(64).strip():
+                return found
+    return ""
 
 
 def _claim_number(job_id: str) -> tuple[int | None, int]:

@@ -11,7 +11,6 @@ from ...errors import NodeExcludedError
 from ...events.event import Event, LogMessage
 from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, NodeStarted
-from ..machine.machine_id import machine_id
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
 from ..machine.worker_count import WorkerCount
 from ..options import LaunchOptions, RendezvousOptions
@@ -22,7 +21,7 @@ from ..reporting.time_report import TimeReport
 from ..version import VERSION
 from .agent import Agent
 from .hosting import Hosting
-from .identity import NodeIdentity
+from .identity import NodeIdentity, machine_id
 from .signals import hurry_on, unless_asked
 from .worker_starter import WorkerStarter
 

@@ -23,13 +23,13 @@ from ..machine.worker_count import WorkerCount, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
 from ..processes.tree import require_own_proc
 from ..reporting.display import Display
-from ..reporting.event_files import EventFiles
 from ..reporting.recorder import Recorder, attempt_of
 from ..spawner.client import SpawnerClient
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..agent.file_timers import FileTimers
+    from ..reporting.event_files import EventFiles
 
 
 def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
@@ -79,12 +79,9 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         raise
     starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers)
     status = exit_codes.WORKERS_FAILED
-    files = EventFiles(display, recorder)
+    files: EventFiles | None = None
     try:
-        if options.logs.events is not None:
-            files.add_target(options.logs.events)
-        if log_dir.path is not None and log_dir.keeps_files:
-            files.add_folder(log_dir.path)
+        files = _event_files(options, log_dir, display, recorder)
         remark = start_preload(options, commands, os.environ, spawner)
         if remark is not None:  # it is of no use
             display.event(LogMessage(remark, Severity.WARNING))
@@ -103,7 +100,8 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         )
         status = startup.run(node)
     finally:
-        files.close()
+        if files is not None:
+            files.close()
         display.close()
         ignore(options.signals)
         if check_spawner is not None:
@@ -115,6 +113,20 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
             log_dir.remove_if_temporary()
         log_dir.remove_if_unused()
     return status
+
+
+def _event_files(
+    options: LaunchOptions, log_dir: LogDir, display: Display, recorder: Recorder
+) -> "EventFiles | None":
+    """Return the files that events are written to; None: there are none."""
+    folder = log_dir.path if log_dir.keeps_files else None
+    if options.logs.events is None and folder is None:
+        return None
+    from ..reporting.event_files import EventFiles  # many jobs have none
+
+    files = EventFiles(display, recorder)
+    files.open(options.logs.events, folder)
+    return files
 
 
 def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCount:

@@ -9,12 +9,12 @@ started one after the other. Durations within one ``ft-run`` are those of ``upti
 nobody sets; the time between two is that of the wall clock.
 """
 
-import calendar
 import enum
 from typing import Final, TypeVar
 
 from ...events.record import Record
 from ...values import dataclass, field, names
+from .accounted import NAMES, STOPS
 from .kept_steps import KeptSteps
 
 
@@ -49,21 +49,7 @@ IN_ROUND: Final = frozenset(
 )
 _MAY_DRAIN: Final = IN_ROUND - {Phase.STOPPING}
 _MAY_HANG: Final = frozenset({Phase.BUILDING, Phase.TRAINING, Phase.RUNNING})
-STOPS: Final = frozenset(
-    {
-        *("workers.stopping", "worker.failed", "workers.succeeded", "workers.fenced"),
-        *("agent.signalled", "agent.leaving"),
-    }
-)
-"""The events at which workers stop."""
-NAMES: Final = STOPS | {
-    *("agent.started", "agent.waiting", "agent.preempted", "drain.ordered", "host.suspended"),
-    *("checks.progressed", "checks.ended", "round.started", "workers.started"),
-    *("training.started", "round.progressed", "hang.suspected", "hang.dismissed", "round.ended"),
-    *("restart.decided", "regroup.decided", "time.accounted", "job.ended"),
-}
-"""The events that matter."""
-
+_DAYS_TO_1970: Final = 719_469
 
 K = TypeVar("K")
 
@@ -302,6 +288,9 @@ class Accounting:
 def seconds_of(time: str) -> float:
     """Return the Unix time of a record's ``time``: ``2026-11-25T06:38:28.123456Z``."""
     date, _, rest = time.partition("T")
-    clock, _, fraction = rest.removesuffix("Z").partition(".")
-    numbers = tuple(int(part) for part in (*date.split("-"), *clock.split(":")))
-    return float(calendar.timegm(numbers)) + float(f"0.{fraction}")
+    year, month, day = map(int, date.split("-"))
+    hour, minute, second = rest.removesuffix("Z").split(":")
+    # Days of the Gregorian calendar, in years that begin in March, so that a leap day is the last.
+    year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
+    days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day
+    return (days - _DAYS_TO_1970) * 86_400.0 + int(hour) * 3600 + int(minute) * 60 + float(second)

@@ -28,16 +28,22 @@ class EventFiles:
         self._display, self._recorder = display, recorder
         self._writers: list[BackgroundWriter] = []
 
-    def add_target(self, target: str) -> None:
-        """Write events to what ``--events`` names.
+    def open(self, target: str | None, folder: str | None) -> None:
+        """Write from now on.
+
+        Args:
+            target: what ``--events`` names; None: nothing.
+            folder: the folder for ``events.jsonl`` and ``agent.log``; None: there is none.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the target cannot be written.
         """
-        self._add_events(open_outlet(target), target)
+        if target is not None:
+            self._add_events(open_outlet(target), target)
+        if folder is not None:
+            self._add_folder(folder)
 
-    def add_folder(self, folder: str) -> None:
-        """Write events and console lines to files in a folder."""
+    def _add_folder(self, folder: str) -> None:
         self._add_events(RotatedFile(os.path.join(folder, EVENTS)), EVENTS)
         lines = self._writer(
             RotatedFile(os.path.join(folder, CONSOLE)),

@@ -45,6 +45,11 @@ class Recorder:
         self._suspended_s = self._began - clocks.running()
         self._sinks: list[tuple[Sink, frozenset[str] | None]] = []
 
+    @property
+    def is_written(self) -> bool:
+        """Whether a sink receives all events."""
+        return any(names is None for _, names in self._sinks)
+
     def add(self, sink: Sink, names: frozenset[str] | None = None) -> None:
         """Pass the records of events from now on to a function.
 

@@ -1,17 +1,23 @@
 """The closing table of a job: where the time of this node went."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...events.event import Severity
 from ...events.node import TimeAccounted
-from .accounting import NAMES, Accounting, Phase
+from ...events.record import Record
+from .accounted import NAMES
 from .display import Display
+from .recorder import Recorder
+
+if TYPE_CHECKING:
+    from .accounting import Accounting, Phase
 
 _TABLE_FROM_S: Final = 10.0
 """A shorter job has one line, and only if it was restarted."""
 _ROWS: Final = 6
 _SHOWN_S: Final = 0.05
+_RECORDS_KEPT: Final = 100
 
 
 class TimeReport:
@@ -20,29 +26,53 @@ class TimeReport:
     def __init__(self, display: Display) -> None:
         """Begin to follow the events that the display records, if it does."""
         self._display = display
-        self._accounting = Accounting()
+        self._records: list[Record] = []
+        """Those that are not accounted for yet: a short job need not load the accounting."""
+        self._accounting: Accounting | None = None
         if display.recorder is not None:
-            display.recorder.add(self._accounting.add, NAMES)
+            display.recorder.add(self._add, NAMES)
 
     def close(self) -> None:
         """Report, once, where the time went.
 
-        The node with rank 0 shows it on its console: a table, or a line for a short job. The event
-        is recorded on every node.
+        The node with rank 0 shows it on its console: a table, or a line for a short job that was
+        restarted. Files have the event of every node.
         """
-        recorder, accounting = self._display.recorder, self._accounting
-        if recorder is None or accounting.node_rank < 0:
+        recorder = self._display.recorder
+        if recorder is None or not self._is_wanted(recorder):
+            return
+        accounting = self._folded()
+        if accounting.node_rank < 0:
             return  # no round has started
         event = time_accounted(accounting, recorder.uptime_s)
-        is_shown = accounting.node_rank == 0
-        has_table = is_shown and event.seconds >= _TABLE_FROM_S
-        has_line = is_shown and not has_table and bool(event.restarts)
+        is_first, is_long = accounting.node_rank == 0, event.seconds >= _TABLE_FROM_S
+        has_line = is_first and not is_long and bool(event.restarts)
         self._display.event(event, None if has_line else Severity.DEBUG)
-        if has_table and self._display.shows(Severity.INFO):
+        if is_first and is_long and self._display.shows(Severity.INFO):
             self._display.report(table(event))
 
+    def _add(self, record: Record) -> None:
+        self._records.append(record)
+        if len(self._records) >= _RECORDS_KEPT:
+            self._folded()
 
-def time_accounted(accounting: Accounting, now_s: float) -> TimeAccounted:
+    def _is_wanted(self, recorder: Recorder) -> bool:
+        is_restarted = any(record["name"] == "restart.decided" for record in self._records)
+        is_long = self._accounting is not None or recorder.uptime_s >= _TABLE_FROM_S
+        return is_long or is_restarted or recorder.is_written
+
+    def _folded(self) -> "Accounting":
+        from .accounting import Accounting
+
+        if self._accounting is None:
+            self._accounting = Accounting()
+        for record in self._records:
+            self._accounting.add(record)
+        self._records.clear()
+        return self._accounting
+
+
+def time_accounted(accounting: "Accounting", now_s: float) -> TimeAccounted:
     """Return the event of where the time went until now, by ``uptime_s``."""
     account = accounting.account(now_s)
     goodput = account.goodput
@@ -73,13 +103,13 @@ def table(event: TimeAccounted) -> str:
     if event.goodput is not None:
         lost = f", training lost: {_joined(event.lost.items())}" if event.lost else ""
         lines.append(f"Goodput {event.goodput:.1%}{lost}")
-    elif Phase.RUNNING.value in event.phases:
+    else:
         lines.append("Goodput not known: steps are not watched (--watch-workers)")
     return "\n".join(lines)
 
 
-def _named(phases: Mapping[Phase, float]) -> dict[str, float]:
-    return {phase.value: round(phases[phase], 6) for phase in Phase if phase in phases}
+def _named(phases: "Mapping[Phase, float]") -> dict[str, float]:
+    return {phase.value: round(seconds, 6) for phase, seconds in phases.items()}
 
 
 def _largest_first(amounts: Mapping[str, float]) -> list[tuple[str, float]]:

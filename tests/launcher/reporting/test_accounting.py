@@ -2,6 +2,7 @@
 
 import math
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -30,7 +31,8 @@ from ft_run.events.workers import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from ft_run.launcher.reporting.accounting import NAMES, Account, Accounting, Phase, seconds_of
+from ft_run.launcher.reporting.accounted import NAMES
+from ft_run.launcher.reporting.accounting import Account, Accounting, Phase, seconds_of
 from ft_run.launcher.reporting.recorder import Clocks, Recorder
 from ft_run.launcher.reporting.time_report import table, time_accounted
 from ft_run.rendezvous.protocol.failure import Failure, hung, node_lost
@@ -347,4 +349,7 @@ def test_the_time_of_a_record_is_read_back() -> None:
     record = Recorder("job", clocks=Clocks(wall=lambda: at)).record(JobEnded(VERDICT))
     assert seconds_of(record["time"]) == pytest.approx(at, abs=1e-6)
     assert seconds_of("1970-01-02T00:00:00.5Z") == 86_400.5
+    for day in ("2000-02-29", "2024-03-01", "2027-12-31", "2100-02-28", "2100-03-01"):
+        expected = datetime.fromisoformat(f"{day}T01:02:03+00:00").timestamp()
+        assert seconds_of(f"{day}T01:02:03.000000Z") == expected
     assert abs(seconds_of(Recorder("job").record(JobEnded(VERDICT))["time"]) - time.time()) < 60

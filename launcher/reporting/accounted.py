@@ -1,0 +1,18 @@
+"""Which events matter for where the time goes; ``accounting`` itself is loaded when needed."""
+
+from typing import Final
+
+STOPS: Final = frozenset(
+    {
+        *("workers.stopping", "worker.failed", "workers.succeeded", "workers.fenced"),
+        *("agent.signalled", "agent.leaving"),
+    }
+)
+"""The events at which workers stop."""
+NAMES: Final = STOPS | {
+    *("agent.started", "agent.waiting", "agent.preempted", "drain.ordered", "host.suspended"),
+    *("checks.progressed", "checks.ended", "round.started", "workers.started"),
+    *("training.started", "round.progressed", "hang.suspected", "hang.dismissed", "round.ended"),
+    *("restart.decided", "regroup.decided", "time.accounted", "job.ended"),
+}
+"""The events that matter."""
