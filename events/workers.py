@@ -60,6 +60,10 @@ class RoundStarted(RoundEvent):
     """The step of the snapshot that the workers resume from; -1: none."""
     is_watched: bool = False
     """Whether the workers report their steps."""
+    role_rank_offset: int = 0
+    """Rank of this node's local rank 0 among the workers of its role."""
+    role_world_size: int = 0
+    """Number of workers of its role."""
 
     name = "round.started"
     severity = Severity.DEBUG
@@ -77,8 +81,15 @@ class WorkersStarted(RoundEvent):
     store_port: int
     store_pid: int | None
     """The store process, if there is one on this node."""
+    not_started: tuple[int, ...] = ()
+    """Local ranks whose program could not be executed; a ``worker.failed`` follows for each."""
 
     name = "workers.started"
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters."""
+        return Severity.DEBUG if self.not_started else Severity.INFO
 
     def __str__(self) -> str:
         last = self.first_rank + len(self.pids) - 1

@@ -59,7 +59,6 @@ from ..preemption.notice import PreemptionNotice
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
 from ..reporting.display import Display
-from ..reporting.event_log import EventLog
 from ..reporting.failure_report import final_report
 from ..reporting.live_status import LiveStatus
 from ..saver.saves import Saves
@@ -152,9 +151,6 @@ class Agent:
         )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
-        self._event_log = EventLog(
-            options, identity.host, starter.commands.argv(0)[0], display.line
-        )
         self._claim = OwnClaim()
         self._life = Lifecycle(options)
         self._wake: asyncio.TimerHandle | None = None
@@ -175,7 +171,6 @@ class Agent:
             self.post,
             self._event,
             self._reports,
-            self._event_log,
         )
         self._checks = CheckSession(
             crew, self._offers.renew, self._send, is_all=options.only_checks
@@ -400,6 +395,8 @@ class Agent:
                 assignment.reason,
                 resumption.step if resumption is not None else -1,
                 self._node.is_watched,
+                assignment.role_rank_offset,
+                assignment.role_world_size,
             )
         )
         self._claim.started(assignment)
@@ -507,13 +504,14 @@ class Agent:
         """Print the result of the job, once, after all other output."""
         if (verdict := self.verdict) is None:
             return
-        self._event_log.ended(verdict)
+        ended = JobEnded(verdict)
+        self._display.record(ended)
         if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
             options, log_dir = self._options, self._starter.log_dir
             self._display.report(final_report(verdict, options.name or options.script))
             if log_dir.keeps_files:
                 self._event(LogsKept(str(log_dir.path)))
-        self._event(JobEnded(verdict))
+        self._display.show(ended)
 
     @property
     def verdict(self) -> Verdict | None:

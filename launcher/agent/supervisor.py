@@ -29,7 +29,6 @@ from ..machine import shortage
 from ..machine.gpu_memory import GpuMemory
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
-from ..reporting.event_log import EventLog
 from ..spawner.client import Exited, Spawned
 from ..stacks.collect import AskedWorker
 from .failure_record import SHORTAGE, FailureRecords, ended_by_timer
@@ -86,7 +85,6 @@ class Supervisor:
         post: Callable[[TimeOver], None],
         note: Callable[[Event], None],
         listener: Listener,
-        event_log: EventLog,
     ) -> None:
         """Create a supervisor; ``start`` starts workers.
 
@@ -97,14 +95,12 @@ class Supervisor:
             post: queues an expired timer; the agent passes it to ``time_over``.
             note: receives events.
             listener: receives the lifecycle events of the workers.
-            event_log: records starts and exits of workers.
         """
         self._node = node
         self._starter, self._spawner = starter, starter.spawner
         self._shutdown_timeout_s = shutdown_timeout_s
         self._post, self._note = post, note
         self._listener = listener
-        self._event_log = event_log
         self._round: _Round | None = None
         self._records = FailureRecords(node.host, node.role)
         self._gpu_memory = GpuMemory(note)
@@ -214,23 +210,22 @@ class Supervisor:
             return
         group = of.group
         group.spawned(event)
-        self._event_log.started(group.assignment, group.pids)
         reasons = event.why_not(of.programs)
-        if not reasons:
-            at = group.assignment
-            self._note(
-                WorkersStarted(
-                    at.round,
-                    at.node_rank,
-                    first_rank=at.rank_offset,
-                    pids=group.pids,
-                    world_size=at.world_size,
-                    nodes=at.nodes,
-                    store_addr=at.master_addr,
-                    store_port=at.master_port,
-                    store_pid=group.store_pid,
-                )
+        at = group.assignment
+        self._note(
+            WorkersStarted(
+                at.round,
+                at.node_rank,
+                first_rank=at.rank_offset,
+                pids=group.pids,
+                world_size=at.world_size,
+                nodes=at.nodes,
+                store_addr=at.master_addr,
+                store_port=at.master_port,
+                store_pid=group.store_pid,
+                not_started=tuple(reasons),
             )
+        )
         of.not_started.update(reasons)
         for local_rank, why in reasons.items():
             if group.is_store(local_rank):
@@ -252,7 +247,6 @@ class Supervisor:
         group.exited(event)
         if self._starter.timers is not None:
             self._starter.timers.forget(group.pids[event.local_rank])
-        self._event_log.exited(event.local_rank, event.exit_code)
         self._note_exit(group, event, after_stop=state.is_ending)
         if event.exit_code and event.local_rank not in of.not_started:
             await self._worker_failed(of, event, state)
@@ -278,7 +272,6 @@ class Supervisor:
         if (group := self.group) is None or group.state is WorkerGroupState.GONE:
             return
         group.gone()
-        self._event_log.waits()
         if self._starter.relay is not None:
             self._starter.relay.forget(group.streams)
         free = partial(self._post, TimeOver(group, group.state))

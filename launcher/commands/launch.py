@@ -80,6 +80,10 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers)
     status = exit_codes.WORKERS_FAILED
     files: EventFiles | None = None
+    if options.event_log_handler == "console":
+        from ..reporting.event_log import EventLog
+
+        recorder.listen(EventLog(options, commands.argv(0)[0], display.line).event)
     try:
         files = _event_files(options, log_dir, display, recorder)
         remark = start_preload(options, commands, os.environ, spawner)

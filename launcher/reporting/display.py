@@ -69,6 +69,16 @@ class Display:
         return _size()[1] or 80
 
     def event(self, event: Event, severity: Severity | None = None) -> None:
+        """Record an event, and show it."""
+        self.record(event)
+        self.show(event, severity)
+
+    def record(self, event: Event) -> None:
+        """Record an event for files, without showing it."""
+        if self.recorder is not None:
+            self.recorder.event(event)
+
+    def show(self, event: Event, severity: Severity | None = None) -> None:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
 
         If there is no reader (Ctrl-S on a terminal, a pager on a pipe), the line is buffered:
@@ -78,8 +88,6 @@ class Display:
             event: what happened.
             severity: overrides the severity of the event; None: no override.
         """
-        if self.recorder is not None:
-            self.recorder.event(event)
         severity = event.severity if severity is None else severity
         if not self.shows(severity):
             return

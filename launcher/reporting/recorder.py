@@ -43,6 +43,7 @@ class Recorder:
         self._round: int | None = None
         self._began = clocks.boot()
         self._suspended_s = self._began - clocks.running()
+        self._listeners: list[Callable[[Event], None]] = []
         self._sinks: list[tuple[Sink, frozenset[str] | None]] = []
 
     @property
@@ -64,8 +65,14 @@ class Recorder:
         """Seconds since this process started to record."""
         return self._clocks.boot() - self._began
 
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Pass every event from now on to a function, as it is."""
+        self._listeners.append(listener)
+
     def event(self, event: Event) -> None:
         """Record an event."""
+        for listener in self._listeners:
+            listener(event)
         if isinstance(event, NodeStarted):
             self.node = event.node_id
         elif isinstance(event, ThisNodeRenamed):

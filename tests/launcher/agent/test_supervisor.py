@@ -20,7 +20,6 @@ from ft_run.launcher.machine.gpu_memory import GpuMemory
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.processes.dying import SURVIVES_KILL_S
 from ft_run.launcher.reporting.display import Display
-from ft_run.launcher.reporting.event_log import EventLog
 from ft_run.launcher.spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import Assignment, NodeSpec
@@ -72,7 +71,6 @@ class Node:
             post=self.over.append,
             note=Display(live=False).event,
             listener=cast(Listener, self.listener),
-            event_log=EventLog(options, "h", "train.py", print),
         )
 
     def start(self) -> None:

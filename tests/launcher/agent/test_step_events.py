@@ -1,0 +1,122 @@
+"""The progress of workers as events: the first step, then once a minute."""
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from ft_run.events.event import Event
+from ft_run.events.workers import RoundProgressed, TrainingStarted
+from ft_run.launcher.agent import step_events
+from ft_run.launcher.agent.step_events import StepEvents
+from ft_run.launcher.agent.worker_group import WorkerGroup, WorkerGroupState
+from ft_run.launcher.processes.worker_watch import WorkerWatch
+from ft_run.launcher.stacks.collect import AskedWorker
+from ft_run.training.worker import hook
+
+
+class Node:
+    """A node with two workers; a test moves the clock, and runs the timer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_watched: bool = True) -> None:
+        self.now = 100.0
+        self.events: list[Event] = []
+        self.delays: list[float] = []
+        self.watches = (WorkerWatch(), WorkerWatch()) if is_watched else (None, None)
+        self.group = SimpleNamespace(
+            assignment=SimpleNamespace(round=2, node_rank=1),
+            running=[AskedWorker(4 + i, 1, watch) for i, watch in enumerate(self.watches)],
+            state=WorkerGroupState.RUNNING,
+        )
+        self.steps = StepEvents(self.events.append)
+        self._due: Any = None
+        monkeypatch.setattr(step_events, "time", SimpleNamespace(monotonic=lambda: self.now))
+        loop = SimpleNamespace(call_later=self._call_later)
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+
+    def _call_later(self, delay_s: float, call: Any) -> Any:
+        self.delays.append(delay_s)
+        self._due = call
+        return SimpleNamespace(cancel=lambda: None)
+
+    def begin(self) -> None:
+        self.steps.begin(cast(WorkerGroup, self.group))
+
+    def waits(self) -> float:
+        """Let the time of the timer pass; return it."""
+        self.now += self.delays[-1]
+        due, self._due = self._due, None
+        due()
+        return self.delays[-1]
+
+    def does(self, index: int, *, ticks: int, said: int = -1) -> None:
+        """A worker has done some steps, the last one now."""
+        watch = self.watches[index]
+        assert watch is not None
+        page = watch._page
+        page[hook.PID], page[hook.TICKS], page[hook.FURTHEST] = 1, ticks, said + 1
+        page[hook.LAST_NS] = int(self.now * 1e9)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    node = Node(monkeypatch)
+    yield node
+    for watch in node.watches:
+        assert watch is not None
+        watch.close()
+
+
+def test_the_first_step_of_any_worker_starts_the_training(node: Node) -> None:
+    node.begin()
+    for _ in range(20):
+        node.waits()
+    assert not node.events
+    node.does(1, ticks=1, said=7)
+    node.waits()
+    node.waits()
+    assert node.events[0] == TrainingStarted(2, 1, 7)
+    assert node.delays[-1] <= 60.0
+    assert len(node.events) == 2  # and the first minute is over
+
+
+def test_it_looks_less_and_less_often_until_the_first_step(node: Node) -> None:
+    node.begin()
+    while node.now < 1000.0:
+        share = node.delays[-1] / max(node.now + node.delays[-1] - 100.0, 0.02)
+        assert node.delays[-1] == 0.02 or share <= 0.05
+        node.waits()
+    assert max(node.delays) == 15.0
+
+
+def test_progress_is_reported_once_a_minute(node: Node) -> None:
+    node.does(0, ticks=3)
+    node.begin()
+    for minute in range(1, 4):
+        node.does(0, ticks=3, said=10 * minute)
+        node.does(1, ticks=3, said=9)
+        node.waits()
+    assert node.events == [
+        TrainingStarted(2, 1, -1),
+        *(RoundProgressed(2, 1, 10 * minute, 0.0, 60.0) for minute in range(1, 4)),
+    ]
+    assert node.delays == [60.0] * 4
+
+
+def test_of_workers_that_are_not_watched_only_the_running_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch, is_watched=False)
+    node.begin()
+    node.waits()
+    assert node.events == [RoundProgressed(2, 1, -1, 0.0, 0.0)]
+
+
+def test_it_ends_with_the_round(node: Node) -> None:
+    node.begin()
+    node.group.state = WorkerGroupState.STOPPING
+    node.does(0, ticks=1)
+    node.waits()
+    assert not node.events
+    assert node._due is None

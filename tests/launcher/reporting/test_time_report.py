@@ -1,0 +1,103 @@
+"""Who reports where the time went, and when."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ft_run.events.event import Event, Severity
+from ft_run.events.node import NodeStarted, TimeAccounted
+from ft_run.events.record import Record
+from ft_run.events.workers import RestartBegun, RoundProgressed, RoundStarted
+from ft_run.launcher.reporting.display import Display
+from ft_run.launcher.reporting.recorder import Clocks, Recorder
+from ft_run.launcher.reporting.time_report import TimeReport
+from ft_run.rendezvous.protocol.failure import node_lost
+
+STARTED = NodeStarted("job", "vm/0", 1, "s", "m")
+RESTART = RestartBegun(1, 0, node_lost(1, "h", "r", "gone"), "", False, 1, 3)
+
+
+class Console(Display):
+    """Keeps what it would show."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(live=False, recorder=recorder)
+        self.events: list[tuple[Event, Severity]] = []
+        self.reports: list[str] = []
+
+    def event(self, event: Event, severity: Severity | None = None) -> None:
+        assert self.recorder is not None
+        self.recorder.event(event)
+        self.events.append((event, event.severity if severity is None else severity))
+
+    def report(self, text: str, *, is_styled: bool = False) -> None:
+        self.reports.append(text)
+
+
+Run = Callable[..., Console]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Returns a function that runs a node for some seconds and closes it."""
+
+    def run_node(seconds: float, *events: Event, sink: Any = None) -> Console:
+        now = [0.0]
+        recorder = Recorder("job", clocks=Clocks(*[lambda: now[0]] * 3))
+        if sink is not None:
+            recorder.add(sink)
+        console = Console(recorder)
+        report = TimeReport(console)
+        for event in (STARTED, *events):
+            console.event(event)
+        console.events.clear()
+        now[0] = seconds
+        report.close()
+        return console
+
+    return run_node
+
+
+def round_started(node_rank: int = 0) -> RoundStarted:
+    return RoundStarted(0, node_rank, 2, 2, 0, "r")
+
+
+def test_a_long_job_ends_with_a_table_on_its_first_node(run: Run) -> None:
+    console = run(10.0, round_started())
+    assert console.reports[0].startswith("Where the time went:\n")
+    assert [severity for _, severity in console.events] == [Severity.DEBUG]
+    other = run(10.0, round_started(1))
+    assert (other.reports, [s for _, s in other.events]) == ([], [Severity.DEBUG])
+
+
+def test_a_short_job_has_a_line_if_it_was_restarted(run: Run) -> None:
+    ((event, severity),) = run(9.0, round_started(), RESTART).events
+    assert isinstance(event, TimeAccounted)
+    assert severity is Severity.INFO
+    assert event.restarts == {"node_lost": 1}
+    assert not run(9.0, round_started()).events
+
+
+def test_a_file_has_the_event_of_a_short_job_too(run: Run) -> None:
+    records: list[Record] = []
+    run(9.0, round_started(), sink=records.append)
+    assert records[-1]["name"] == "time.accounted"
+    assert records[-1]["seconds"] == 9.0
+
+
+def test_a_node_that_has_started_no_round_reports_nothing(run: Run) -> None:
+    console = run(100.0)
+    assert not console.events
+    assert not console.reports
+
+
+def test_records_are_not_kept_forever(run: Run) -> None:
+    console = run(100.0, round_started(), *[RoundProgressed(0, 0, -1, 0.0, 0.0)] * 250)
+    ((event, _),) = console.events
+    assert isinstance(event, TimeAccounted)
+    assert event.seconds == 100.0
+
+
+def test_a_quiet_console_has_no_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGLEVEL", "WARNING")
+    assert not run(10.0, round_started()).reports
