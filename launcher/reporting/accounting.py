@@ -252,7 +252,7 @@ class Accounting:
     def _interrupt(self, phase: Phase) -> None:
         """The workers do not train any more."""
         self.phase = phase
-        if self._since_stop is None and not self._is_restarting:
+        if self._since_stop is None:
             self._since_stop = {}
 
     def _round_ended(self, record: Record) -> None:

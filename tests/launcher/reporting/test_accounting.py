@@ -158,6 +158,16 @@ def test_the_idle_time_before_a_hang_is_lost() -> None:
     assert account.restart_phases[Phase.HANGING] == 5.0
 
 
+def test_idle_time_is_not_lost_twice_in_whatever_order_events_come() -> None:
+    job = History()
+    job.started()
+    job.trains(100.0, first=0)
+    job.happens(HangSuspected(0, 0, (0,), 60.0), RestartBegun(1, 0, HUNG, "", False, 1, 3))
+    job.happens(RoundEnded(0, 0, 10, False))
+    job.trains(0.0, first=0, back_to=0)
+    assert job.account().lost == pytest.approx({"hang": 100.0})
+
+
 def test_a_hang_that_is_dismissed_is_none() -> None:
     job = History()
     job.started()
