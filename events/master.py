@@ -77,12 +77,14 @@ class ScaleUpPrepared(MasterEvent):
     reason: str
     limit_s: float
 
+    name = "growth.prepared"
     line = "master: {reason}: saving a snapshot on all ranks first (up to {limit_s:.0f} s)"
 
 
 class ScaleUpCancelled(MasterEvent):
     """The world does not grow: too few nodes are left for a larger one."""
 
+    name = "growth.cancelled"
     line = "master: not scaling up: too few new nodes are left; training continues"
 
 

@@ -246,12 +246,14 @@ class ScaleUpOrdered(Event):
     reason: str
     limit_s: float
 
+    name = "growth.ordered"
     line = "{reason}: saving a snapshot on all ranks first (up to {limit_s:.0f} s)"
 
 
 class ScaleUpAborted(Event):
     """The world does not grow after all."""
 
+    name = "growth.aborted"
     line = "not scaling up: too few new nodes are left; training continues"
 
 

@@ -215,10 +215,17 @@ class HangDismissed(RoundEvent):
     """Workers show no progress, but do not hang according to the master."""
 
     sentence: str
+    """Why; empty: as reported before."""
 
     name = "hang.dismissed"
-    severity = Severity.WARNING
-    line = "{at} {sentence}"
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters."""
+        return Severity.WARNING if self.sentence else Severity.DEBUG
+
+    def __str__(self) -> str:
+        return f"{self.at} {self.sentence or 'still no progress, and still no hang'}"
 
 
 class StacksKept(RoundEvent):

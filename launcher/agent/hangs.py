@@ -64,8 +64,7 @@ class Hangs:
         at = group.assignment
         if answer.round == at.round:
             self._lateness.excuse(time.monotonic())
-            if answer.sentence:
-                self._note(HangDismissed(at.round, at.node_rank, answer.sentence))
+            self._note(HangDismissed(at.round, at.node_rank, answer.sentence))
             self._look()
 
     def repeat(self) -> None:

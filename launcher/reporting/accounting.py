@@ -33,7 +33,7 @@ class Phase(enum.Enum):
     """From the first step on; only of workers that are watched."""
     RUNNING = "running"
     """Workers that are not watched: what they do is not known."""
-    HANGING = "hanging"
+    HANGING = "no progress"
     """From the suspicion to the decision; the idle time before it is in the phase before."""
     DRAINING = "draining"
     STOPPING = "stopping"

@@ -20,6 +20,9 @@ from ft_run.tests.conformance.launchers import Launcher
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command
 
+OWN_FILES = ("agent.log", "events.jsonl")
+"""Files of ft-run itself in the folder of a run; documented as a difference from torchrun."""
+
 NOTHING = "(nothing)"
 """The value of a fact that is not there."""
 
@@ -139,6 +142,8 @@ def observe(launcher: Launcher, commands: Sequence["Command"], job_id: str) -> O
             seen[f"{worker}: {name}"] = normal.any(value)
     for top in (launcher.folder / "logs", launcher.temporary):
         for path in sorted(top.rglob("*")) if top.is_dir() else ():
+            if path.name in OWN_FILES:
+                continue
             name = normal.text(str(path))
             seen[f"file {name}"] = _content(path, normal)
     return Observation(seen)

@@ -110,9 +110,11 @@ def test_what_the_master_answers_is_told_and_the_time_starts_again(node: Node) -
         node.hangs.answered(NoHang(2, "it moves"))
         node.hangs._look()
         assert len(node.sent) == 1
-        suspected, dismissed = node.told
+        suspected, again, dismissed = node.told
         assert isinstance(suspected, HangSuspected)
         assert (suspected.ranks, round(suspected.idle_s)) == ((4,), 70)
+        assert again == HangDismissed(2, 1, "")  # as reported before: not shown
+        assert again.severity < dismissed.severity
         assert dismissed == HangDismissed(2, 1, "it moves")
         node.hangs.repeat()  # nothing is late any more
         assert len(node.sent) == 1
