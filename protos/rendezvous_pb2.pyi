@@ -646,10 +646,12 @@ class Drain(_message.Message):
     def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ..., is_whole: bool = ..., resizes: bool = ..., grows: bool = ..., number: _Optional[int] = ...) -> None: ...
 
 class CancelDrain(_message.Message):
-    __slots__ = ("round",)
+    __slots__ = ("round", "number")
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     round: int
-    def __init__(self, round: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class MayLeave(_message.Message):
     __slots__ = ("round", "step")

@@ -318,7 +318,7 @@ class Agent:
                     ordered = ScaleUpOrdered if event.grows else DrainOrdered
                     self._event(ordered(reason, seconds))
             case CancelDrain(number) if self._runs(number):
-                if self._draining.cancel():
+                if self._draining.cancel(event):
                     self._event(ScaleUpAborted())
             case MayLeave(number) if self._runs(number):
                 self._live(event)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from ...rendezvous.protocol.drain_messages import Drain, Drained
+from ...rendezvous.protocol.drain_messages import CancelDrain, Drain, Drained
 from .pages import NoticePage
 
 
@@ -20,8 +20,9 @@ class Draining:
         self._send = send
         self._page = NoticePage(self._answer, saves=saves)
         self._order: Drain | None = None
-        self._was_cancelled = False
-        """An order of the round was; a worker may still report what it has done for it."""
+        self._cancelled: int | None = None
+        """The number of the order that was cancelled last; a worker may still report that it has
+        saved for it. None: none was, or a later one has come."""
         self._is_ready = False
         """The workers have all exited with 0, because nodes are being preempted."""
 
@@ -31,7 +32,7 @@ class Draining:
 
     def begin(self) -> None:
         """A round begins."""
-        self._order, self._was_cancelled, self._is_ready = None, False, False
+        self._order, self._cancelled, self._is_ready = None, None, False
         self._page.begin()
 
     @property
@@ -44,11 +45,13 @@ class Draining:
 
         Workers that save none do not delay a larger world, and learn nothing of it.
         """
+        if order.grows and order.number == self._cancelled:
+            return False  # it comes late
         before, self._order = self._order, order
         is_other = before is None or before.number != order.number
-        if self._was_cancelled or (before is not None and before.grows and is_other):
+        if self._cancelled is not None or (before is not None and before.grows and is_other):
             self._page.withdraw()
-            self._was_cancelled = False
+            self._cancelled = None
         if order.grows and not self._page.will_save:
             self._answer()
             return False
@@ -61,11 +64,12 @@ class Draining:
         self._answer()
         return before is None or (is_other and order.grows) or before.grows != order.grows
 
-    def cancel(self) -> bool:
+    def cancel(self, message: CancelDrain) -> bool:
         """Have the workers continue, if they saved for a larger world; return whether they did."""
-        if self._order is None or not self._order.grows:
+        order = self._order
+        if order is None or not order.grows or order.number == message.number:
             return False
-        self._order, self._was_cancelled = None, True
+        self._order, self._cancelled = None, order.number
         return self._page.withdraw()
 
     def are_ready(self, round_number: int) -> bool:

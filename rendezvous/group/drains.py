@@ -124,7 +124,7 @@ class Drains:
         number = self._state.round
         if order is None:
             for name in untold:
-                self._out.send(nodes[name], CancelDrain(number))
+                self._out.send(nodes[name], CancelDrain(number, self._draining.number))
             return
         left_s = max(0.0, order.until - self._state.now)
         drain = Drain(

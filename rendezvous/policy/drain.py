@@ -187,6 +187,11 @@ class Draining:
         return any(name in self._noticed for name in members)
 
     @property
+    def number(self) -> int:
+        """Of the present or next order."""
+        return self._number
+
+    @property
     def is_idle(self) -> bool:
         """Whether no node has anything to be told."""
         return not (self._noticed or self._growth is not None or self._told)

@@ -61,6 +61,8 @@ class CancelDrain:
     """The world does not grow: the workers continue. It does not cancel a preemption."""
 
     round: int
+    number: int = 0
+    """Of the next order, which is not cancelled if it has come before."""
 
 
 @dataclass(frozen=True, slots=True)

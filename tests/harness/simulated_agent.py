@@ -179,6 +179,8 @@ class Agent:
         """It will be gone in so many seconds, and leaves then at the latest."""
         self.drain: Drain | None = None
         """What its workers were told in this round."""
+        self._cancelled: int | None = None
+        """The order of this round that was cancelled last."""
         self.drains_at: int | None = None
         """The step whose state all ranks leave, as they have agreed."""
         self.offer = self._new_offer()
@@ -263,9 +265,10 @@ class Agent:
                 self._stop(round_number)
             case Drain(round_number):
                 self._drain(message)
-            case CancelDrain(round_number):
-                if self.drain is not None and self.drain.grows and self.live == round_number:
-                    self.drain, self.drains_at = None, None
+            case CancelDrain(round_number, number):
+                order = self.drain if self.live == round_number else None
+                if order is not None and order.grows and order.number != number:
+                    self.drain, self.drains_at, self._cancelled = None, None, order.number
             case MayLeave(round_number):
                 if self.notice is not None and self.live == round_number and not self.is_leaving:
                     self.leave()
@@ -358,7 +361,7 @@ class Agent:
         self._send(Notice("a notice", seconds))
 
     def _drain(self, order: Drain) -> None:
-        if self.live != order.round:
+        if self.live != order.round or (order.grows and order.number == self._cancelled):
             return
         before, self.drain = self.drain, order
         if before is not None and before.grows and before.number != order.number:
@@ -433,7 +436,7 @@ class Agent:
         replicas = {n: one for n, one in self.replicas.items() if n == self.steps}
         self.replicas = replicas if is_of_these else {}
         self.live, self.assignment, self._is_spare = assignment.round, assignment, False
-        self.drain, self.drains_at = None, None
+        self.drain, self.drains_at, self._cancelled = None, None, None
         self.progress = Progress()
         self.order = None
         self.starts.append(assignment.round)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ft_run.launcher.preemption.draining import Draining
-from ft_run.rendezvous.protocol.drain_messages import Drain, Drained
+from ft_run.rendezvous.protocol.drain_messages import CancelDrain, Drain, Drained
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.values import replace
 
@@ -240,15 +240,18 @@ def test_workers_continue_when_the_world_does_not_grow() -> None:
         node.draining.order(GROWTH)
         await worker.ask("left 7")
         waiting = asyncio.create_task(worker.ask("wait 2"))
-        assert node.draining.cancel()
+        assert node.draining.cancel(CancelDrain(3, 1))
         assert await waiting == "False"
         assert await worker.ask("code") == "0"
-        assert not node.draining.cancel()
+        assert not node.draining.cancel(CancelDrain(3, 1))
         await worker.ask("left 8")  # too late
+        assert not node.draining.order(GROWTH)  # a message that comes late
+        assert await worker.ask("code") == "0"
         again = replace(GROWTH, number=1)
         assert node.draining.order(again)
         assert node.sent == [Drained(3, 7)]
         assert await worker.ask("code") == "2"
+        assert not node.draining.cancel(CancelDrain(3, 1))
         await worker.ask("left 9")
         assert node.sent[1:] == [Drained(3, 9, 1)]
         await worker.end()
@@ -275,7 +278,7 @@ def test_a_preemption_is_not_cancelled() -> None:
     async def test(node: Node) -> None:
         worker = await Worker.start(0)
         node.draining.order(ORDER)
-        assert not node.draining.cancel()
+        assert not node.draining.cancel(CancelDrain(3, 1))
         assert await worker.ask("code") == "1"
         await worker.end()
 
