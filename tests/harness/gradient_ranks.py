@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ft_run.training import ElasticBatches
+from ft_run.training.data.data_ranks import DataRanks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -111,6 +112,19 @@ def difference(
     return found
 
 
+def gradients_after_parts(model: Any) -> list[bool]:
+    """Return whether a model has its gradients after each part of a step."""
+    data_set = make_data()
+    batches = ElasticBatches(data_set, 14, micro_batch=2)
+    loader = DataLoader(data_set, batch_sampler=batches)
+    found = []
+    for part in batches.parts(loader, 0):
+        with part.sync(model):
+            (loss_of(model, part.batch, of_tokens=False) * part.weight).backward()
+        found.append(next(model.parameters()).grad is not None)
+    return found
+
+
 def run(rank: int, file: str) -> None:
     global MESH
     torch.set_num_threads(1)
@@ -129,12 +143,16 @@ def run(rank: int, file: str) -> None:
             tensor_parallel, mesh=MESH["dp"], micro_batch=2, of_tokens=True
         ),
     }
+    both = DataRanks(MESH)  # data parallel over two dimensions
+    sums = [both.rank - rank, both.size, both.total(rank + 1), both.gather(rank)]
+    over_replicas = gradients_after_parts(hsdp(make_model()))
     try:
         difference(tensor_parallel, steps=1)
     except ValueError as error:
         words = str(error)
     if rank == 0:
-        print(json.dumps({"differences": found, "without a mesh": words}))
+        known = {"differences": found, "without a mesh": words, "over two": sums}
+        print(json.dumps({**known, "over replicas": over_replicas}))
     dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer, ElasticBatches
+from ft_run.training.checkpoints import data_position
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
@@ -51,6 +52,15 @@ def test_a_loop_without_a_position(
     assert WARNING not in logged(capfd)
     train(tmp_path, 4, more, **arguments)
     assert logged(capfd).count(WARNING) == warns
+
+
+def test_a_process_without_a_loader(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_position, "_iterators", 0)
+        for steps in (2, 4):
+            for _ in Checkpointer(tmp_path, {"model": nn.Linear(2, 2)}).steps(steps):
+                pass
+    assert not any("position in the data" in line for line in logged(capfd))
 
 
 def test_another_position_is_refused(tmp_path: Path) -> None:
