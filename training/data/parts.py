@@ -83,12 +83,11 @@ class Part:
 @contextmanager
 def _sharded(model: Any, *, is_last: bool, every: bool) -> Iterator[None]:
     """Reduce gradients of FSDP2 in this part or not, and in each later backward."""
-    model.set_requires_all_reduce(is_last)  # HSDP: its shards are reduced in each part all the same
-    model.set_requires_gradient_sync(every or is_last)
+    model.set_requires_gradient_sync(every or is_last)  # sets the other one too
+    model.set_requires_all_reduce(is_last)  # HSDP: shards are reduced in each part all the same
     try:
         yield
     finally:
-        model.set_requires_all_reduce(True)
         model.set_requires_gradient_sync(True)
 
 
