@@ -11,6 +11,7 @@ from .checkpoints.folder import CheckpointFolder
 from .checkpoints.generators import GENERATORS, Generators
 from .checkpoints.intervals import Interval, time_s
 from .checkpoints.rank_state import RECORD, RankRecord, RankState
+from .checkpoints.rank_values import SLOT_KEY
 from .checkpoints.report import StepReport
 from .checkpoints.saving import Checkpoints
 from .checkpoints.snapshot_manager import SnapshotManager
@@ -133,6 +134,7 @@ class Checkpointer:
         if isinstance(total, ElasticBatches):
             total = total.total(epochs or 0)  # only now the size of each batch is known
         total = max(total, done)  # fewer steps than were done: no checkpoint of another step
+        self._seed_step(done)  # an iterator that was made after restore() has drawn a number
         for number in range(done, total):
             yield number
             self.step(number + 1)
@@ -254,21 +256,32 @@ class Checkpointer:
         if not self._checkpoints.begin(number):
             return False
         if self._rank_state.gathered != number and self._gather(number):
-            self._snapshots.replace(number, f"{RECORD}.values", self._record.slot)
+            self._snapshots.replace(number, SLOT_KEY, self._record.slot)
         if self._checkpoints.saver is not None:
             if self._snapshots.is_enabled and not self._snapshots.has(number):
                 self._snapshot_every.restart(number, now)
             if self._snapshots.save(number):
                 return True
-        return self._checkpoints.write(self._state.collect())
+        return self._checkpoints.write(self._collect_for_checkpoint())
 
     def _gather(self, number: int) -> bool:
         """Gather the values of all ranks for a checkpoint; return whether there are any."""
         nested: dict[str, Any] = {}
         if self._rank_state.is_needed:
-            for name in self._state.others:
-                nested |= self._state.collect(only=name)
+            nested = self._state.collect(only=self._state.others)
         return self._rank_state.gather(number, nested)
+
+    def _collect_for_checkpoint(self) -> dict[str, Any]:
+        """Return the nested state dict that this rank writes itself.
+
+        Of values that several ranks have, DCP lets any rank write its own. Those that may differ
+        are rank 0's, so other ranks leave them out; of sharded ones each rank writes its part.
+        """
+        state = self._state.collect()
+        if self._ranks.rank == 0:
+            return state
+        left_out = self._rank_state.written_by_rank_0(state)
+        return {name: value for name, value in state.items() if name not in left_out}
 
     def _seed_step(self, number: int) -> None:
         """Seed the generators for the step after some completed ones."""

@@ -29,8 +29,6 @@ class FlatState:
         self._count = -1
         self.late: frozenset[str] = frozenset()
         """Keys of the parameters of optimizers and of their state."""
-        self.others: dict[str, list[str]] = {}
-        """Keys of the objects that are neither modules nor their optimizers, by object."""
 
     def collect(self) -> dict[str, Any]:
         """Return the flat state dict, which shares the memory of the objects."""
@@ -39,10 +37,6 @@ class FlatState:
             found = self._look_up()
         if len(found) != self._count:
             self._count, self.late = len(found), self._changed_by_optimizers(found)
-            self.others = {name: [] for name in self._state.others}
-            for key in found:
-                if (name := key.partition(".")[0]) in self.others:
-                    self.others[name].append(key)
         return found
 
     def _collect_cached(self) -> dict[str, Any] | None:
@@ -50,7 +44,7 @@ class FlatState:
         nested: dict[str, Any] = {}
         for name, shortcut in self._shortcuts.items():
             if shortcut is None:
-                nested.update(self._state.collect(only=name))
+                nested.update(self._state.collect(only=frozenset((name,))))
                 continue
             mine = shortcut.collect()
             if mine is None:

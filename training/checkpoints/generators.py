@@ -1,5 +1,6 @@
 """The generators of random numbers of a rank, as one tensor of fixed size in the state."""
 
+import ctypes
 import random
 import struct
 import sys
@@ -40,6 +41,8 @@ class Generators:
         self._device_start = self._torch_start + torch.get_rng_state().numel()
         self._memory = memoryview(bytearray(self._device_start + _DEVICE_BYTES))
         self._state = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._numpy_generator: Any = None
+        self._numpy_address, self._numpy_words, self._numpy_has_gauss = 0, b"", False
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the tensor, which the next call overwrites."""
@@ -49,13 +52,14 @@ class Generators:
         _PYTHON.pack_into(memory, start, version, gauss is not None, gauss or 0.0, *words)
         start += _PYTHON.size
         numpy: Any = sys.modules.get("numpy")
-        if numpy is not None:
+        if numpy is not None and not self._is_unchanged(numpy):
             kind, numbers, position, has_gauss, cached = numpy.random.get_state()
             is_known = kind == "MT19937" and len(numbers) == _NUMPY_WORDS
             _NUMPY.pack_into(memory, start, is_known, position, has_gauss, cached)
             if is_known:
                 start += _NUMPY.size
                 memory[start : start + 4 * _NUMPY_WORDS] = memoryview(numbers).cast("B")
+            self._numpy_has_gauss = bool(has_gauss)
         self._state[self._torch_start : self._device_start] = torch.get_rng_state()
         if _CUDA.is_initialized():
             device = _CUDA.get_rng_state(_CUDA.current_device())
@@ -75,6 +79,7 @@ class Generators:
         form, of_torch, of_device = _HEAD.unpack_from(memory, 0)
         if form != _FORMAT or of_torch != self._device_start - self._torch_start:
             return
+        self._numpy_words = b""
         start = _HEAD.size
         version, has_gauss, gauss, *words = _PYTHON.unpack_from(memory, start)
         random.setstate((version, tuple(words), gauss if has_gauss else None))
@@ -88,6 +93,23 @@ class Generators:
         if of_device and _CUDA.is_available():
             device = saved[self._device_start : self._device_start + of_device].clone()
             _CUDA.set_rng_state(device, _CUDA.current_device())
+
+    def _is_unchanged(self, numpy: Any) -> bool:
+        """Return whether NumPy's generator is as it was: its ``get_state`` takes 30 us.
+
+        Its words and position are read from memory. A second Gaussian number is not there, but it
+        appears only when words are used.
+        """
+        find = getattr(numpy.random, "get_bit_generator", None)  # since NumPy 1.24
+        generator: Any = find() if find is not None else None
+        if type(generator).__name__ != "MT19937":
+            return False
+        if generator is not self._numpy_generator:
+            self._numpy_generator, self._numpy_words = generator, b""
+            self._numpy_address = generator.ctypes.state_address
+        before = self._numpy_words
+        self._numpy_words = ctypes.string_at(self._numpy_address, 4 * (_NUMPY_WORDS + 1))
+        return self._numpy_words == before and not self._numpy_has_gauss
 
     @staticmethod
     def _set_numpy(words: bytes, position: int, has_gauss: int, gauss: float) -> None:

@@ -6,7 +6,7 @@ differ: gathered when it is written.
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from ..random_numbers import seed_generators
 from ..ranks import Ranks
 from ..worker.log import log
 from .generators import GENERATORS
-from .rank_values import digest_of, dumped, leaves, packed, unpacked
+from .rank_values import digest_of, dumped, has_shards, leaves, packed, unpacked
 
 RESERVED = "ft_run_"
 """Names in the state that begin like this are ft-run's own."""
@@ -82,6 +82,8 @@ class RankState:
         self._compared = tuple(shared) if all(row == known[0] for row in known) else ()
         self.gathered = -1
         """The step of which values were gathered."""
+        self._sharded: frozenset[str] = frozenset()
+        """Objects with DTensors: each rank has its part of the same values."""
         self._has_warned = False
         self._missing: list[str] = []
         """Objects of this rank that were not restored."""
@@ -89,16 +91,15 @@ class RankState:
 
     # --- at each step ----------------------------------------------------------------------------
 
-    def digests(self, flat: Mapping[str, Any], keys: Mapping[str, Sequence[str]]) -> list[int]:
+    def digests(self, digest: Callable[[str], int]) -> list[int]:
         """Return the digest of each object, and its negative: of both, ranks find the maximum.
 
         Args:
-            flat: the flat state dict.
-            keys: its keys, by object.
+            digest: returns that of the object with a name, in the snapshot.
         """
         if self._ranks.size == 1:
             return []
-        found = [digest_of(flat.get(key) for key in keys.get(name, ())) for name in self._compared]
+        found = [0 if name in self._sharded else digest(name) for name in self._compared]
         return [*found, *(-one for one in found)]
 
     @property
@@ -139,7 +140,12 @@ class RankState:
         self.gathered = step
         if not self.is_needed:
             return False
-        rows = self._ranks.all_gather(0, *(digest_of(leaves(nested[n])) for n in self._compared))
+        self._sharded = frozenset(name for name in self._names if has_shards(nested[name]))
+        digests = [
+            0 if name in self._sharded else digest_of(leaves(nested[name]))
+            for name in self._compared
+        ]
+        rows = self._ranks.all_gather(0, *digests)
         columns = zip(self._compared, [*zip(*rows, strict=True)][1:], strict=True)
         differing = [name for name, column in columns if len(set(column)) > 1]
         self._set_differing(differing)
@@ -149,7 +155,7 @@ class RankState:
         if total > _LIMIT_BYTES:
             self._warn(sent, total)
             sent, payload = [], b""
-        payloads = self._ranks.gather(payload) if sent else []
+        payloads = self._ranks.gather_bytes(payload) if sent else []
         if not payloads and self._record.slot is None:
             return False
         if self._ranks.rank == 0:
@@ -163,6 +169,15 @@ class RankState:
                 f"those of all ranks are {total >> 20} MB, the limit is {_LIMIT_BYTES >> 20} MB"
             )
         self._has_warned = True
+
+    def written_by_rank_0(self, nested: Mapping[str, Any]) -> frozenset[str]:
+        """Return the names of objects whose values in a checkpoint are those of rank 0.
+
+        Args:
+            nested: the nested state dict of this rank.
+        """
+        names = (*self._compared, GENERATORS, RECORD)
+        return frozenset(name for name in names if name in nested and not has_shards(nested[name]))
 
     # --- restoring -------------------------------------------------------------------------------
 
@@ -201,7 +216,7 @@ class RankState:
         """Return which objects differ among the ranks, or are known to by any rank."""
         rows = self._ranks.all_gather(
             0,
-            *(digest_of(leaves(nested.get(name))) for name in self._compared),
+            *(digest_of(leaves(nested.get(name)), is_exact=False) for name in self._compared),
             *(int(name in known) for name in self._compared),
         )
         count = len(self._compared)

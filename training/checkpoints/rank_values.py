@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from .late_copy import local
 
@@ -19,6 +20,8 @@ _SAMPLES = 1024
 _HEADER = struct.Struct("<8sIQQ")
 """Magic, checksum of what follows, its length, and the length of its head (JSON)."""
 _MAGIC = b"ftrranks"
+SLOT_KEY = "ft_run_ranks.values"
+"""The flat key of the packed values."""
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -34,23 +37,50 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def digest_of(values: Iterable[Any]) -> int:
-    """Return a digest of 32 bits of plain values and tensors; large tensors are sampled."""
+def digest_of(values: Iterable[Any], *, is_exact: bool = True) -> int:
+    """Return a digest of 32 bits of plain values and tensors.
+
+    Args:
+        values: from ``leaves``.
+        is_exact: whether to read all of large tensors, instead of a sample.
+    """
     found = 0
     for value in values:
-        found = zlib.crc32(_bytes_of(value), found)
+        found = zlib.crc32(_bytes_of(value, is_exact=is_exact), found)
     return found
 
 
-def _bytes_of(value: Any) -> bytes:
-    part = local(value)
-    if not isinstance(part, torch.Tensor):
+def has_shards(value: Any) -> bool:
+    """Return whether a nested state dict has a DTensor: its parts differ, but not by mistake."""
+    return any(isinstance(one, DTensor) for one in leaves(value))
+
+
+def pickled(value: Any) -> bytes:
+    """Return the pickle of a value, the same on all ranks for equal values of plain types.
+
+    Without the memo of ``pickle.dumps`` it does not depend on which parts are the same object. The
+    order of a set depends on the process.
+    """
+    if type(value) in (set, frozenset):
+        value = (type(value).__name__, sorted(value, key=repr))
+    data = io.BytesIO()
+    pickler = pickle.Pickler(data)
+    pickler.fast = True
+    try:
+        pickler.dump(value)
+    except (ValueError, RecursionError):  # it contains itself
         return pickle.dumps(value)
-    part = part.detach()
-    if part.nbytes > _SAMPLED_BYTES:
+    return data.getvalue()
+
+
+def _bytes_of(value: Any, *, is_exact: bool) -> bytes:
+    if not isinstance(value, torch.Tensor):
+        return pickled(value)
+    part, shape = local(value).detach(), f"{value.dtype} {list(value.shape)}".encode()
+    if part.nbytes > _SAMPLED_BYTES and not is_exact:
         flat = part.flatten()
         part = flat[:: max(1, flat.numel() // _SAMPLES)]
-    return bytes_of(part.cpu())
+    return shape + bytes_of(part.cpu())
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -97,5 +127,5 @@ def unpacked(slot: torch.Tensor, step: int, rank: int) -> dict[str, Any]:
     begin = head_length + sum(head["lengths"][:rank])
     payload = io.BytesIO(data[begin : begin + head["lengths"][rank]])
     # A checkpoint is trusted, as by torch.distributed.checkpoint.
-    found: dict[str, Any] = torch.load(payload, weights_only=False)
+    found: dict[str, Any] = torch.load(payload, map_location="cpu", weights_only=False)
     return found

@@ -51,6 +51,8 @@ class SnapshotManager:
         """The exchange of the reports of the last step."""
         self._taken = -1
         """The step of the newest snapshot."""
+        self._is_new = False
+        """Whether it was taken after the last report."""
         self._error = ""
         """Why this rank's copy of it failed."""
         self._missing = Missing.NOTHING
@@ -187,6 +189,10 @@ class SnapshotManager:
             lacks_plan = self._own is not None and self.saver is not None and self._own.lacks_plan
             missing = self._missing or (Missing.THIS_ONE if self._error else Missing.NOTHING)
             report = own._replace(lacks_plan=int(lacks_plan), missing=missing)
+            file = self._own.written(self._taken) if self._own is not None else None
+            if self._is_new and file is not None:
+                self._digests = self._rank_state.digests(file.digest)
+            self._is_new = False
             self._pending = self._ranks.begin_maximum(*map(int, report), *self._digests)
 
         if complete is None or not self._overlaps:
@@ -288,7 +294,7 @@ class SnapshotManager:
             return None
         self._taken = number
         state = self._flat_state.collect()
-        self._digests = self._rank_state.digests(state, self._flat_state.others)
+        self._is_new = True
         late = self._flat_state.late if self._overlaps else frozenset()
         keep = self._replicas.kept_steps if self._replicas is not None else frozenset()
         try:

@@ -103,17 +103,17 @@ class State:
                         break
 
     def collect(
-        self, *, initialised: frozenset[str] = frozenset(), only: str | None = None
+        self, *, initialised: frozenset[str] = frozenset(), only: frozenset[str] | None = None
     ) -> dict[str, Any]:
         """Return the nested state dict, which shares the memory of the objects.
 
         Args:
             initialised: optimizers whose state is created first, to load into it.
-            only: collect only the object with this name; None: all.
+            only: collect only the objects with these names; None: all.
         """
         found: dict[str, Any] = {}
         for name, value in self.objects.items():
-            if only is not None and name != only:
+            if only is not None and name not in only:
                 continue
             if isinstance(value, nn.Module):
                 found[name] = dcp.get_model_state_dict(value)
@@ -171,8 +171,9 @@ class State:
             if not self.objects[name].state:
                 self._initialised.append(self.objects[name])
                 self._create_state(name, saved)
-        state = self.collect(initialised=frozenset(map(str, those)))
-        return {name: value for name, value in state.items() if self._is_of_torch(name)}
+        # The state dict of another object may cost much: a StatefulDataLoader starts its workers.
+        of_torch = frozenset(filter(self._is_of_torch, self.objects))
+        return self.collect(initialised=frozenset(map(str, those)), only=of_torch)
 
     def _create_state(self, name: str, saved: Sequence[Saved]) -> None:
         """Create the state of an optimizer that has none, to load into it.

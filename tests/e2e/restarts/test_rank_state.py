@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from ft_run.training import Checkpointer
 
@@ -55,6 +56,23 @@ class Loader:
         self.seen.copy_(state["seen"])
 
 
+class Average:
+    # Sharded as the model; it counts steps.
+
+    def __init__(self, weight):
+        self.value = torch.zeros_like(weight.detach())
+
+    def state_dict(self):
+        return {"weight": self.value}
+
+    def load_state_dict(self, state):
+        found, mine = state["weight"], self.value.to_local()
+        if found.shape != mine.shape:  # that of all ranks, from a checkpoint
+            shards = distribute_tensor(found, self.value.device_mesh, self.value.placements)
+            found = shards.to_local()
+        mine.copy_(found)
+
+
 if kind == "torchdata":
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -69,11 +87,16 @@ else:
 counts, names = {"epoch": 0, "deep": {"of": []}}, []
 state = {"model": model, "optimizer": optimizer, "loader": loader, "counts": counts}
 state |= {"names": names}
+average = Average(model[0].weight) if kind == "fsdp" else None
+if average is not None:
+    state["average"] = average
 if kind == "torchdata":  # an iterator draws a number when it is made
     options["seed"] = 5
 checkpointer = Checkpointer(f"{folder}/checkpoints", state, **options)
 done = checkpointer.restore()
 log = open(f"{folder}/log-{dist.get_world_size()}-{rank}", "a", buffering=1)
+if average is not None:
+    assert bool((average.value.to_local() == done).all()), average.value
 log.write(json.dumps(["from", done, counts, names]) + "\\n")
 iterator = iter(loader)
 for step in checkpointer.steps(total):
@@ -93,6 +116,8 @@ for step in checkpointer.steps(total):
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     names[:] = [f"step {step}"]
+    if average is not None:
+        average.value += 1
     log.write(json.dumps([step, batch.tolist(), numbers, counts["epoch"]]) + "\\n")
 dist.destroy_process_group()
 """
@@ -170,6 +195,17 @@ def test_the_same_ranks_have_their_values_back(ft: "Launcher") -> None:
 
 
 @pytest.mark.slow
+def test_ranks_without_a_saver_have_their_values_back(ft: "Launcher") -> None:
+    """The workers write the checkpoints."""
+    undisturbed, other = Training(ft, "undisturbed"), Training(ft, "other")
+    undisturbed.run(13)
+    for total in (7, 13):
+        other.run(total, snapshot_every=None)
+    assert json.loads(loaded(other.folder, 7)["ft_run_ranks"]["origin"])[:2] == [2, 0]
+    assert [other.lines(rank) for rank in (0, 1)] == [undisturbed.lines(rank) for rank in (0, 1)]
+
+
+@pytest.mark.slow
 def test_values_of_an_older_step_are_not_used(ft: "Launcher") -> None:
     """The job saves its last snapshot when its workers are dead: that has only rank 0's values."""
     undisturbed, other = Training(ft, "undisturbed"), Training(ft, "other")
@@ -219,6 +255,9 @@ def test_a_rank_on_a_new_node(
 @pytest.mark.slow
 def test_ranks_with_shards_have_their_values_back(ft: "Launcher") -> None:
     check_same_world(ft, "fsdp")
+    other = Training(ft, "smaller", "fsdp")
+    other.run(3)
+    other.run(5, ranks=1)  # shards are no values of a rank: they fit a world of another size
 
 
 def loaded(folder: Path, step: int) -> dict[str, Any]:
