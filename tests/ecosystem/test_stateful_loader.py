@@ -13,10 +13,11 @@ pytestmark = [pytest.mark.ecosystem, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_rank_goes_on_where_it_was(
-    ft: "Launcher", monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    """Within an epoch of five batches, and over its end."""
+def test_goes_on(ft: "Launcher", monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """Within an epoch of five batches, and over its end.
+
+    The name is short: workers of a loader have sockets below the folder of the test.
+    """
     pytest.importorskip("torchdata")
     monkeypatch.setenv("LOADER_WORKERS", str(workers))
     undisturbed, _ = check_same_world(ft, "torchdata")
