@@ -138,10 +138,7 @@ class Checkpointer:
         for number in range(done, total):
             yield number
             self.step(number + 1)
-        if self._checkpoint_every and 0 < total != self._checkpoints.newest:
-            self._snapshots.wait_for_copy()
-            self._checkpoints.write_last(total, self.save)
-        self.wait()
+        self.finish(total)
 
     def restore(self) -> int:
         """Load the newest complete snapshot or checkpoint; return its number of completed steps.
@@ -287,6 +284,20 @@ class Checkpointer:
         """Seed the generators for the step after some completed ones."""
         if self._seed is not None:
             seed_generators(key_of(self._seed, number, self._state.data_rank(self._ranks.rank)))
+
+    def finish(self, number: int) -> None:
+        """Write the checkpoint at the end of training, if there is none, and wait for it.
+
+        Args:
+            number: completed steps.
+
+        Raises:
+            RuntimeError: it could not be written, after retries.
+        """
+        if self._checkpoint_every and 0 < number != self._checkpoints.newest:
+            self._snapshots.wait_for_copy()
+            self._checkpoints.write_last(number, self.save)
+        self.wait()
 
     def wait(self) -> None:
         """Wait until the checkpoint that was begun last is complete, on all ranks.

@@ -1,0 +1,152 @@
+"""``ElasticBatches`` and ``Checkpointer`` for training loops that are a library's."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from .checkpointer import Checkpointer
+from .data.batches import ElasticBatches
+from .data.parts import Part, PartRange
+from .data.schedule import Last, Row
+
+_LOADER_OPTIONS = (
+    "collate_fn",
+    "generator",
+    "multiprocessing_context",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
+
+
+class LibraryBatches:
+    """The batches of each step, as many in all steps: libraries count steps in batches.
+
+    The loader is this class's own, so that no library gives each rank a share of it again.
+    """
+
+    def __init__(
+        self,
+        loader: "DataLoader[Any]",
+        global_batch: int,
+        *,
+        micro_batch: int,
+        shuffle: bool,
+        seed: int,
+        last: Last,
+    ) -> None:
+        """Make the batches; all ranks call it together, after ``init_process_group``.
+
+        Args:
+            loader: whose dataset, workers and ``collate_fn`` are used.
+            global_batch: samples of a step, over all ranks.
+            micro_batch: the most samples that a rank computes at once.
+            shuffle: whether the order is random.
+            seed: of the order.
+            last: as for ``ElasticBatches``.
+
+        Raises:
+            TypeError: the dataset has no size.
+            ValueError: the value of an argument is invalid.
+        """
+        self.data = ElasticBatches(
+            loader.dataset,  # type: ignore[arg-type]  # it checks that the dataset has a size
+            global_batch,
+            micro_batch=micro_batch,
+            shuffle=shuffle,
+            seed=seed,
+            last=last,
+        )
+        options = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
+        self.loader = DataLoader(loader.dataset, batch_sampler=self.data, **options)
+        self.parts = len(self.data.ranges(0))
+        """Number of batches of a step on each rank: what libraries call gradient accumulation."""
+        samples = len(loader.dataset)  # type: ignore[arg-type]  # checked above
+        self.steps_per_epoch = max(1, Row(0, 0, 0, global_batch, last).steps_of(samples))
+        """Number of steps that libraries count as an epoch; with ``carry``, about one."""
+        self._table = self._read_table()
+
+    def read(self, step: int, model: nn.Module) -> Iterator[Part]:
+        """Iterate over the parts of a step; those that a short step lacks do not count.
+
+        Args:
+            step: number of completed steps.
+            model: is trained.
+
+        Raises:
+            ValueError: the model has BatchNorm, which would normalize a single sample.
+        """
+        index = 0
+        for part in self.data.parts(self.loader, step):
+            part.sync(model)  # checks the model; the library reduces gradients
+            yield part
+            index += 1
+        for number in range(index, self.parts):
+            yield Part(part.batch, PartRange(0, 0, 0.0), number, self.parts, None)
+
+    def check_restored(self) -> None:
+        """Check that the state has the same steps as the arguments.
+
+        Raises:
+            ValueError: it was saved with other batches, or data of another size.
+        """
+        if self._read_table() != self._table:
+            raise ValueError(
+                "invalid value of global_batch, last or the data: the state was saved with other "
+                f"batches, or data of another size ({self._read_table()}, now {self._table}): "
+                "expected the same, since the library counts epochs in steps; use a new folder, "
+                "or ElasticBatches in a loop of your own"
+            )
+
+    def _read_table(self) -> Any:
+        table = json.loads(self.data.state_dict()["table"])
+        return {name: table[name] for name in ("rows", "data")}
+
+
+class LibraryLoop:
+    """What a library's loop has completed, and the checkpointer that saves it."""
+
+    def __init__(
+        self,
+        folder: "str | os.PathLike[str]",
+        state: Mapping[str, Any],
+        batches: LibraryBatches,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Restore the state; all ranks call it together.
+
+        Args:
+            folder: of the checkpoints.
+            state: objects to save and to restore.
+            batches: of the steps.
+            options: further arguments of ``Checkpointer``.
+
+        Raises:
+            ValueError: the state was saved with other batches.
+        """
+        self._checkpointer = Checkpointer(folder, {**state, "data": batches.data}, **options)
+        self.completed = self._checkpointer.restore()
+        """Number of completed steps."""
+        batches.check_restored()
+
+    def complete(self, step: int) -> None:
+        """Take the snapshot of completed steps, once, when all that belongs to them is done."""
+        if step > self.completed:
+            self.completed = step
+            self._checkpointer.step(step)
+
+    def finish(self, step: int) -> None:
+        """Complete the last step, and wait until its checkpoint is written.
+
+        Raises:
+            RuntimeError: it could not be written.
+        """
+        self.complete(step)
+        self._checkpointer.finish(step)

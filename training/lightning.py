@@ -1,0 +1,232 @@
+"""Lightning's ``Trainer.fit`` with the same samples in each step after restarts and resizes."""
+
+import os
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from .data.schedule import Last
+from .library_loop import LibraryBatches, LibraryLoop
+
+
+def fit(
+    trainer: Trainer,
+    module: LightningModule,
+    loader: "DataLoader[Any]",
+    *,
+    folder: "str | os.PathLike[str]",
+    global_batch: int,
+    seed: int = 0,
+    last: Last | None = None,
+    val_dataloaders: Any = None,
+    checkpointer: Mapping[str, Any] | None = None,
+) -> None:
+    """Call ``trainer.fit``, resuming from the newest snapshot or checkpoint if there is one.
+
+    ``accumulate_grad_batches`` follows from ``global_batch``, the batch size of the loader and the
+    present number of ranks.
+
+    Args:
+        trainer: of one process, or with DDP.
+        module: is trained, with automatic optimization.
+        loader: of the training data: its dataset, ``shuffle``, workers and ``collate_fn`` are used;
+            its ``batch_size`` is the most samples that a rank computes at once.
+        folder: of the checkpoints; a path or a URL that all ranks reach.
+        global_batch: samples of a step, over all ranks.
+        seed: of the order of the samples, and of the random numbers of each step.
+        last: as for ``ElasticBatches``; None: ``drop`` if the loader has ``drop_last``, else
+            ``short``.
+        val_dataloaders: for validation, as for ``trainer.fit``.
+        checkpointer: further arguments of ``Checkpointer``, e.g. ``{"keep": 5}``.
+
+    Raises:
+        RuntimeError: the last checkpoint could not be written.
+        ValueError: the configuration of the trainer or the loader does not allow it, or the state
+            was saved with other batches.
+    """
+    _check(trainer, module, loader)
+    elastic = _Elastic(module, loader, folder, {"seed": seed, **(checkpointer or {})})
+    elastic.arguments = {
+        "global_batch": global_batch,
+        "micro_batch": loader.batch_size,
+        "shuffle": isinstance(loader.sampler, RandomSampler),
+        "seed": seed,
+        "last": last or ("drop" if loader.drop_last else "short"),
+    }
+    callbacks, backward = trainer.callbacks, module.backward
+    trainer.callbacks = [*callbacks, elastic]
+
+    def weighted(loss: Any, *args: Any, **options: Any) -> None:
+        backward(loss * elastic.factor, *args, **options)
+
+    module.backward = weighted
+    try:
+        trainer.fit(module, _Batches(elastic), val_dataloaders)
+    finally:
+        trainer.callbacks = callbacks
+        del module.backward  # the method of the class is there again
+
+
+class _Elastic(Callback):
+    """Restores before the loop looks where it is, and completes steps."""
+
+    arguments: Mapping[str, Any]
+    """Of ``LibraryBatches``."""
+    batches: LibraryBatches
+    loop: LibraryLoop
+    factor = 1.0
+    """For the loss of the present batch."""
+
+    def __init__(
+        self,
+        module: LightningModule,
+        loader: "DataLoader[Any]",
+        folder: "str | os.PathLike[str]",
+        options: Mapping[str, Any],
+    ) -> None:
+        self._module, self._loader, self._folder, self._options = module, loader, folder, options
+
+    def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        """Make the batches: now the number of ranks is known."""
+        self.trainer = trainer
+        self.batches = LibraryBatches(self._loader, **self.arguments)
+        trainer.accumulate_grad_batches = self.batches.parts
+
+    def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
+        """Restore: optimizers exist, and the loop has not yet begun."""
+        loop, batches = trainer.fit_loop, self.batches
+        if loop.max_epochs is not None and loop.max_epochs > 0:
+            total = batches.data.total(loop.max_epochs)
+            if total != loop.max_epochs * batches.steps_per_epoch:  # carry
+                loop.epoch_loop.max_steps = min(total, abs(loop.epoch_loop.max_steps % (1 << 62)))
+        schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        state = {
+            "model": self._module,
+            "optimizer": trainer.optimizers[0],
+            "callbacks": _Callbacks(trainer),
+            **{f"scheduler{number}": one for number, one in enumerate(schedulers)},
+            **({"scaler": scaler} if scaler is not None else {}),
+        }
+        self.loop = LibraryLoop(self._folder, state, batches, self._options)
+        if self.loop.completed:
+            _set_position(trainer, self.loop.completed, batches)
+        if loop.done:  # restarted after the last step
+            self.loop.finish(self.loop.completed)
+
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+        """Complete the last step."""
+        self.loop.finish(trainer.global_step)
+
+    def read(self) -> Iterator[Any]:
+        """Iterate over batches; Lightning asks for each when all before it is done."""
+        while True:
+            step = self.trainer.global_step
+            self.loop.complete(step)
+            for part in self.batches.read(step, self._module):
+                self.factor = part.weight * self.batches.parts  # Lightning divides by them
+                yield part.batch
+
+
+class _Batches:
+    """An iterable that Lightning does not give another sampler, as it would to a DataLoader."""
+
+    def __init__(self, elastic: _Elastic) -> None:
+        self._elastic = elastic
+
+    def __len__(self) -> int:
+        batches = self._elastic.batches
+        return batches.steps_per_epoch * batches.parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._elastic.read()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the samples follow from the step."""
+        return {}
+
+    def load_state_dict(self, _: Mapping[str, Any]) -> None:
+        """Do nothing; without these methods Lightning warns that it cannot resume."""
+
+
+class _Callbacks:
+    """The state of callbacks that have one, e.g. ``EarlyStopping``."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as one value."""
+        states = {one.state_key: one.state_dict() for one in self._trainer.callbacks}
+        return {"states": (deepcopy({key: state for key, state in states.items() if state}),)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore callbacks that are there again."""
+        (states,) = state["states"]
+        for one in self._trainer.callbacks:
+            if one.state_key in states:
+                one.load_state_dict(deepcopy(states[one.state_key]))
+
+
+def _set_position(trainer: Trainer, step: int, batches: LibraryBatches) -> None:
+    """Let the loops resume with a step, as from a checkpoint between two batches."""
+    epoch, inside = divmod(step, batches.steps_per_epoch)
+    loop, parts = trainer.fit_loop, batches.parts
+    state = loop.state_dict()
+    optimizer = state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    for progress, total, current in (
+        (state["epoch_loop.batch_progress"], step * parts, inside * parts),
+        (optimizer["step"], step, inside),
+        (optimizer["zero_grad"], step, inside),
+    ):
+        progress["total"] = dict.fromkeys(progress["total"], total)
+        progress["current"] = dict.fromkeys(progress["current"], current)
+    begun = {"ready": epoch + (inside > 0), "started": epoch + (inside > 0)}
+    for name in ("total", "current"):
+        state["epoch_progress"][name] = {"processed": epoch, "completed": epoch, **begun}
+    state["epoch_loop.state_dict"]["_batches_that_stepped"] = step
+    loop.load_state_dict(state)
+    if not inside:
+        loop.epoch_loop.restarting = False  # the next epoch begins with its first batch
+
+
+def _check(trainer: Trainer, module: LightningModule, loader: Any) -> None:
+    """Refuse what does not allow it.
+
+    Raises:
+        TypeError: an object is of another class.
+        ValueError: with the argument to change.
+    """
+    if not isinstance(trainer, Trainer):
+        raise TypeError(
+            f"invalid value of type {type(trainer).__name__} for trainer: expected "
+            "lightning.pytorch.Trainer"
+        )
+    sampler = loader.sampler if isinstance(loader, DataLoader) else None
+    is_plain = isinstance(sampler, RandomSampler | SequentialSampler)
+    if not is_plain or getattr(sampler, "replacement", False):
+        raise TypeError(
+            "invalid value for loader: expected a DataLoader(dataset, batch_size=…, shuffle=…) "
+            "without a sampler of its own"
+        )
+    if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
+        raise ValueError(
+            f"invalid strategy {type(trainer.strategy).__name__}: it wraps the model and the "
+            "optimizer itself: expected DDP or a single device; use its own checkpoints"
+        )
+    for name, value, expected in (
+        ("batch_size", loader.batch_size or None, loader.batch_size or "a number"),
+        ("automatic_optimization", module.automatic_optimization, True),
+        ("accumulate_grad_batches", trainer.accumulate_grad_batches, 1),
+        ("limit_train_batches", trainer.limit_train_batches, 1.0),
+        ("overfit_batches", trainer.overfit_batches, 0),
+    ):
+        if value != expected:
+            raise ValueError(
+                f"invalid value {value!r} for {name}: expected {expected!r} with "
+                "ft_run.training.lightning.fit"
+            )

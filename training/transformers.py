@@ -1,0 +1,268 @@
+"""transformers' ``Trainer`` whose steps have the same samples after restarts and resizes."""
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+from transformers import Trainer
+from transformers.trainer_callback import TrainerState
+
+from .data.parts import Part
+from .data.schedule import Last
+from .library_loop import LibraryBatches, LibraryLoop
+
+_COUNTED = (
+    "best_global_step",
+    "best_metric",
+    "best_model_checkpoint",
+    "num_input_tokens_seen",
+    "total_flos",
+)
+"""What ``TrainerState`` counts besides steps, the same on all ranks."""
+
+
+class ElasticTrainer(Trainer):
+    """``Trainer`` that loses at most a step, and has the same samples in each step.
+
+    ``train`` resumes by itself. ``gradient_accumulation_steps`` follows from ``global_batch``,
+    ``per_device_train_batch_size`` and the present number of ranks. ``args.seed`` seeds each step,
+    and ``args.data_seed`` the order of the samples.
+
+    For a trainer of another library: ``class Mine(ElasticTrainer, SFTTrainer): ...``.
+    """
+
+    _batches: LibraryBatches | None = None
+    _loop: LibraryLoop | None = None
+    _parts: Iterator[Part] = iter(())
+
+    def __init__(
+        self,
+        *args: Any,
+        folder: "str | os.PathLike[str]",
+        global_batch: int,
+        last: Last | None = None,
+        checkpointer: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Make the trainer.
+
+        Args:
+            *args: of the trainer.
+            folder: of the checkpoints; a path or a URL that all ranks reach.
+            global_batch: samples of a step, over all ranks.
+            last: as for ``ElasticBatches``; None: ``drop`` with ``dataloader_drop_last``, else
+                ``short``.
+            checkpointer: further arguments of ``Checkpointer``, e.g. ``{"keep": 5}``.
+            **options: of the trainer.
+
+        Raises:
+            ValueError: the configuration of the trainer does not allow it.
+        """
+        super().__init__(*args, **options)
+        self._folder, self._global_batch = folder, global_batch
+        self._options = {"seed": self.args.seed, **(checkpointer or {})}
+        self._last: Last = last or ("drop" if self.args.dataloader_drop_last else "short")
+        _check(self)
+
+    def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
+        """Train, from the newest snapshot or checkpoint if there is one.
+
+        Raises:
+            RuntimeError: the last checkpoint could not be written.
+            ValueError: the state was saved with other batches, or ``resume_from_checkpoint`` is
+                given.
+        """
+        if resume_from_checkpoint:
+            raise ValueError(
+                f"invalid value {resume_from_checkpoint!r} for resume_from_checkpoint: expected "
+                "None; training resumes from the folder of the trainer by itself"
+            )
+        args = self.args
+        self._batches = batches = LibraryBatches(
+            super().get_train_dataloader(),
+            self._global_batch,
+            micro_batch=args.per_device_train_batch_size,
+            shuffle=getattr(args, "train_sampling_strategy", "random") != "sequential",
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            last=self._last,
+        )
+        args.gradient_accumulation_steps = batches.parts
+        if args.max_steps <= 0 and self._last == "carry" and args.num_train_epochs % 1 == 0:
+            args.max_steps = batches.data.total(int(args.num_train_epochs))
+        steps = math.ceil(args.num_train_epochs * batches.steps_per_epoch)
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=args.max_steps if args.max_steps > 0 else steps)
+        self._created_lr_scheduler = False  # otherwise it would be created anew
+        counted = _Counted(self)
+        state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.lr_scheduler,
+            "trainer": counted,
+        }
+        if getattr(self.accelerator, "scaler", None) is not None:
+            state["scaler"] = self.accelerator.scaler
+        self._loop = LibraryLoop(self._folder, state, batches, self._options)
+        resume = counted.write(self._loop.completed) if self._loop.completed else None
+        result = super().train(resume_from_checkpoint=resume, **options)
+        self._finish()
+        return result
+
+    def get_train_dataloader(self) -> Any:
+        """Return what the loop counts and skips batches of; ``get_batch_samples`` reads them."""
+        if self._batches is None:
+            return super().get_train_dataloader()
+        loader = self._batches.loader
+        return DataLoader(
+            loader.dataset, batch_sampler=_Counting(self._batches), collate_fn=loader.collate_fn
+        )
+
+    def get_batch_samples(self, _: Any, __: int, *device: Any) -> tuple[list[Any], Any]:
+        """Return the batches of the next step; what belongs to the steps before is done now."""
+        assert self._batches is not None
+        assert self._loop is not None
+        step = self.state.global_step
+        if step >= self.state.max_steps:  # restarted after the last step
+            return [], None
+        self._loop.complete(step)
+        parts = list(self._batches.read(step, self.model))
+        self._parts = iter(parts)
+        batches = [part.batch for part in parts]
+        # Batches that only keep collectives in step have no tokens. All ranks count.
+        counted = [part.batch if part.samples else _ignored(part.batch) for part in parts]
+        _, number = super().get_batch_samples(iter(counted), len(counted), *device)
+        return batches, number
+
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None, **options: Any
+    ) -> torch.Tensor:
+        """Compute the gradients of a batch, weighted unless the library counts its tokens."""
+        part = next(self._parts)
+        is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if is_scaled is None:
+            is_scaled = self.compute_loss_func is not None or (
+                self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            )
+        assert self._batches is not None
+        # The library divides by the number of batches.
+        factor = float(part.samples > 0) if is_scaled else part.weight * self._batches.parts
+        backward = self.accelerator.backward
+        self.accelerator.backward = lambda loss, **named: backward(loss * factor, **named)
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch, **options)
+        finally:
+            del self.accelerator.backward  # the method of the class is there again
+        return loss * factor
+
+    def _finish(self) -> None:
+        assert self._loop is not None
+        self._loop.finish(self.state.global_step)
+
+    def _load_best_model(self) -> None:
+        self._finish()  # the last step has other weights
+        super()._load_best_model()
+
+    def _load_from_checkpoint(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the weights are restored."""
+
+    def _load_optimizer_and_scheduler(self, *_: Any) -> None:
+        """Do nothing: they are restored."""
+
+    def _load_rng_state(self, *_: Any) -> None:
+        """Do nothing: each step is seeded."""
+
+
+class _Counted:
+    """The part of a trainer's state that neither steps nor the metrics of this rank are."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._folder = tempfile.TemporaryDirectory(prefix="ft-run-trainer-")
+        self._restored: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as one value."""
+        state = self._trainer.state
+        return {"counted": ({name: getattr(state, name, None) for name in _COUNTED},)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep it for ``write``."""
+        (self._restored,) = state["counted"]
+
+    def write(self, step: int) -> str:
+        """Return a folder from which the library resumes that has counters only."""
+        args = self._trainer.args
+        state = TrainerState(global_step=step, train_batch_size=args.train_batch_size)
+        of_args = {
+            name: getattr(args, name) for name in ("logging_steps", "eval_steps", "save_steps")
+        }
+        for name, value in {**of_args, **self._restored}.items():
+            setattr(state, name, value)
+        state.save_to_json(str(Path(self._folder.name, "trainer_state.json")))
+        return self._folder.name
+
+
+class _Counting(Sampler[list[int]]):
+    """Has as many batches as an epoch of the library."""
+
+    def __init__(self, batches: LibraryBatches) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return self._batches.steps_per_epoch * self._batches.parts
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches.data.batches(0, self._batches.steps_per_epoch)
+
+
+def _ignored(batch: Any) -> Any:
+    """Return a batch without a label that counts."""
+    if not isinstance(batch, Mapping):
+        return batch
+    return {
+        name: torch.full_like(value, -100)
+        if name in ("labels", "shift_labels") and isinstance(value, torch.Tensor)
+        else value
+        for name, value in batch.items()
+    }
+
+
+def _check(trainer: Any) -> None:
+    """Refuse what does not allow it.
+
+    Raises:
+        ValueError: with the argument to change.
+    """
+    args, accelerator = trainer.args, trainer.accelerator
+    wrapper = accelerator.distributed_type.value
+    wrong = {
+        "gradient_accumulation_steps": (args.gradient_accumulation_steps, 1),
+        "average_tokens_across_devices": (args.average_tokens_across_devices, True),
+        "auto_find_batch_size": (args.auto_find_batch_size, False),
+        "dataloader_in_order": (getattr(args, "dataloader_in_order", True), True),
+        "group_by_length": (getattr(args, "group_by_length", False), False),
+        "model_init": (trainer.model_init, None),
+        "args.n_gpu": (args.n_gpu if args.n_gpu > 1 else 1, 1),
+        "parallelism_config": (getattr(accelerator, "parallelism_config", None), None),
+    }
+    for name, (value, expected) in wrong.items():
+        if value != expected:
+            raise ValueError(
+                f"invalid value {value!r} for {name}: expected {expected!r} with ElasticTrainer"
+            )
+    strategy = getattr(args, "train_sampling_strategy", "random")
+    if strategy not in ("random", "sequential"):
+        raise ValueError(
+            f"invalid value {strategy!r} for train_sampling_strategy: expected random or "
+            "sequential with ElasticTrainer"
+        )
+    if wrapper in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA", "TP"):
+        raise ValueError(
+            f"invalid configuration of accelerate: {wrapper}, which wraps the model and the "
+            "optimizer itself: expected DDP or one process; use its own checkpoints"
+        )
