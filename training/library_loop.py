@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from copy import copy
 from typing import Any
 
 from torch import nn
@@ -83,13 +84,15 @@ class LibraryBatches:
         Raises:
             ValueError: the model has BatchNorm, which would normalize a single sample.
         """
-        index = 0
+        missing = self.parts - len(self.data.ranges(step))
+        stand_in: Any = None
         for part in self.data.parts(self.loader, step):
             part.sync(model)  # checks the model; the library reduces gradients
+            if missing and part.is_last:
+                stand_in = copy(part.batch)  # scripts may remove items from a batch
             yield part
-            index += 1
-        for number in range(index, self.parts):
-            yield Part(part.batch, PartRange(0, 0, 0.0), number, self.parts, None)
+        for number in range(self.parts - missing, self.parts):
+            yield Part(copy(stand_in), PartRange(0, 0, 0.0), number, self.parts, None)
 
     def check_restored(self) -> None:
         """Check that the state has the same steps as the arguments.
