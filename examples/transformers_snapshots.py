@@ -1,6 +1,6 @@
 """transformers' ``Trainer`` with ``ft_run.training``: kill or resize, each step has its samples.
 
-    ft-run --nproc-per-node 2 --max-restarts 2 examples/transformers_snapshots.py checkpoints/
+ft-run --nproc-per-node 2 --max-restarts 2 examples/transformers_snapshots.py checkpoints/
 """
 
 import sys

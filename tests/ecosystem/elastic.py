@@ -1,7 +1,9 @@
-"""Trains with a library in ranks that are forked, killed in some steps, and resumed by others.
+"""Trains with a library, and compares the weights with those of a plain loop.
 
-Under ft-run it is one rank. Otherwise it plays ``WORLD@STEP …``: so many ranks train until all are
-killed in that step (``-``: until the end). It compares the weights with those of a plain loop.
+    elastic.py LIBRARIES FOLDER DROPOUT WORLD@STEP … WORLD
+
+So many forked ranks train until they are killed in that step, then others, at last until the end.
+Under ft-run it is one rank, and waits in each STEP until the job has WORLD ranks (``WORLD@STEP``).
 """
 
 import importlib
@@ -10,7 +12,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 from ft_run.training import ElasticBatches
@@ -46,23 +50,24 @@ class Sentences(Dataset):
 
 def network(dropout: float) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)
-    ).double()
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)).double()
 
 
 class Log:
-    """Notes what a rank computes, and kills it in a step."""
+    """Notes what a rank computes, and kills it in a step, or waits there for other ranks."""
 
-    def __init__(self, folder: Path, deadly: int | None) -> None:
+    def __init__(self, folder: Path, deadly: int | None, worlds: dict[int, int]) -> None:
         self.file = (folder / f"log-{os.getpid()}").open("a", buffering=1)
-        self.deadly = deadly
+        self.deadly, self.worlds = deadly, worlds
 
     def note(self, step: int, index: torch.Tensor) -> None:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if step == self.deadly:
             os.kill(os.getpid(), signal.SIGKILL)
-        world, rank = os.environ["WORLD_SIZE"], os.environ["RANK"]
-        print(json.dumps([step, int(world), int(rank), index.tolist()]), file=self.file)
+        if self.worlds.get(step, world) != world:
+            os.write(1, f"rank {rank} of {world} waits at {step}\n".encode())
+            threading.Event().wait(300)
+        print(json.dumps([step, world, rank, index.tolist()]), file=self.file)
 
 
 def plain_loop(model: nn.Module, dataset: Dataset, loss, per_epoch: bool) -> None:
@@ -72,7 +77,9 @@ def plain_loop(model: nn.Module, dataset: Dataset, loss, per_epoch: bool) -> Non
     every = data.total(1) if per_epoch else 1
     for step in range(data.total(EPOCHS)):
         items = [dataset[index] for index in data.samples(step).tolist()]
-        batch = {name: torch.stack([torch.as_tensor(one[name]) for one in items]) for name in items[0]}
+        batch = {
+            name: torch.stack([torch.as_tensor(one[name]) for one in items]) for name in items[0]
+        }
         optimizer.zero_grad()
         loss(model, batch).backward()
         optimizer.step()
@@ -81,13 +88,16 @@ def plain_loop(model: nn.Module, dataset: Dataset, loss, per_epoch: bool) -> Non
                 group["lr"] *= 0.9
 
 
-def one_rank(library: str, folder: Path, dropout: float, deadly: int | None) -> None:
+def one_rank(library: str, folder: Path, dropout: float, log: Log) -> None:
     torch.set_num_threads(1)
-    module = importlib.import_module(f"elastic_{library.partition('-')[0]}")
-    values, is_first = module.train(library, folder, dropout, Log(folder, deadly))
+    values, is_first = module_of(library).train(library, folder, dropout, log)
     if is_first:
         whole = torch.cat([value.detach().flatten() for value in values]).tolist()
         (folder / "result").write_text(json.dumps(whole))
+
+
+def module_of(library: str) -> Any:
+    return importlib.import_module(f"elastic_{library.partition('-')[0]}")
 
 
 def play(library: str, folder: Path, dropout: float, world: int, deadly: int | None) -> None:
@@ -105,7 +115,8 @@ def play(library: str, folder: Path, dropout: float, world: int, deadly: int | N
         pid = os.fork()
         if not pid:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            one_rank(library, folder, dropout, deadly if rank == world - 1 else None)
+            log = Log(folder, deadly if rank == world - 1 else None, {})
+            one_rank(library, folder, dropout, log)
             sys.stdout.flush()
             os._exit(0)
         pids.append(pid)
@@ -118,23 +129,40 @@ def play(library: str, folder: Path, dropout: float, world: int, deadly: int | N
     assert codes <= ({0} if deadly is None else {-signal.SIGKILL}), codes
 
 
-def main() -> None:
-    library, folder, dropout = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
-    if "RANK" in os.environ:
-        deadly = dict(map(int, one.split(":")) for one in sys.argv[4:])
-        life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
-        one_rank(library, folder, dropout, deadly.get(life) if is_last else None)
-        return
-    module = importlib.import_module(f"elastic_{library.partition('-')[0]}")
-    for one in sys.argv[4:]:
-        world, _, deadly_step = one.partition("@")
-        play(library, folder, dropout, int(world), int(deadly_step) if deadly_step else None)
-    del os.environ["WORLD_SIZE"]
-    expected = module.expected(library)
+def check_samples(folder: Path) -> None:
+    """Check that each step had its samples, with any number of ranks."""
+    data = ElasticBatches(SAMPLES, BATCH, seed=SEED)
+    found: dict[int, set[int]] = {}
+    for path in folder.glob("log-*"):
+        for step, _, _, samples in map(json.loads, path.read_text().splitlines()):
+            found.setdefault(step, set()).update(samples)
+    expected = {step: set(data.samples(step).tolist()) for step in range(data.total(EPOCHS))}
+    assert found == expected
+
+
+def difference(library: str, folder: Path) -> float:
+    """Return how much the weights differ from those of a plain loop."""
     found = torch.tensor(json.loads((folder / "result").read_text()), dtype=torch.float64)
+    expected = module_of(library).expected(library)
     whole = torch.cat([value.detach().flatten() for value in expected]).double()
-    print(f"difference {(found - whole).abs().max().item():.3g}")
+    return float((found - whole).abs().max())
+
+
+def main() -> None:
+    libraries, folder, dropout = sys.argv[1].split(","), Path(sys.argv[2]), float(sys.argv[3])
+    plan = [(int(one.partition("@")[0]), one.partition("@")[2]) for one in sys.argv[4:]]
+    if "RANK" in os.environ:
+        worlds = {int(step): world for world, step in plan}
+        one_rank(libraries[0], folder, dropout, Log(folder, None, worlds))
+        return
+    for library in libraries:
+        (folder / library).mkdir()
+        module_of(library)
+        for world, deadly in plan:
+            play(library, folder / library, dropout, world, int(deadly) if deadly else None)
+        del os.environ["WORLD_SIZE"]
+        check_samples(folder / library)
+        print(f"{library} differs by {difference(library, folder / library):.3g}", flush=True)
 
 
 if __name__ == "__main__":

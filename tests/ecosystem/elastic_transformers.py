@@ -1,4 +1,4 @@
-"""What ``elastic.py`` trains with transformers: a model that counts tokens, and one that does not."""
+"""What ``elastic.py`` trains with transformers: with the mean over tokens, and over samples."""
 
 import elastic
 import torch

@@ -1,0 +1,88 @@
+"""Lightning and transformers with ``ft_run.training``: killed and resized, samples and weights.
+
+Without dropout the weights are those of a plain loop in one process, up to rounding. With it, those
+of a run that nothing happens to, bit for bit: ``test_snapshots.py``.
+"""
+
+import importlib.util
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ft_run.tests.e2e.conftest import Command, Launcher
+
+SCRIPT = Path(__file__).with_name("elastic.py")
+LIBRARIES = ["lightning", "transformers-samples,transformers-tokens"]
+
+pytestmark = [pytest.mark.ecosystem, pytest.mark.long]
+
+
+def import_library(libraries: str) -> str:
+    library = libraries.partition("-")[0]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    return library
+
+
+@pytest.mark.parametrize("libraries", LIBRARIES)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        # In the middle of an epoch, after the end of one, in the last step; an epoch has 4 steps.
+        "2@3 1@8 2@11 2",
+        pytest.param("3@4 2@7 1@9 3@11 1", marks=pytest.mark.slow),
+        pytest.param("1@1 3@2 1@3 3@4 2", marks=pytest.mark.slow),
+    ],
+)
+def test_samples_and_weights(tmp_path: Path, libraries: str, plan: str) -> None:
+    import_library(libraries)
+    command = [sys.executable, str(SCRIPT), libraries, str(tmp_path), "0", *plan.split()]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"^(\S+) differs by (\S+)$", result.stdout, re.MULTILINE)
+    assert [name for name, _ in found] == libraries.split(",")
+    assert all(float(number) < 1e-6 for _, number in found), found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("library", ["lightning", "transformers-tokens"])
+def test_jobs_that_change_their_size(
+    ft: "Launcher", free_port: int, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    name = import_library(library)
+    monkeypatch.setattr("ft_run.tests.e2e.conftest.TIMEOUT_S", 500.0)
+    nodes: list[Command] = []
+    folder = ft.folder / "job"
+    folder.mkdir()
+    for step, world in [(0, 2), (3, 1), (8, 2)]:
+        for node in nodes:
+            node.expect(rf"rank \d of {len(nodes)} waits at {step}")
+        while len(nodes) > world:
+            nodes.pop().send(signal.SIGKILL)
+        while len(nodes) < world:
+            nodes.append(
+                ft.start(
+                    *("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port}"),
+                    *("--rdzv-id", f"{ft.mark}job", "--max-restarts", 9, "--rescale-delay", "0s"),
+                    *("--preload", f"torch,{name},ft_run.training.{name}"),
+                    *(SCRIPT, library, folder, "0", "2@0", "1@3", "2@8"),
+                )
+            )
+            if len(nodes) == 1:
+                nodes[0].expect("hosted here")
+    assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr
+    code = (
+        "import sys; from pathlib import Path; import elastic; folder = Path(sys.argv[2]); "
+        "elastic.check_samples(folder); print(elastic.difference(sys.argv[1], folder))"
+    )
+    command = [sys.executable, "-c", code, library, str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=SCRIPT.parent)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 1e-6
