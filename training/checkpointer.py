@@ -134,7 +134,7 @@ class Checkpointer:
         if isinstance(total, ElasticBatches):
             total = total.total(epochs or 0)  # only now the size of each batch is known
         total = max(total, done)  # fewer steps than were done: no checkpoint of another step
-        self._seed_step(done)  # an iterator that was made after restore() has drawn a number
+        self.seed_step(done)  # an iterator that was made after restore() has drawn a number
         for number in range(done, total):
             yield number
             self.step(number + 1)
@@ -183,7 +183,7 @@ class Checkpointer:
         self._state.resume(done)
         self._done = done
         self._position.resumed(done, is_logging=self._ranks.rank == 0)
-        self._seed_step(done)
+        self.seed_step(done)
         self._ranks.all_true(True)  # no rank continues while another still has older snapshots
         now = time.monotonic()
         self._snapshot_every.restart(done, now)
@@ -212,7 +212,7 @@ class Checkpointer:
         if merged.notice:
             self._drain(number, merged.notice)
         self._position.check()
-        self._seed_step(number)
+        self.seed_step(number)
 
     def _find_due(self, number: int, merged: StepReport) -> tuple[bool, bool]:
         """Return whether a snapshot and whether a checkpoint of a step are due."""
@@ -280,8 +280,14 @@ class Checkpointer:
         left_out = self._rank_state.written_by_rank_0(state)
         return {name: value for name, value in state.items() if name not in left_out}
 
-    def _seed_step(self, number: int) -> None:
-        """Seed the generators for the step after some completed ones."""
+    def seed_step(self, number: int) -> None:
+        """Seed the generators for the next step, with ``seed`` only: ``restore`` and ``step`` do.
+
+        Call it if something between ``restore`` and the first step draws random numbers.
+
+        Args:
+            number: completed steps.
+        """
         if self._seed is not None:
             seed_generators(key_of(self._seed, number, self._state.data_rank(self._ranks.rank)))
 

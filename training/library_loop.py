@@ -144,6 +144,8 @@ class LibraryLoop:
         if step > self.completed:
             self.completed = step
             self._checkpointer.step(step)
+        else:  # the library has drawn random numbers since the state was restored
+            self._checkpointer.seed_step(step)
 
     def finish(self, step: int) -> None:
         """Complete the last step, and wait until its checkpoint is written.

@@ -49,7 +49,7 @@ def fit(
             was saved with other batches.
     """
     _check(trainer, module, loader)
-    elastic = _Elastic(module, loader, folder, {"seed": seed, **(checkpointer or {})})
+    elastic = _Elastic(module, loader, folder, {**(checkpointer or {}), "seed": seed})
     elastic.arguments = {
         "global_batch": global_batch,
         "micro_batch": loader.batch_size,

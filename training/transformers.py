@@ -65,7 +65,7 @@ class ElasticTrainer(Trainer):
         """
         super().__init__(*args, **options)
         self._folder, self._global_batch = folder, global_batch
-        self._options = {"seed": self.args.seed, **(checkpointer or {})}
+        self._options = {**(checkpointer or {}), "seed": self.args.seed}
         self._last: Last = last or ("drop" if self.args.dataloader_drop_last else "short")
         _check(self)
 

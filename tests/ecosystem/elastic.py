@@ -13,6 +13,8 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,18 @@ def network(dropout: float) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)).double()
 
 
+@contextmanager
+def refused(message: str) -> Iterator[None]:
+    """Check that what is done is refused."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        found = str(error)
+    else:
+        found = "nothing"
+    assert message in found, f"{found} instead of {message}"
+
+
 class Log:
     """Notes what a rank computes, and kills it in a step, or waits there for other ranks."""
 
@@ -70,11 +84,15 @@ class Log:
         print(json.dumps([step, world, rank, index.tolist()]), file=self.file)
 
 
-def plain_loop(model: nn.Module, dataset: Dataset, loss, per_epoch: bool) -> None:
+def last_of(library: str) -> Any:
+    """Return what becomes of the end of an epoch: ``lightning-carry``."""
+    return next((one for one in library.split("-")[1:] if one in ("drop", "carry")), "short")
+
+
+def plain_loop(library: str, model: nn.Module, dataset: Dataset, loss, decay_every: int) -> None:
     """Train in one process: each step sees the batch of all ranks."""
-    data = ElasticBatches(dataset, BATCH, seed=SEED)
+    data = ElasticBatches(SAMPLES, BATCH, seed=SEED, last=last_of(library))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    every = data.total(1) if per_epoch else 1
     for step in range(data.total(EPOCHS)):
         items = [dataset[index] for index in data.samples(step).tolist()]
         batch = {
@@ -83,7 +101,7 @@ def plain_loop(model: nn.Module, dataset: Dataset, loss, per_epoch: bool) -> Non
         optimizer.zero_grad()
         loss(model, batch).backward()
         optimizer.step()
-        if (step + 1) % every == 0:
+        if decay_every and (step + 1) % decay_every == 0:
             for group in optimizer.param_groups:
                 group["lr"] *= 0.9
 
@@ -129,9 +147,9 @@ def play(library: str, folder: Path, dropout: float, world: int, deadly: int | N
     assert codes <= ({0} if deadly is None else {-signal.SIGKILL}), codes
 
 
-def check_samples(folder: Path) -> None:
+def check_samples(library: str, folder: Path) -> None:
     """Check that each step had its samples, with any number of ranks."""
-    data = ElasticBatches(SAMPLES, BATCH, seed=SEED)
+    data = ElasticBatches(SAMPLES, BATCH, seed=SEED, last=last_of(library))
     found: dict[int, set[int]] = {}
     for path in folder.glob("log-*"):
         for step, _, _, samples in map(json.loads, path.read_text().splitlines()):
@@ -161,8 +179,9 @@ def main() -> None:
         for world, deadly in plan:
             play(library, folder / library, dropout, world, int(deadly) if deadly else None)
         del os.environ["WORLD_SIZE"]
-        check_samples(folder / library)
+        check_samples(library, folder / library)
         print(f"{library} differs by {difference(library, folder / library):.3g}", flush=True)
+        module_of(library).check_refused(library, folder / library)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,20 @@ import os
 import elastic
 import torch
 from ft_run.training.lightning import fit
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 
 class Module(LightningModule):
     def __init__(self, dropout, log) -> None:
         super().__init__()
         self.network = elastic.network(dropout)
-        self.log_file = log
+        self.notes = log
 
     def training_step(self, batch, _):
-        self.log_file.note(self.global_step, batch["index"])
+        self.notes.note(self.global_step, batch.pop("index"))
         return nn.functional.mse_loss(self.network(batch["x"]), batch["labels"])
 
     def validation_step(self, batch, _):
@@ -30,37 +30,97 @@ class Module(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
 
 
-def train(library, folder, dropout, log):
-    module = Module(dropout, log)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-        num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
-        strategy=DDPStrategy(process_group_backend="gloo"),
-        max_epochs=elastic.EPOCHS,
-        val_check_interval=0.5,
-        num_sanity_val_steps=0,
+class Validations(Callback):
+    """Counts validations, also over restarts."""
+
+    count = 0
+
+    def on_validation_end(self, *_):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count, "some.path/of": torch.ones(2)}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def make_trainer(**options):
+    return Trainer(
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **{"accelerator": "cpu", "devices": 1, **options},
+    )
+
+
+def train(library, folder, dropout, log):
+    last = elastic.last_of(library)
+    module = Module(dropout, log)
+    validations = Validations()
+    limit = {"max_steps": 12} if "max" in library else {"max_epochs": elastic.EPOCHS}
+    trainer = make_trainer(
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
+        strategy=DDPStrategy(process_group_backend="gloo"),
+        val_check_interval=0.5,
+        num_sanity_val_steps=0,
+        callbacks=[validations],
+        **limit,
     )
     dataset = elastic.Numbers()
+    batch = elastic.MICRO_BATCH
     fit(
         trainer,
         module,
-        DataLoader(dataset, batch_size=elastic.MICRO_BATCH, shuffle=True),
+        DataLoader(dataset, batch_size=batch, shuffle=True, drop_last=last == "drop"),
         folder=folder / "checkpoints",
         global_batch=elastic.BATCH,
         seed=elastic.SEED,
+        last="carry" if last == "carry" else None,
         val_dataloaders=DataLoader(dataset, batch_size=8),
         checkpointer={"checkpoint_every": 1},
     )
+    assert trainer.callbacks[0] is validations
+    if last == "short":
+        assert validations.count == 2 * elastic.EPOCHS, validations.count
     return list(module.parameters()), trainer.is_global_zero
 
 
 def expected(library):
     model = elastic.network(0.0)
-    loss = lambda model, batch: nn.functional.mse_loss(model(batch["x"]), batch["labels"])  # noqa: E731
-    elastic.plain_loop(model, elastic.Numbers(), loss, per_epoch=True)
+
+    def loss(model, batch):
+        return nn.functional.mse_loss(model(batch["x"]), batch["labels"])
+
+    elastic.plain_loop(
+        library, model, elastic.Numbers(), loss, 4 if elastic.last_of(library) != "drop" else 3
+    )
     return list(model.parameters())
+
+
+def check_refused(library, folder):
+    dataset = elastic.Numbers()
+
+    def refused(message, trainer, module=None, loader=None, batch=elastic.BATCH):
+        loader = loader or DataLoader(dataset, batch_size=2, shuffle=True)
+        with elastic.refused(message):
+            fit(
+                trainer,
+                module or Module(0.0, None),
+                loader,
+                folder=folder / "checkpoints",
+                global_batch=batch,
+                last=elastic.last_of(library),
+            )
+
+    manual = Module(0.0, None)
+    manual.automatic_optimization = False
+    sampler: DistributedSampler = DistributedSampler(dataset, 1, 0)
+    refused("invalid value 2 for accumulate_grad", make_trainer(accumulate_grad_batches=2))
+    refused("invalid value 4 for limit_train", make_trainer(limit_train_batches=4))
+    refused("invalid value False for automatic_opt", make_trainer(), manual)
+    refused("without a sampler", make_trainer(), loader=DataLoader(dataset, sampler=sampler))
+    refused("expected lightning.pytorch.Trainer", object())
+    refused("invalid value of global_batch", make_trainer(max_epochs=3), batch=elastic.BATCH + 1)

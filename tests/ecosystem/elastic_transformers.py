@@ -25,7 +25,7 @@ class Recording(ElasticTrainer):
 
 
 def made(library, dropout):
-    if library == "transformers-samples":
+    if "tokens" not in library:
         return Line(dropout), elastic.Numbers()
     torch.manual_seed(0)
     drops = {"attn_pdrop": dropout, "embd_pdrop": dropout, "resid_pdrop": dropout}
@@ -38,26 +38,34 @@ def made(library, dropout):
     return model, elastic.Sentences()
 
 
-def train(library, folder, dropout, log):
-    model, dataset = made(library, dropout)
+def make_trainer(library, folder, model, dataset, *, batch=elastic.BATCH, **options):
+    last = elastic.last_of(library)
     arguments = TrainingArguments(
-        str(folder / "trainer"), use_cpu=True, num_train_epochs=elastic.EPOCHS, max_grad_norm=0.0,
+        str(folder / "trainer"), use_cpu=True, max_grad_norm=0.0, seed=elastic.SEED,
         per_device_train_batch_size=elastic.MICRO_BATCH, remove_unused_columns=False,
-        save_strategy="no", report_to=[], disable_tqdm=True, seed=elastic.SEED,
+        dataloader_drop_last=last == "drop", save_strategy="no", report_to=[], disable_tqdm=True,
+        **options,
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = Recording(
+    return Recording(
         model,
         arguments,
         train_dataset=dataset,
         optimizers=(optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)),
         folder=folder / "checkpoints",
-        global_batch=elastic.BATCH,
+        global_batch=batch,
+        last="carry" if last == "carry" else None,
         checkpointer={"checkpoint_every": 1},
     )
+
+
+def train(library, folder, dropout, log):
+    model, dataset = made(library, dropout)
+    limit = {"max_steps": 12} if "max" in library else {"num_train_epochs": elastic.EPOCHS}
+    trainer = make_trainer(library, folder, model, dataset, **limit)
     trainer.log_file = log
     trainer.train()
-    return list(model.parameters()), arguments.process_index == 0
+    return list(model.parameters()), trainer.args.process_index == 0
 
 
 def expected(library):
@@ -67,5 +75,21 @@ def expected(library):
         del batch["index"]
         return model(**batch)["loss"]
 
-    elastic.plain_loop(model, dataset, loss, per_epoch=False)
+    elastic.plain_loop(library, model, dataset, loss, 1)
     return list(model.parameters())
+
+
+def check_refused(library, folder):
+    model, dataset = made(library, 0.0)
+
+    def refused(message, **options):
+        with elastic.refused(message):
+            make_trainer(library, folder, model, dataset, **options).train()
+
+    refused("invalid value 2 for gradient_accumulation", gradient_accumulation_steps=2)
+    refused("invalid value True for auto_find", auto_find_batch_size=True)
+    refused("invalid value 'group_by_length'", train_sampling_strategy="group_by_length")
+    refused("invalid value False for average_tokens", average_tokens_across_devices=False)
+    refused("invalid value of global_batch", batch=elastic.BATCH + 1, num_train_epochs=3)
+    with elastic.refused("invalid value True for resume_from"):
+        make_trainer(library, folder, model, dataset).train(resume_from_checkpoint=True)

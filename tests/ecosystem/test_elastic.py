@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
 
 SCRIPT = Path(__file__).with_name("elastic.py")
-LIBRARIES = ["lightning", "transformers-samples,transformers-tokens"]
+LIBRARIES = ["lightning", "transformers-samples,transformers-tokens", "accelerate"]
+SLOW = [
+    f"{library}-{kind}"
+    for library in ("lightning", "transformers")
+    for kind in ("max", "drop", "carry")
+]
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.long]
 
@@ -30,14 +35,19 @@ def import_library(libraries: str) -> str:
     return library
 
 
-@pytest.mark.parametrize("libraries", LIBRARIES)
+# In the middle of an epoch, after the end of one, in the last step, after it; an epoch has 4 steps.
+PLAN = "2@3 1@8 2@11 2 1"
+
+
 @pytest.mark.parametrize(
-    "plan",
+    ("libraries", "plan"),
     [
-        # In the middle of an epoch, after the end of one, in the last step; an epoch has 4 steps.
-        "2@3 1@8 2@11 2",
-        pytest.param("3@4 2@7 1@9 3@11 1", marks=pytest.mark.slow),
-        pytest.param("1@1 3@2 1@3 3@4 2", marks=pytest.mark.slow),
+        *((libraries, PLAN) for libraries in LIBRARIES),
+        *(
+            pytest.param(libraries, plan, marks=pytest.mark.slow)
+            for libraries in (*LIBRARIES, *SLOW)
+            for plan in ("3@4 2@7 1@9 3@10 1 2", "1@1 3@2 1@3 3@4 2@5 1@6 2")
+        ),
     ],
 )
 def test_samples_and_weights(tmp_path: Path, libraries: str, plan: str) -> None:
@@ -80,7 +90,7 @@ def test_jobs_that_change_their_size(
     assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr
     code = (
         "import sys; from pathlib import Path; import elastic; folder = Path(sys.argv[2]); "
-        "elastic.check_samples(folder); print(elastic.difference(sys.argv[1], folder))"
+        "elastic.check_samples(sys.argv[1], folder); print(elastic.difference(sys.argv[1], folder))"
     )
     command = [sys.executable, "-c", code, library, str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=SCRIPT.parent)
