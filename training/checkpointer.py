@@ -281,9 +281,10 @@ class Checkpointer:
         return {name: value for name, value in state.items() if name not in left_out}
 
     def seed_step(self, number: int) -> None:
-        """Seed the generators for the next step, with ``seed`` only: ``restore`` and ``step`` do.
+        """Seed the generators for the next step again, if ``seed`` is given.
 
-        Call it if something between ``restore`` and the first step draws random numbers.
+        ``restore`` and ``step`` do it. Call it if something between them and the next step draws
+        random numbers, e.g. an evaluation.
 
         Args:
             number: completed steps.

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from .checkpointer import Checkpointer
 from .data.batches import ElasticBatches
 from .data.parts import Part, PartRange
-from .data.schedule import Last, Row
+from .data.schedule import Last
 
 _LOADER_OPTIONS = (
     "collate_fn",
@@ -70,8 +70,10 @@ class LibraryBatches:
         self.parts = len(self.data.ranges(0))
         """Number of batches of a step on each rank: what libraries call gradient accumulation."""
         samples = len(loader.dataset)  # type: ignore[arg-type]  # checked above
-        self.steps_per_epoch = max(1, Row(0, 0, 0, global_batch, last).steps_of(samples))
-        """Number of steps that libraries count as an epoch; with ``carry``, about one."""
+        self.steps_per_epoch = (samples if last == "drop" else samples - 1 + global_batch) // (
+            global_batch
+        )
+        """Number of steps that libraries count as an epoch; with ``carry``, it has some more."""
         self._table = self._read_table()
 
     def read(self, step: int, model: nn.Module) -> Iterator[Part]:

@@ -4,6 +4,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,12 @@ class ElasticTrainer(Trainer):
         if getattr(self.accelerator, "scaler", None) is not None:
             state["scaler"] = self.accelerator.scaler
         self._loop = LibraryLoop(self._folder, state, batches, self._options)
-        resume = counted.write(self._loop.completed) if self._loop.completed else None
-        result = super().train(resume_from_checkpoint=resume, **options)
+        with ExitStack() as self._until_begun:
+            resume = None
+            if self._loop.completed:
+                resume = self._until_begun.enter_context(tempfile.TemporaryDirectory())
+                counted.write(resume, self._loop.completed)
+            result = super().train(resume_from_checkpoint=resume, **options)
         self._finish()
         return result
 
@@ -126,6 +131,7 @@ class ElasticTrainer(Trainer):
         """Return the batches of the next step; what belongs to the steps before is done now."""
         assert self._batches is not None
         assert self._loop is not None
+        self._until_begun.close()
         step = self.state.global_step
         if step >= self.state.max_steps:  # restarted after the last step
             return [], None
@@ -182,7 +188,6 @@ class _Counted:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._folder = tempfile.TemporaryDirectory(prefix="ft-run-trainer-")
         self._restored: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,17 +199,15 @@ class _Counted:
         """Keep it for ``write``."""
         (self._restored,) = state["counted"]
 
-    def write(self, step: int) -> str:
-        """Return a folder from which the library resumes that has counters only."""
+    def write(self, folder: str, step: int) -> None:
+        """Write a checkpoint of the library that has counters only."""
         args = self._trainer.args
         state = TrainerState(global_step=step, train_batch_size=args.train_batch_size)
-        of_args = {
-            name: getattr(args, name) for name in ("logging_steps", "eval_steps", "save_steps")
-        }
-        for name, value in {**of_args, **self._restored}.items():
+        for name in ("logging_steps", "eval_steps", "save_steps"):  # it warns of others
+            setattr(state, name, getattr(args, name))
+        for name, value in self._restored.items():
             setattr(state, name, value)
-        state.save_to_json(str(Path(self._folder.name, "trainer_state.json")))
-        return self._folder.name
+        state.save_to_json(str(Path(folder, "trainer_state.json")))
 
 
 class _Counting(Sampler[list[int]]):
