@@ -46,7 +46,7 @@ PLAN = "2@3 1@8 2@11 2 1"
         *(
             pytest.param(libraries, plan, marks=pytest.mark.slow)
             for libraries in (*LIBRARIES, *SLOW)
-            for plan in ("3@4 2@7 1@9 3@10 1 2", "1@1 3@2 1@3 3@4 2@5 1@6 2")
+            for plan in ("3@3 2@6 1@7 3@8 1 2", "1@1 3@2 1@3 3@4 2@5 1@6 2")
         ),
     ],
 )
