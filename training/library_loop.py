@@ -87,14 +87,13 @@ class LibraryBatches:
             ValueError: the model has BatchNorm, which would normalize a single sample.
         """
         missing = self.parts - len(self.data.ranges(step))
-        stand_in: Any = None
         for part in self.data.parts(self.loader, step):
             part.sync(model)  # checks the model; the library reduces gradients
-            if missing and part.is_last:
-                stand_in = copy(part.batch)  # scripts may remove items from a batch
+            # Copies, because scripts may remove items from a batch.
+            stand_ins = [copy(part.batch) for _ in range(missing)] if part.is_last else []
             yield part
-        for number in range(self.parts - missing, self.parts):
-            yield Part(copy(stand_in), PartRange(0, 0, 0.0), number, self.parts, None)
+        for number, batch in enumerate(stand_ins, self.parts - missing):
+            yield Part(batch, PartRange(0, 0, 0.0), number, self.parts, None)
 
     def check_restored(self) -> None:
         """Check that the state has the same steps as the arguments.

@@ -128,6 +128,8 @@ class _Elastic(Callback):
         while True:
             step = self.trainer.global_step
             self.loop.complete(step)
+            # Lightning may pass where it would validate once more after a restart, and count it.
+            self.trainer.fit_loop.epoch_loop._batches_that_stepped = step
             for part in self.batches.read(step, self._module):
                 self.factor = part.weight * self.batches.parts  # Lightning divides by them
                 yield part.batch
@@ -191,8 +193,6 @@ def _set_position(trainer: Trainer, step: int, batches: LibraryBatches) -> None:
         state["epoch_progress"][name] = {"processed": epoch, "completed": epoch, **begun}
     state["epoch_loop.state_dict"]["_batches_that_stepped"] = step
     loop.load_state_dict(state)
-    if not inside:
-        loop.epoch_loop.restarting = False  # the next epoch begins with its first batch
 
 
 def _check(trainer: Trainer, module: LightningModule, loader: Any) -> None:

@@ -37,8 +37,7 @@ def expected(library):
     def loss(model, batch):
         return nn.functional.mse_loss(model(batch["x"]), batch["labels"])
 
-    elastic.plain_loop(library, model, elastic.Numbers(), loss, 0)
-    return list(model.parameters())
+    return elastic.plain_loop(library, model, elastic.Numbers(), loss, lambda _: 0.1)
 
 
 def check_refused(library, folder): ...

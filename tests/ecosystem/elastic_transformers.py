@@ -23,6 +23,11 @@ class Recording(ElasticTrainer):
         self.log_file.note(self.state.global_step, inputs.pop("index"))
         return super().training_step(model, inputs, *args, **options)
 
+    def log(self, logs, *args, **options):
+        if "loss" in logs:  # of the step that is done
+            self.log_file.note_loss(self.state.global_step - 1, float(logs["loss"]))
+        super().log(logs, *args, **options)
+
 
 def made(library, dropout):
     if "tokens" not in library:
@@ -44,14 +49,17 @@ def make_trainer(library, folder, model, dataset, *, batch=elastic.BATCH, **opti
         str(folder / "trainer"), use_cpu=True, max_grad_norm=0.0, seed=elastic.SEED,
         per_device_train_batch_size=elastic.MICRO_BATCH, remove_unused_columns=False,
         dataloader_drop_last=last == "drop", save_strategy="no", report_to=[], disable_tqdm=True,
-        **options,
+        logging_steps=1, optim="sgd", learning_rate=0.1, **options,
     )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = scheduler = None  # the library makes them
+    if "tokens" not in library:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     return Recording(
         model,
         arguments,
         train_dataset=dataset,
-        optimizers=(optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)),
+        optimizers=(optimizer, scheduler),
         folder=folder / "checkpoints",
         global_batch=batch,
         last="carry" if last == "carry" else None,
@@ -61,7 +69,7 @@ def make_trainer(library, folder, model, dataset, *, batch=elastic.BATCH, **opti
 
 def train(library, folder, dropout, log):
     model, dataset = made(library, dropout)
-    limit = {"max_steps": 12} if "max" in library else {"num_train_epochs": elastic.EPOCHS}
+    limit = {"max_steps": 11} if "max" in library else {"num_train_epochs": elastic.EPOCHS}
     trainer = make_trainer(library, folder, model, dataset, **limit)
     trainer.log_file = log
     trainer.train()
@@ -75,8 +83,14 @@ def expected(library):
         del batch["index"]
         return model(**batch)["loss"]
 
-    elastic.plain_loop(library, model, dataset, loss, 1)
-    return list(model.parameters())
+    def decaying(step):
+        return 0.1 * 0.9**step
+
+    def linear(step):
+        return 0.1 * (1 - step / 12)
+
+    rate, momentum = (linear, 0.0) if "tokens" in library else (decaying, 0.9)
+    return elastic.plain_loop(library, model, dataset, loss, rate, momentum)
 
 
 def check_refused(library, folder):
