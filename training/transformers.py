@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
-from transformers.trainer_callback import TrainerState
+from transformers.trainer_callback import ExportableState, TrainerState
 
 from .data.parts import Part
 from .data.schedule import Last
@@ -184,7 +184,7 @@ class ElasticTrainer(Trainer):
 
 
 class _Counted:
-    """The part of a trainer's state that neither steps nor the metrics of this rank are."""
+    """What a trainer and its callbacks count besides steps, e.g. ``EarlyStoppingCallback``."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -193,21 +193,37 @@ class _Counted:
     def state_dict(self) -> dict[str, Any]:
         """Return it as one value."""
         state = self._trainer.state
-        return {"counted": ({name: getattr(state, name, None) for name in _COUNTED},)}
+        return {
+            "counted": ({name: getattr(state, name, None) for name in _COUNTED},),
+            "callbacks": (
+                [(type(one).__name__, one.state()["attributes"]) for one in self._callbacks()],
+            ),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep it for ``write``."""
+        """Restore the callbacks, and keep the rest for ``write``."""
         (self._restored,) = state["counted"]
+        for one, (name, attributes) in zip(self._callbacks(), state["callbacks"][0], strict=False):
+            if type(one).__name__ == name:
+                vars(one).update(attributes)
 
     def write(self, folder: str, step: int) -> None:
         """Write a checkpoint of the library that has counters only."""
-        args = self._trainer.args
-        state = TrainerState(global_step=step, train_batch_size=args.train_batch_size)
+        args, control = self._trainer.args, self._trainer.control
+        state = TrainerState(
+            global_step=step,
+            train_batch_size=args.train_batch_size,
+            stateful_callbacks=[*self._callbacks(), control],
+        )
         for name in ("logging_steps", "eval_steps", "save_steps"):  # it warns of others
             setattr(state, name, getattr(args, name))
         for name, value in self._restored.items():
             setattr(state, name, value)
         state.save_to_json(str(Path(folder, "trainer_state.json")))
+
+    def _callbacks(self) -> list[Any]:
+        callbacks = self._trainer.callback_handler.callbacks
+        return [one for one in callbacks if isinstance(one, ExportableState)]
 
 
 class _Counting(Sampler[list[int]]):
