@@ -23,7 +23,8 @@ from ...events.node import (
     ThisNodeRenamed,
     WorkersFenced,
 )
-from ...events.workers import PreloadChanged, RoundStarted, WorkersStopped
+from ...events.preload import PreloadChanged
+from ...events.workers import RoundStarted, WorkersStopped
 from ...rendezvous.lease.fencing import FenceTick, Fencing
 from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink

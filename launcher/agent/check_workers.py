@@ -6,7 +6,7 @@ from typing import Final
 
 from ...checks.worker_config import CheckWorkerConfig
 from ...events.event import Severity
-from ...events.workers import PreloadChanged
+from ...events.preload import PreloadChanged
 from ..options import LaunchOptions, ScriptMode
 from ..preflight.crew import CheckCrew, CrewPlan
 from ..preflight.expected_gpus import gpus_asked_by

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from ... import defaults
 from ...events.event import Event, LogMessage, Severity
+from ...events.preload import PreloadAwaited
 from ...events.workers import (
-    PreloadAwaited,
     RoundEnded,
     TimerExpired,
     WorkerExited,

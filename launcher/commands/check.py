@@ -18,7 +18,7 @@ from ...checks.worker_config import NOT_CARRIED_OUT
 from ...errors import UsageError
 from ...events.checks import CheckSignalled, ChecksProgressed
 from ...events.event import LogMessage, Severity
-from ...events.workers import PreloadChanged
+from ...events.preload import PreloadChanged
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ...rendezvous.protocol.failure import signal_name
 from ...values import replace

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ...errors import NoProcessError
 from ...events.event import Event
-from ...events.workers import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
+from ...events.output import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
 from ...values import dataclass
 from ..machine.shortage import no_process
 from .log_file import Stream, open_log

@@ -6,7 +6,7 @@ charged to the failure when it is known.
 
 The events are those of one node, in order, of one ``ft-run`` or of several that the scheduler
 started one after the other. Durations within one ``ft-run`` are those of ``uptime_s``, which
-nobody sets; the time between two is that of the wall clock.
+no clock change affects; the time between two is that of the wall clock.
 """
 
 import enum

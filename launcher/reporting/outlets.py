@@ -164,7 +164,7 @@ class UnixSocket:
         """Send a line.
 
         Raises:
-            OSError: nobody listens there, or the reader is gone; the next call connects again.
+            OSError: no process reads from it; the next call connects again.
         """
         if self._socket is None:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Makes a record of each event of this process: who reports it, when, and what it says."""
+"""Makes a record of each event of this process: the node, the job, the time and the fields."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import NoProcessError
-from ...events.workers import PreloadState
+from ...events.preload import PreloadState
 from ...values import dataclass, field
 from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send

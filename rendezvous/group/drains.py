@@ -1,6 +1,6 @@
 """Has all ranks save a consistent snapshot before nodes leave or the world grows. Pure.
 
-``policy/drain`` knows who was told what; here it meets the nodes of the round that runs.
+``policy/drain`` records which node was sent which order; here it is applied to the running round.
 """
 
 import math

@@ -35,11 +35,10 @@ from ft_run.events.node import (
     ThisNodeRenamed,
     WorkersAlone,
 )
+from ft_run.events.output import OutputUnshown
+from ft_run.events.preload import PreloadChanged, PreloadState
 from ft_run.events.workers import (
     CollectivesRecorded,
-    OutputUnshown,
-    PreloadChanged,
-    PreloadState,
     RestartBegun,
     WorkerFailed,
     WorkersStarted,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from ft_run.training.data.schedule import Last
 from ft_run.training.library_loop import LibraryBatches, LibraryLoop
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,7 +14,7 @@ SAMPLES = 22
 
 
 def make(
-    *, global_batch: int = 6, micro_batch: int = 2, last: str = "short", items: int = SAMPLES
+    *, global_batch: int = 6, micro_batch: int = 2, last: Last = "short", items: int = SAMPLES
 ) -> LibraryBatches:
     loader = DataLoader(TensorDataset(torch.arange(items)), batch_size=5)
     return LibraryBatches(
@@ -22,14 +23,14 @@ def make(
         micro_batch=micro_batch,
         shuffle=True,
         seed=3,
-        last=last,  # type: ignore[arg-type]
+        last=last,
     )
 
 
 @pytest.mark.parametrize(
     ("last", "steps", "samples"), [("short", 4, 22), ("drop", 3, 18), ("carry", 4, 24)]
 )
-def test_each_step_has_as_many_batches(last: str, steps: int, samples: int) -> None:
+def test_each_step_has_as_many_batches(last: Last, steps: int, samples: int) -> None:
     batches = make(last=last)
     assert (batches.parts, batches.steps_per_epoch) == (3, steps)
     seen = []
@@ -50,7 +51,9 @@ def test_batch_norm_refuses_a_batch_of_one_sample() -> None:
 
 
 @pytest.mark.parametrize("other", [{"global_batch": 7}, {"items": 23}, {"last": "drop"}])
-def test_other_batches_in_the_same_folder_are_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_other_batches_in_the_same_folder_are_refused(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
     first = LibraryLoop(tmp_path, {"model": nn.Linear(1, 1)}, make(), {"checkpoint_every": 1})
     first.complete(1)
     with pytest.raises(ValueError, match="invalid value of global_batch, last or the data"):

@@ -3,15 +3,15 @@
 import json
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from fractions import Fraction
 from typing import Any
 
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from ..worker.log import log
+from .arguments import check_positive, checked_share, sources_of
 from .data_ranks import DataRanks
-from .order import ORDER_VERSION, Order, Sources
+from .order import ORDER_VERSION, Order
 from .parts import Part, PartRange, Position, read
 from .sample import index_of
 from .schedule import LAST, Data, Last, Row, Schedule, cut, cut_by_share, from_plain
@@ -67,12 +67,12 @@ class ElasticBatches(Sampler[list[int]]):
             ValueError: the value of an argument is invalid.
             RuntimeError: the job has several ranks, and no process group was initialized.
         """
-        sources = _sources(data, weights)
-        _check_positive("global_batch", global_batch)
+        sources = sources_of(data, weights)
+        check_positive("global_batch", global_batch)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ValueError(f"invalid value {seed!r} for seed: expected a whole number")
         if micro_batch is not None:
-            _check_positive("micro_batch", micro_batch)
+            check_positive("micro_batch", micro_batch)
         if last not in LAST:
             raise ValueError(f"invalid value {last!r} for last: expected short, drop or carry")
         self._seed, self._shuffle = seed, shuffle
@@ -84,7 +84,7 @@ class ElasticBatches(Sampler[list[int]]):
         self._use(Schedule((self._wanted,), (Data(0, sources, (0,) * len(sources.sizes)),)))
         self._order_of(0)  # checks the rest
         self._ranks = DataRanks(mesh)
-        self._shares = self._ranks.gather(_checked_share(share)) if share is not None else None
+        self._shares = self._ranks.gather(checked_share(share)) if share is not None else None
         self._start: int | None = None
         """The step with which iterators begin that ``parts`` makes."""
         self._until: int | None = None
@@ -109,7 +109,7 @@ class ElasticBatches(Sampler[list[int]]):
 
     def total(self, epochs: int) -> int:
         """Return the number of steps of so many epochs; ``parts`` reads no further ahead."""
-        _check_positive("epochs", epochs)
+        check_positive("epochs", epochs)
         self._until = self._schedule.total(epochs)
         return self._until
 
@@ -324,58 +324,3 @@ class ElasticBatches(Sampler[list[int]]):
     def _log(self, text: str) -> None:
         if self._ranks.is_first:
             log(text)
-
-
-def _sources(data: Any, weights: Sequence[float] | None) -> Sources:
-    """Return the sizes of the data."""
-    if isinstance(data, IterableDataset):
-        raise TypeError(
-            "invalid value of type IterableDataset for data: it has no positions to begin with: "
-            "expected a dataset with __len__ and __getitem__, or torchdata's StatefulDataLoader in "
-            "the state of the Checkpointer"
-        )
-    if weights is None:
-        return Sources((_size(data),), None)
-    inner = data.dataset if isinstance(data, Seeded) else data
-    parts = inner.datasets if isinstance(inner, ConcatDataset) else inner
-    if not isinstance(parts, Sequence) or len(parts) != len(weights):
-        raise ValueError(
-            f"invalid value {list(weights)} for weights: expected one for each source of a "
-            "ConcatDataset, or of a list of sizes"
-        )
-    return Sources(tuple(map(_size, parts)), _checked_weights(weights))
-
-
-def _size(data: Any) -> int:
-    size = data if isinstance(data, int) else len(data) if hasattr(data, "__len__") else None
-    if size is None:
-        raise TypeError(
-            f"invalid value of type {type(data).__name__} for data: expected a dataset with a "
-            "length, or a number of samples"
-        )
-    _check_positive("data", size)
-    return int(size)
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"invalid value {value!r} for {name}: expected a whole number >= 1")
-
-
-def _checked_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
-    """Return shares of 1: weights in the same proportions are the same mixture."""
-    try:
-        found = [Fraction(str(weight)) for weight in weights]
-    except ValueError:  # not finite
-        found = []
-    if not found or min(found) <= 0:
-        raise ValueError(
-            f"invalid value {list(weights)} for weights: expected finite numbers > 0, one or more"
-        )
-    return tuple(one / sum(found) for one in found)
-
-
-def _checked_share(share: float) -> float:
-    if not 0 < share < float("inf"):
-        raise ValueError(f"invalid value {share!r} for share: expected a number > 0")
-    return float(share)

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from ft_run.errors import NoProcessError
 from ft_run.events.event import Event
-from ft_run.events.workers import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
+from ft_run.events.output import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
 from ft_run.launcher.logs import relay_client
 from ft_run.launcher.logs.log_file import Stream
 from ft_run.launcher.logs.relay_client import OpenStream, RelayClient

@@ -118,7 +118,7 @@ def test_workers_live_no_longer_than_the_fence_says(case: str, said: str) -> Non
 
 BLANKS = """
 import asyncio, os, signal, sys, time
-from ft_run.events.workers import PreloadState
+from ft_run.events.preload import PreloadState
 from ft_run.launcher.processes.tree import children
 from ft_run.launcher.spawner.client import (
     Empty, Exited, Spawned, SpawnerClient, WorkerCommand,

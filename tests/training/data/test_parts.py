@@ -38,7 +38,7 @@ def test_fsdp2_keeps_shards_of_gradients_unless_they_are_reduced_once(
 
 def test_ddp_reduces_in_the_last_part(mesh: DeviceMesh) -> None:
     model = DistributedDataParallel(nn.Linear(3, 4))
-    reduced = []
+    reduced: list[int] = []
     model.register_comm_hook(None, lambda _, bucket: count(reduced, bucket))
     assert gradients(model) == [True] * 6
     assert len(reduced) == 2  # one bucket, in each of two steps

@@ -1,0 +1,67 @@
+"""Events of the workers' output: log files and the relay to the console."""
+
+from collections.abc import Sequence
+
+from .event import Event, Severity
+
+_PIDS_SHOWN = 8
+
+
+def _joined(numbers: Sequence[int], between: str = ",") -> str:
+    return between.join(map(str, numbers))
+
+
+class LogFileEnded(Event):
+    """A worker's log file cannot be written any more; the worker keeps running."""
+
+    path: str
+    reason: str
+
+    name = "log.file_ended"
+    severity = Severity.WARNING
+    line = "log file {path} ends here: {reason}; the workers keep running"
+
+
+class RelayLost(Event):
+    """The relay of the workers' output was killed."""
+
+    pid: int
+    streams: int
+    """Number of open streams; their workers get a broken pipe."""
+
+    name = "relay.lost"
+    severity = Severity.WARNING
+    line = (
+        "the relay of the workers' output (pid {pid}) was killed with {streams} stream(s) open: "
+        "workers that write to them get a broken pipe"
+    )
+
+
+class RelayReplaced(Event):
+    """A new relay is used for the workers that start from now on."""
+
+    pid: int
+
+    name = "relay.replaced"
+    severity = Severity.WARNING
+    line = "started another relay for the workers' output (pid {pid})"
+
+
+class RelayFull(Event):
+    """The relay has no file descriptor for a stream."""
+
+    name = "relay.full"
+    severity = Severity.WARNING
+    line = (
+        "the relay of the workers' output has no file descriptor left: raise the limit (ulimit -n)"
+    )
+
+
+class OutputUnshown(Event):
+    """The console was not read: this much of the workers' output was dropped."""
+
+    bytes: int
+
+    name = "output.dropped"
+    severity = Severity.WARNING
+    line = "{bytes} bytes of the workers' output dropped: the console was not read"

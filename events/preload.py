@@ -1,0 +1,63 @@
+"""Events of the modules that ``--preload`` imports."""
+
+import enum
+from collections.abc import Sequence
+
+from .event import Event, RoundEvent, Severity
+
+_PIDS_SHOWN = 8
+
+
+def _joined(numbers: Sequence[int], between: str = ",") -> str:
+    return between.join(map(str, numbers))
+
+
+class PreloadState(enum.Enum):
+    """State of the fork server that imports the modules of ``--preload``."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STALE = "stale"
+    """Files of its modules have changed: the modules are imported again."""
+    FAILED = "failed"
+    """It cannot be used: workers start without it."""
+
+
+class PreloadChanged(Event):
+    """The state of the modules of ``--preload`` has changed."""
+
+    state: PreloadState
+    modules: tuple[str, ...]
+    detail: str
+    """The duration, the file that has changed, or the reason of the failure."""
+    is_of_checks: bool = False
+    """Whether it is for the check workers."""
+
+    name = "preload.changed"
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters."""
+        if self.state is PreloadState.LOADING:
+            return Severity.DEBUG
+        return Severity.WARNING if self.state is PreloadState.FAILED else Severity.INFO
+
+    def __str__(self) -> str:
+        named = ", ".join(self.modules)
+        match self.state:
+            case PreloadState.LOADING:
+                return f"preload: importing {named}"
+            case PreloadState.READY:
+                return f"preload: imported {named} in {self.detail}"
+            case PreloadState.STALE:
+                return f"preload: {self.detail} has changed on disk; importing again"
+            case PreloadState.FAILED:
+                which = "check worker" if self.is_of_checks else "worker"
+                return f"preload: {self.detail}; falling back to normal {which} start"
+
+
+class PreloadAwaited(RoundEvent):
+    """The workers of a round start when the modules of ``--preload`` have been imported."""
+
+    name = "preload.awaited"
+    line = "{at} waiting for --preload imports"
