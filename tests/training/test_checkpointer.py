@@ -492,11 +492,11 @@ def test_without_memory_there_are_checkpoints(
         return PendingMaximum(None, own)
 
     monkeypatch.setattr(Ranks, "begin_maximum", begin)
-    before = len(os.listdir("/proc/self/fd"))
+    before = own_descriptors()
     memory(-1)
     script = Script(tmp_path, checkpoint_every=3).train(10, until=4)
     assert not script.checkpointer._snapshots.is_enabled
-    assert len(os.listdir("/proc/self/fd")) == before  # it was given back
+    assert own_descriptors() <= before  # it was given back; those of others may close meanwhile
     assert set(said) == {2}  # the others are told
     lost, written = logged(capfd)
     assert lost == (
