@@ -19,6 +19,10 @@ from .acceptor import Acceptor
 from .times import LeaseTimes
 
 
+_OUTBID = 0.3
+"""Share of the time for answers after which a candidate that was refused once retries."""
+
+
 @dataclass(slots=True)
 class _Attempt:
     """A pending request to all hosts."""
@@ -96,7 +100,7 @@ class Elector:
     def deadline(self) -> float:
         """Return when ``due`` must be called next."""
         if self._attempt is not None:
-            next_at = self._attempt.since + self._times.renew_s
+            next_at = self._gives_up_at(self._attempt)
         else:
             next_at = self._next_at
         return min(next_at, self._held_until) if self._held_until > -math.inf else next_at
@@ -146,7 +150,7 @@ class Elector:
         if self._held_until > -math.inf and not self.leads(now):
             # The votes for a renewal without a majority would prevent the election of others.
             return self._release(self._ask(LeaseStep.RELEASE, self._last_number), now)
-        if attempt is not None and now >= attempt.since + self._times.renew_s:
+        if attempt is not None and now >= self._gives_up_at(attempt):
             return self._give_up_attempt(now)
         if self._attempt is not None or now < self._next_at:
             return None
@@ -213,6 +217,15 @@ class Elector:
         if ask.step is LeaseStep.PROPOSE and not own.knows_earlier:
             self._vouch(self._own, ask.term)
         return ask
+
+    def _gives_up_at(self, attempt: _Attempt) -> float:
+        """Return until when a request waits for answers.
+
+        Hosts that are down do not answer. With one of three down, two candidates that collide
+        would both wait for it, and an election would take as long as both of their requests.
+        """
+        is_outbid = bool(attempt.refused) and self._held_until == -math.inf
+        return attempt.since + self._times.renew_s * (_OUTBID if is_outbid else 1.0)
 
     def _vouch(self, host: int, term: int) -> None:
         if self._vouched[0] != term:

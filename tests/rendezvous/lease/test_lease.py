@@ -191,6 +191,20 @@ def test_a_leader_gives_back_the_votes_that_it_has_asked_for_last() -> None:
     assert release.number == prepare.number
 
 
+def test_a_candidate_that_was_outbid_does_not_wait_for_a_host_that_is_down() -> None:
+    elector = Elector(3, 0, "p0", TIMES, 0.0, lambda: 1.0)
+    prepare = elector.due(4.0)
+    assert prepare is not None
+    assert elector.deadline() == 5.0
+    assert elector.heard(1, prepare, LeaseAnswer(False, 7), 4.05) is None
+    assert elector.due(4.25) is None
+    assert elector.deadline() == pytest.approx(4.3)
+    assert elector.due(4.3) is None
+    retry = elector.due(4.8)
+    assert retry is not None
+    assert (retry.step, retry.number) == (PREPARE, 9)
+
+
 def test_three_of_five_hosts_give_the_lease() -> None:
     elector = Elector(5, 0, "p0", TIMES, 0.0, lambda: 0.5)
     prepare = elector.due(4.0)
