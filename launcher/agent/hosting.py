@@ -25,7 +25,7 @@ from ...rendezvous.master.link import (
     LocalLink,
     MasterLink,
 )
-from ...rendezvous.master.master import ALONE, Master, Office
+from ...rendezvous.master.master import ALONE, Lease, Master
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import Outcome, Refused, Verdict
@@ -230,12 +230,12 @@ class Hosting:
     def _settings(self) -> GroupSettings:
         return group_settings(self._options.timeouts)
 
-    def _new_master(self, settings: GroupSettings, office: Office = ALONE) -> Master:
+    def _new_master(self, settings: GroupSettings, lease: Lease = ALONE) -> Master:
         return Master(
             settings,
             self._note,
             examiner=new_examiner(),
-            office=office,
+            lease=lease,
             ended=self._ended,
         )
 
@@ -254,7 +254,7 @@ async def listed_host(
     endpoints: Sequence[Endpoint],
     timeouts: Timeouts,
     settings: GroupSettings,
-    new_master: Callable[[GroupSettings, Office], Master],
+    new_master: Callable[[GroupSettings, Lease], Master],
     note: Note,
     trust: "Trust | None",
 ) -> "tuple[Succession, MasterServer] | None":

@@ -13,7 +13,7 @@ from ...events.event import LogMessage, Severity
 from ...events.master import EndedElsewhere, MasterListening, MasterSignalled
 from ...events.node import JobEnded
 from ...rendezvous.group.events import GroupSettings
-from ...rendezvous.master.master import ALONE, Master, Office
+from ...rendezvous.master.master import ALONE, Lease, Master
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Verdict
 from ...rendezvous.trust.source import read_trust
@@ -104,12 +104,12 @@ class _LoneMaster:
         )
         return server, succession
 
-    def _new_master(self, settings: GroupSettings, office: Office = ALONE) -> Master:
+    def _new_master(self, settings: GroupSettings, lease: Lease = ALONE) -> Master:
         self._master = master = Master(
             settings,
             lambda event: self._display.event(event, Severity.INFO),
             examiner=new_examiner(),
-            office=office,
+            lease=lease,
             ended=self._outcome.put_nowait,
         )
         return master

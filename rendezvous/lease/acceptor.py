@@ -50,7 +50,7 @@ class Acceptor:
         """Return host and term of the valid lease; None: there is none."""
         return (self._host, self._term) if now < self.until else None
 
-    def believes(self, number: int) -> bool:
+    def is_plausible(self, number: int) -> bool:
         """Return whether an unsolicited number is plausible for a listed host."""
         return number <= self.highest + _JUMP_MAX
 
@@ -64,7 +64,7 @@ class Acceptor:
         """Answer a proposer."""
         knows_earlier = bool(ask.term) and 0 < self._first_term < ask.term
         is_taken = False
-        if self.believes(ask.number):
+        if self.is_plausible(ask.number):
             self.learn(ask.number)
             is_taken = self._take(ask, now)
         return LeaseAnswer(is_taken, self.highest, knows_earlier, *self.formed)

@@ -18,7 +18,6 @@ from ..protocol.lease_messages import NO_ROUND, LeaseAnswer, LeaseAsk, LeaseStep
 from .acceptor import Acceptor
 from .times import LeaseTimes
 
-
 _OUTBID = 0.3
 """Share of the time for answers after which a candidate that was refused once retries."""
 
@@ -69,7 +68,7 @@ class Elector:
         self._next_at = self.acceptor.takes_part_at + own * self._pause_s() / hosts
         self._vouched: tuple[int, set[int]] = (0, set())
         """A term, and the hosts that know no earlier lease."""
-        self._newest = self.told = NO_ROUND
+        self._newest = self.announced = NO_ROUND
         """Term and number of the newest round, and of the newest that a majority knows."""
         self.known = NO_ROUND
         """The newest round of an earlier leader when this one was elected."""
@@ -99,33 +98,31 @@ class Elector:
 
     def deadline(self) -> float:
         """Return when ``due`` must be called next."""
-        if self._attempt is not None:
-            next_at = self._gives_up_at(self._attempt)
-        else:
-            next_at = self._next_at
+        attempt = self._attempt
+        next_at = self._next_at if attempt is None else self._gives_up_at(attempt)
         return min(next_at, self._held_until) if self._held_until > -math.inf else next_at
 
     # --- what happens ------------------------------------------------------------------------
 
-    def take(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
+    def answer(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
         """Answer the request of another host."""
         answer = self.acceptor.ask(ask, now)
         if ask.step.gives_back and answer.accepted:
             self._next_at = now + self._pause_s()
         return replace(answer, host=self._own)
 
-    def saw(self, term: int, now: float) -> LeaseAsk | None:
+    def observe(self, term: int, now: float) -> LeaseAsk | None:
         """Record that a node has followed a leader of that term; a leader of a lower one resigns.
 
         Returns:
             the request to send to all other hosts.
         """
-        if not self.acceptor.believes(term):
+        if not self.acceptor.is_plausible(term):
             return None
         self.acceptor.learn(term, term)
         return self.give_back(now) if self.leads(now) and term > self.term else None
 
-    def tell(self, newest: tuple[int, int], now: float) -> LeaseAsk | None:
+    def announce(self, newest: tuple[int, int], now: float) -> LeaseAsk | None:
         """Announce a round, by term and number, to a majority; return the request to send."""
         self._newest, self._next_at = newest, now
         return self.due(now)
@@ -164,7 +161,7 @@ class Elector:
             return None
         return self._begin(self._ask(LeaseStep.PREPARE, self._next_number()), now)
 
-    def heard(self, host: int, ask: LeaseAsk, answer: LeaseAnswer, now: float) -> LeaseAsk | None:
+    def receive(self, host: int, ask: LeaseAsk, answer: LeaseAnswer, now: float) -> LeaseAsk | None:
         """Process the answer of a host; return the request to send to all other hosts."""
         self.acceptor.learn(answer.highest)
         self.acceptor.formed = max(self.acceptor.formed, (answer.round_term, answer.round))
@@ -254,13 +251,13 @@ class Elector:
         self._held_until = attempt.since + self._times.held_s
         self._next_at = attempt.since + self._times.renew_s
         self._attempt = None
-        self.told = attempt.ask.round_term, attempt.ask.round
-        return self.tell(self._newest, now) if self.told != self._newest else None
+        self.announced = attempt.ask.round_term, attempt.ask.round
+        return self.announce(self._newest, now) if self.announced != self._newest else None
 
     def _lose(self, now: float) -> None:
         self._held_until = -math.inf
         self._attempt, self._is_outbid = None, False
-        self._newest = self.told = NO_ROUND
+        self._newest = self.announced = NO_ROUND
         self._next_at = now + self._pause_s()
 
     def _pause_s(self) -> float:

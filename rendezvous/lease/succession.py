@@ -17,7 +17,7 @@ from ...tasks import show_bug
 from ...values import dataclass, replace
 from ..group.admission import succession_differences
 from ..group.events import GroupSettings
-from ..master.master import Master, Office
+from ..master.master import Lease, Master
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import (
     NO_HOST,
@@ -83,7 +83,7 @@ class _Rival:
     """Its list of hosts differs: each list may have a majority of its own."""
 
 
-class Succession(Office):
+class Succession(Lease):
     """See the module docstring. Everything runs on one event loop."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Succession(Office):
         own: int,
         times: LeaseTimes,
         settings: GroupSettings,
-        new_master: Callable[[GroupSettings, Office], Master],
+        new_master: Callable[[GroupSettings, Lease], Master],
         led: Callable[[int], None],
         found_same: Callable[[Sequence[Endpoint]], None],
         calls: HostCalls,
@@ -146,7 +146,7 @@ class Succession(Office):
             self._differs(ask.host, self._spec, self.spec_seen)
             sentence = "this host is reached at the endpoint of the requesting host"
             raise OtherOptionsError(sentence, theirs)
-        answer = self._elector.take(ask, _now())
+        answer = self._elector.answer(ask, _now())
         if ask.step is LeaseStep.END and answer.accepted and not self.over.done():
             self.over.set_result(ask.exit_code)
             if self._timer is not None:
@@ -156,7 +156,7 @@ class Succession(Office):
 
     def greeting(self, followed: int) -> Greeting:
         """Return the first message to a node that has followed a leader of that term."""
-        self._ask(self._elector.saw(followed, _now()))
+        self._ask(self._elector.observe(followed, _now()))
         self._turn()
         if (master := self.leading()) is not None:
             return Greeting(master.group.settings.term)
@@ -185,7 +185,7 @@ class Succession(Office):
 
     def leading(self) -> Master | None:
         """Return the master, if this host leads."""
-        self._take_office()
+        self._use_lease()
         return self.master
 
     def leader(self) -> tuple[int, int] | None:
@@ -206,14 +206,14 @@ class Succession(Office):
             return False
         return True
 
-    def tell(self, newest: tuple[int, int]) -> None:
+    def announce(self, newest: tuple[int, int]) -> None:
         """Send the newest round to the other hosts."""
-        self._ask(self._elector.tell(newest, _now()))
+        self._ask(self._elector.announce(newest, _now()))
 
-    def has_told(self, formed: tuple[int, int]) -> bool:
+    def is_announced(self, formed: tuple[int, int]) -> bool:
         """Return whether a majority knows of the round; a verdict needs no lease."""
         has_ended = self.master is not None and self.master.group.verdict is not None
-        return has_ended or self._elector.told >= formed
+        return has_ended or self._elector.announced >= formed
 
     # --- tasks ---------------------------------------------------------------------------------
 
@@ -247,13 +247,13 @@ class Succession(Office):
         self._ask(self._elector.due(_now()))
         self._face_rival()
         self._report_same()
-        self._take_office()
+        self._use_lease()
         if self._timer is not None:
             self._timer.cancel()
         delay_s = max(0.01, self._elector.deadline() - _now())
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
 
-    def _take_office(self) -> None:
+    def _use_lease(self) -> None:
         if (rival := self._rival) is not None and rival.is_other_list:
             if self.master is not None and self.master.group.verdict is None:
                 self._step_down()
@@ -307,7 +307,7 @@ class Succession(Office):
         if answer.host == self.own and host not in self._same:
             self._same.add(host)
             self._same_since = _now()
-        self._ask(self._elector.heard(host, ask, answer, _now()))
+        self._ask(self._elector.receive(host, ask, answer, _now()))
         self._turn()
 
     # --- other options -----------------------------------------------------------------------

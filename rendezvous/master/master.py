@@ -43,22 +43,22 @@ STEPS_S = 1.0
 """How long nodes have to report their workers' steps: they only read numbers."""
 
 
-class Office:
+class Lease:
     """The right of a master to lead: this one is the only master of its job."""
 
     def holds(self) -> bool:
         """Return whether the lease is still valid; if not, the master is closed."""
         return True
 
-    def tell(self, newest: tuple[int, int]) -> None:
+    def announce(self, newest: tuple[int, int]) -> None:
         """Announce the newest round to the other hosts, by term and number."""
 
-    def has_told(self, formed: tuple[int, int]) -> bool:  # noqa: ARG002 - there is no other host
+    def is_announced(self, formed: tuple[int, int]) -> bool:  # noqa: ARG002 - there is no other host
         """Return whether a majority of the hosts knows a round."""
         return True
 
 
-ALONE = Office()
+ALONE = Lease()
 _REASONS_LOGGED = 32
 """Refusals are logged once per reason; a peer that invents reasons does not fill the console."""
 
@@ -72,7 +72,7 @@ class Master:
         note: Callable[[MasterEvent], None],
         clock: Callable[[], float] = time.monotonic,
         examiner: Examiner | None = None,
-        office: Office = ALONE,
+        lease: Lease = ALONE,
         ended: Callable[[Verdict], None] = lambda _: None,
     ) -> None:
         """Create a master on the running event loop.
@@ -82,10 +82,10 @@ class Master:
             note: called with each event.
             clock: returns monotonic seconds.
             examiner: starts the checks of a job that has them.
-            office: the lease of this master, where several hosts may lead.
+            lease: the lease of this master, where several hosts may lead.
             ended: called when every connected node has received the verdict.
         """
-        self._office = office
+        self._lease = lease
         self._held: list[Command] = []
         """Messages held until a majority of the listed hosts knows the new round."""
         self.group = Group(settings, os.urandom(8).hex(), examiner)
@@ -124,7 +124,7 @@ class Master:
         elif isinstance(message, StepsReport):
             self._steps_calls.take(link, self._own_steps(link, message))
         else:
-            if isinstance(message, Attend) and self._office is not ALONE and self._office.holds():
+            if isinstance(message, Attend) and self._lease is not ALONE and self._lease.holds():
                 self._send(link, Challenge())  # confirms that the leader has received it
             self._handle(Received(link, message))
 
@@ -210,7 +210,7 @@ class Master:
 
     def release(self) -> None:
         """Send the held messages, if a majority knows the round now."""
-        if not self._office.has_told(self.group.state.formed):
+        if not self._lease.is_announced(self.group.state.formed):
             return
         held, self._held = self._held, []
         for command in held:
@@ -222,7 +222,7 @@ class Master:
         return now - self.started_at, now - self.round_started_at
 
     def _handle(self, event: Event) -> None:
-        if self._is_closed or not self._office.holds():
+        if self._is_closed or not self._lease.holds():
             return
         round_before, newest_before = self.group.round, self.group.state.newest
         self._held += self.group.handle(event, self._clock())
@@ -230,7 +230,7 @@ class Master:
             self.round_started_at = self._clock()
         self.release()  # messages that need no announcement first
         if self.group.state.newest != newest_before:
-            self._office.tell(self.group.state.newest)
+            self._lease.announce(self.group.state.newest)
         self._set_timer()
         self._handled.set()
 

@@ -32,7 +32,7 @@ clocks of nodes may differ by years: dates would only reject valid nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Papers:
+class KeyPair:
     """The certificate and key of a process, and the authorities that it accepts; all PEM."""
 
     authority: bytes
@@ -40,8 +40,8 @@ class Papers:
     key: bytes
 
 
-def papers(token: Token) -> Papers:
-    """Return new papers for this process; papers of the same token accept each other."""
+def key_pair(token: Token) -> KeyPair:
+    """Return a new key and certificate; processes with those of one token accept each other."""
     authority = authority_key(token)
     return issue(authority, certificate_of(authority))
 
@@ -90,8 +90,8 @@ def issue(
     root: "Certificate",
     begin: datetime.datetime = BEGIN,
     end: datetime.datetime = END,
-) -> Papers:
-    """Return papers with a new key, signed by an authority.
+) -> KeyPair:
+    """Return a new key with its certificate, signed by an authority.
 
     Args:
         authority: the key of the authority.
@@ -119,7 +119,7 @@ def issue(
         .sign(authority, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    return Papers(
+    return KeyPair(
         root.public_bytes(pem),
         certificate.public_bytes(pem),
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from .certificates import WIRE_NAME, Papers, papers
+from .certificates import WIRE_NAME, KeyPair, key_pair
 from .token import Token, read_private
 
 if TYPE_CHECKING:
@@ -22,21 +22,21 @@ class TokenTrust:
         self._token = token
 
     @cached_property
-    def _papers(self) -> Papers:
-        return papers(self._token)
+    def _key_pair(self) -> KeyPair:
+        return key_pair(self._token)
 
     def for_channel(self) -> "grpc.ChannelCredentials":
         """Return the credentials of a channel."""
         import grpc
 
-        mine = self._papers
+        mine = self._key_pair
         return grpc.ssl_channel_credentials(mine.authority, mine.key, mine.certificate)
 
     def for_server(self) -> "grpc.ServerCredentials":
         """Return the credentials of a server."""
         import grpc
 
-        mine = self._papers
+        mine = self._key_pair
         return grpc.ssl_server_credentials(
             [(mine.key, mine.certificate)], mine.authority, require_client_auth=True
         )
@@ -82,7 +82,7 @@ class FileTrust:
         self._served = now
         return self._configuration(now)
 
-    def _configuration(self, mine: Papers) -> "grpc.ServerCertificateConfiguration":
+    def _configuration(self, mine: KeyPair) -> "grpc.ServerCertificateConfiguration":
         import grpc
 
         return grpc.ssl_server_certificate_configuration(
@@ -108,14 +108,14 @@ class FileTrust:
                 "its key; expected PEM files that belong together, the key without a password."
             ) from None
 
-    def _current(self) -> Papers:
+    def _current(self) -> KeyPair:
         """Return the content of the files; the previous content while one cannot be read."""
         with suppress(UsageError):
             self._shown = self._read()
         return self._shown
 
-    def _read(self) -> Papers:
-        return Papers(
+    def _read(self) -> KeyPair:
+        return KeyPair(
             _read(self._ca, "--tls-ca"),
             _read(self._cert, "--tls-cert"),
             read_private(self._key, f"the key {self._key} (--tls-key)"),

@@ -27,7 +27,7 @@ from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust.certificates import (
     WIRE_NAME,
-    Papers,
+    KeyPair,
     authority_key,
     certificate_of,
     issue,
@@ -108,8 +108,8 @@ class Node:
                 return event
 
 
-def issued(begin: int, end: int) -> Papers:
-    """Return papers of the job's own authority, valid in those years."""
+def issued(begin: int, end: int) -> KeyPair:
+    """Return a key and certificate of the job's own authority, valid in those years."""
     authority = authority_key(TOKEN)
     years = (datetime.datetime(year, 1, 1) for year in (begin, end))
     return issue(authority, certificate_of(authority), *years)
@@ -129,7 +129,7 @@ async def status(
         return pb.StatusReply.FromString(await ask(b"", timeout=TIMEOUT_S, wait_for_ready=waits))
 
 
-def shown(mine: Papers, authority: bytes | None = None) -> "grpc.ChannelCredentials":
+def shown(mine: KeyPair, authority: bytes | None = None) -> "grpc.ChannelCredentials":
     return grpc.ssl_channel_credentials(authority or mine.authority, mine.key, mine.certificate)
 
 

@@ -333,9 +333,9 @@ class World:
     def _elect(self, process: Process, elector: Elector) -> None:
         now = process.clock()
         self._ask(process, elector.due(now))
-        self._take_office(process, elector)
+        self._use_lease(process, elector)
 
-    def _take_office(self, process: Process, elector: Elector) -> None:
+    def _use_lease(self, process: Process, elector: Elector) -> None:
         now, group = process.clock(), process.group
         if elector.leads(now):
             others = [p for p in self.processes() if p is not process and p.elector is not None]
@@ -396,7 +396,7 @@ class World:
         assert process.elector is not None
         try:
             bounds.check_lease(ask, self.listed)
-            answer = process.elector.take(ask, process.clock())
+            answer = process.elector.answer(ask, process.clock())
             bounds.check_lease(answer, self.listed)
         except bounds.OutOfBounds:
             return None
@@ -413,8 +413,8 @@ class World:
         """A stranger comes to a listed host as a node that has followed that term."""
         process = host.process
         if process is not None and process.runs and process.elector is not None:
-            self._ask(process, process.elector.saw(term, process.clock()))
-            self._take_office(process, process.elector)
+            self._ask(process, process.elector.observe(term, process.clock()))
+            self._use_lease(process, process.elector)
 
     def _answered(self, asked: Process, host: Host, ask: LeaseAsk, answer: Any) -> None:
         if not asked.is_alive or not self.sees(host, asked.host):
@@ -423,8 +423,8 @@ class World:
             self.later(0.3, self._answered, asked, host, ask, answer)
             return
         assert asked.elector is not None
-        self._ask(asked, asked.elector.heard(host.place, ask, answer, asked.clock()))
-        self._take_office(asked, asked.elector)
+        self._ask(asked, asked.elector.receive(host.place, ask, answer, asked.clock()))
+        self._use_lease(asked, asked.elector)
         self._say_what_is_held(asked)
 
     # --- the search --------------------------------------------------------------------------
@@ -450,10 +450,10 @@ class World:
             self._try_again(process)
             return
         now = other.clock()
-        if (release := other.elector.saw(process.search.term, now)) is not None:
+        if (release := other.elector.observe(process.search.term, now)) is not None:
             self.outdated_at.append(self.now)
             self._ask(other, release)
-        self._take_office(other, other.elector)
+        self._use_lease(other, other.elector)
         if other.group is None or not other.elector.leads(now):
             place, term = other.elector.leader(now) or (NO_HOST, 0)
             process.search.led_by(place, term)
@@ -575,7 +575,7 @@ class World:
             self._close(link, True)
         elif leader.group is not None and link.stream.number in leader.links:
             assert leader.elector is not None
-            self._take_office(leader, leader.elector)
+            self._use_lease(leader, leader.elector)
             if leader.group is not None:
                 if isinstance(message, Attend):
                     link.stream.send_down(Challenge())  # as ``Master`` does
@@ -614,11 +614,11 @@ class World:
                 leader.held.append(command)
         self._say_what_is_held(leader)
         if group.state.newest != before:
-            self._ask(leader, elector.tell(group.state.newest, leader.clock()))
+            self._ask(leader, elector.announce(group.state.newest, leader.clock()))
 
     def _say_what_is_held(self, leader: Process) -> None:
         group, elector = leader.group, leader.elector
-        if group is None or elector is None or elector.told < group.state.formed:
+        if group is None or elector is None or elector.announced < group.state.formed:
             return
         held, leader.held = leader.held, []
         for command in held:

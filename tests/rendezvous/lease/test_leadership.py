@@ -51,7 +51,7 @@ class Host:
             0,
             LeaseTimes(lease_s=1.0),
             GroupSettings(succession=SPEC, join_timeout_s=join_timeout_s),
-            lambda settings, office: Master(settings, lambda _: None, office=office),
+            lambda settings, lease: Master(settings, lambda _: None, lease=lease),
             lambda _: None,
             lambda _: None,
             self.others,

@@ -41,8 +41,8 @@ class Hosts:
             following = None
             for other, voter in enumerate(self.electors):
                 if other != place and not {other, place} & self.deaf:
-                    answer = voter.take(ask, self.now)
-                    following = elector.heard(other, ask, answer, self.now) or following
+                    answer = voter.answer(ask, self.now)
+                    following = elector.receive(other, ask, answer, self.now) or following
             ask = following
 
     def run(self, seconds: float) -> None:
@@ -114,9 +114,9 @@ def test_a_host_with_two_names_has_two_votes(hosts: int, leads: bool) -> None:
     elector = Elector(hosts, 0, "p0", TIMES, 0.0, lambda: 0.5)
     ask = elector.due(4.0)
     while ask is not None:
-        answer = elector.take(ask, 4.0)
+        answer = elector.answer(ask, 4.0)
         assert answer.host == 0
-        ask = elector.heard(1, ask, answer, 4.0)
+        ask = elector.receive(1, ask, answer, 4.0)
     assert elector.leads(4.0) is leads
 
 
@@ -132,15 +132,15 @@ def test_votes_that_did_not_suffice_are_given_back() -> None:
     elector = Elector(3, 0, "p0", TIMES, 0.0, lambda: 0.5)
     prepare = elector.due(4.0)
     assert prepare is not None
-    propose = elector.heard(1, prepare, LeaseAnswer(True, 0), 4.0)
+    propose = elector.receive(1, prepare, LeaseAnswer(True, 0), 4.0)
     assert propose is not None
     assert elector.acceptor.leader(4.0) == (0, propose.number)
-    assert elector.heard(1, propose, LeaseAnswer(False, 0), 4.0) is None
-    release = elector.heard(2, propose, LeaseAnswer(False, 0), 4.0)
+    assert elector.receive(1, propose, LeaseAnswer(False, 0), 4.0) is None
+    release = elector.receive(2, propose, LeaseAnswer(False, 0), 4.0)
     assert release is not None
     assert (release.step, release.number) == (RELEASE, propose.number)
     assert elector.acceptor.leader(4.0) is None
-    assert elector.heard(1, propose, LeaseAnswer(True, 0), 4.1) is None  # too late
+    assert elector.receive(1, propose, LeaseAnswer(True, 0), 4.1) is None  # too late
     assert not elector.leads(4.1)
 
 
@@ -183,7 +183,7 @@ def test_a_leader_gives_back_the_votes_that_it_has_asked_for_last() -> None:
         hosts.now += 0.05
         renewal = elector.due(hosts.now)
     outbid = LeaseAnswer(False, renewal.number + 7)
-    prepare = elector.heard((first + 1) % 3, renewal, outbid, hosts.now)
+    prepare = elector.receive((first + 1) % 3, renewal, outbid, hosts.now)
     assert prepare is not None
     assert prepare.number > renewal.number
     release = elector.give_back(hosts.now)
@@ -196,7 +196,7 @@ def test_a_candidate_that_was_outbid_does_not_wait_for_a_host_that_is_down() -> 
     prepare = elector.due(4.0)
     assert prepare is not None
     assert elector.deadline() == 5.0
-    assert elector.heard(1, prepare, LeaseAnswer(False, 7), 4.05) is None
+    assert elector.receive(1, prepare, LeaseAnswer(False, 7), 4.05) is None
     assert elector.due(4.25) is None
     assert elector.deadline() == pytest.approx(4.3)
     assert elector.due(4.3) is None
@@ -209,12 +209,12 @@ def test_three_of_five_hosts_give_the_lease() -> None:
     elector = Elector(5, 0, "p0", TIMES, 0.0, lambda: 0.5)
     prepare = elector.due(4.0)
     assert prepare is not None
-    assert elector.heard(1, prepare, LeaseAnswer(True, 0), 4.0) is None
-    propose = elector.heard(2, prepare, LeaseAnswer(True, 0), 4.0)
+    assert elector.receive(1, prepare, LeaseAnswer(True, 0), 4.0) is None
+    propose = elector.receive(2, prepare, LeaseAnswer(True, 0), 4.0)
     assert propose is not None
-    assert elector.heard(1, propose, LeaseAnswer(True, 0), 4.0) is None
+    assert elector.receive(1, propose, LeaseAnswer(True, 0), 4.0) is None
     assert not elector.leads(4.0)
-    elector.heard(2, propose, LeaseAnswer(True, 0), 4.0)
+    elector.receive(2, propose, LeaseAnswer(True, 0), 4.0)
     assert elector.leads(4.0)
 
 
@@ -230,9 +230,9 @@ def test_a_late_answer_to_a_renewal_does_not_count_for_the_next_one() -> None:
     assert renewals[0] == renewals[1]
     left_s = elector.lease_left_s(hosts.now)
     assert left_s > 0
-    elector.heard((first + 1) % 3, renewals[0], LeaseAnswer(True, 0), hosts.now)
+    elector.receive((first + 1) % 3, renewals[0], LeaseAnswer(True, 0), hosts.now)
     assert elector.lease_left_s(hosts.now) == left_s
-    elector.heard((first + 1) % 3, renewals[1], LeaseAnswer(True, 0), hosts.now)
+    elector.receive((first + 1) % 3, renewals[1], LeaseAnswer(True, 0), hosts.now)
     assert elector.lease_left_s(hosts.now) > left_s
 
 
@@ -246,7 +246,7 @@ def test_a_job_that_is_over_is_told_also_without_a_lease() -> None:
     end = hosts.electors[first].give_back(hosts.now, exit_code=7)
     assert end is not None
     assert (end.step, end.exit_code) == (LeaseStep.END, 7)
-    assert hosts.electors[(first + 1) % 3].take(end, hosts.now).accepted
+    assert hosts.electors[(first + 1) % 3].answer(end, hosts.now).accepted
 
 
 def test_one_host_leads_and_its_term_stays() -> None:
@@ -320,7 +320,7 @@ def test_a_leader_below_the_term_of_a_node_is_elected_anew() -> None:
     hosts = Hosts()
     hosts.run(6)
     (first,) = hosts.leaders()
-    hosts.say(first, hosts.electors[first].saw(100, hosts.now))
+    hosts.say(first, hosts.electors[first].observe(100, hosts.now))
     assert hosts.leaders() == []
     hosts.run(6)
     (again,) = hosts.leaders()
@@ -334,8 +334,8 @@ def test_a_strangers_number_stops_no_election(number: int) -> None:
     (first,) = hosts.leaders()
     for elector in hosts.electors:
         for step in (PREPARE, PROPOSE):
-            elector.take(asked(step, number, "stranger", round=COUNT_MAX), hosts.now)
-        assert elector.saw(number, hosts.now) is None
+            elector.answer(asked(step, number, "stranger", round=COUNT_MAX), hosts.now)
+        assert elector.observe(number, hosts.now) is None
     assert hosts.leaders() == [first]
     hosts.deaf = {first}
     hosts.run(5)
@@ -349,7 +349,7 @@ def test_a_host_that_knows_of_nothing_learns_how_far_the_numbers_are() -> None:
     hosts = Hosts()
     for times in range(20):  # more than one step away from a host that begins
         for elector in hosts.electors[:2]:
-            elector.take(asked(PREPARE, times * 1_000_000, "stranger"), 4.0)
+            elector.answer(asked(PREPARE, times * 1_000_000, "stranger"), 4.0)
     hosts.electors[0].acceptor.formed = (5, 3_000_000)
     hosts.deaf = {1}
     hosts.run(12)
@@ -357,8 +357,8 @@ def test_a_host_that_knows_of_nothing_learns_how_far_the_numbers_are() -> None:
     elector = hosts.electors[first]
     assert elector.term > 19_000_000
     newest = elector.term, elector.known[1] + 1
-    hosts.say(first, elector.tell(newest, hosts.now))
-    assert elector.told == newest == (elector.term, 3_000_001)
+    hosts.say(first, elector.announce(newest, hosts.now))
+    assert elector.announced == newest == (elector.term, 3_000_001)
 
 
 def test_what_has_accepted_nothing_is_not_told_that_the_job_is_over() -> None:
@@ -371,10 +371,10 @@ def test_a_round_is_told_before_it_begins() -> None:
     hosts.run(6)
     (first,) = hosts.leaders()
     elector = hosts.electors[first]
-    ask = elector.tell((elector.term, 4), hosts.now)
-    assert elector.told == NO_ROUND
+    ask = elector.announce((elector.term, 4), hosts.now)
+    assert elector.announced == NO_ROUND
     hosts.say(first, ask)
-    assert elector.told == (elector.term, 4)
+    assert elector.announced == (elector.term, 4)
     hosts.deaf = {first}
     hosts.run(5)
     (second,) = hosts.leaders()
@@ -385,7 +385,7 @@ def test_a_round_that_was_taken_over_is_told_as_that_of_its_own_leader() -> None
     hosts = Hosts()
     hosts.run(6)
     (first,) = hosts.leaders()
-    hosts.say(first, hosts.electors[first].tell((1, 4), hosts.now))
+    hosts.say(first, hosts.electors[first].announce((1, 4), hosts.now))
     assert {elector.acceptor.formed for elector in hosts.electors} == {(1, 4)}
 
 
@@ -395,7 +395,7 @@ def test_a_host_that_was_cut_off_learns_of_the_newest_round() -> None:
     (first,) = hosts.leaders()
     second, third = (place for place in range(3) if place != first)
     hosts.deaf = {third}
-    hosts.say(first, hosts.electors[first].tell((hosts.electors[first].term, 4), hosts.now))
+    hosts.say(first, hosts.electors[first].announce((hosts.electors[first].term, 4), hosts.now))
     hosts.deaf = {first}
     hosts.now += 3.5
     hosts.say(third, hosts.electors[third].due(hosts.now))
@@ -411,8 +411,8 @@ def test_a_candidate_keeps_what_it_has_promised_to_another_meanwhile() -> None:
     prepare = elector.due(4.0)
     assert prepare is not None
     higher = LeaseAsk(PREPARE, 1, "p1", prepare.number + 1, prepare.number + 1, 3000)
-    assert elector.take(higher, 4.1).accepted
-    assert elector.heard(2, prepare, LeaseAnswer(True, 0), 4.1) is None
+    assert elector.answer(higher, 4.1).accepted
+    assert elector.receive(2, prepare, LeaseAnswer(True, 0), 4.1) is None
     assert not elector.leads(4.1)
 
 
@@ -421,9 +421,9 @@ def test_a_round_that_no_majority_hears_of_is_not_told() -> None:
     hosts.run(6)
     (first,) = hosts.leaders()
     hosts.deaf = {0, 1, 2}
-    hosts.say(first, hosts.electors[first].tell((hosts.electors[first].term, 4), hosts.now))
+    hosts.say(first, hosts.electors[first].announce((hosts.electors[first].term, 4), hosts.now))
     hosts.run(5)
-    assert hosts.electors[first].told == NO_ROUND
+    assert hosts.electors[first].announced == NO_ROUND
 
 
 def test_the_search_goes_where_it_is_sent_and_in_turn() -> None:

@@ -15,7 +15,7 @@ from ft_run.rendezvous.lease import succession as succession_module
 from ft_run.rendezvous.lease.succession import Succession
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.master.link import LinkEvent, LinkUp
-from ft_run.rendezvous.master.master import Master, Office
+from ft_run.rendezvous.master.master import Lease, Master
 from ft_run.rendezvous.protocol.bounded import COUNT_MAX
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.lease_messages import (
@@ -110,8 +110,8 @@ class Hosts:
         """Return the address of a host."""
         return self.endpoints[place]
 
-    def _lead(self, settings: GroupSettings, office: Office) -> Master:
-        return Master(replace(settings, starts_from=-math.inf), lambda _: None, office=office)
+    def _lead(self, settings: GroupSettings, lease: Lease) -> Master:
+        return Master(replace(settings, starts_from=-math.inf), lambda _: None, lease=lease)
 
     async def stop(self, place: int) -> None:
         """End a host in order."""
@@ -314,7 +314,7 @@ def test_a_round_is_told_to_the_nodes_when_the_hosts_know_of_it() -> None:
             for said in queues:
                 assignment = (await until(said, Start)).assignment
                 assert assignment.term == succession.leader()[1]  # type: ignore[index]  # it leads
-                assert succession.has_told((assignment.term, assignment.round))
+                assert succession.is_announced((assignment.term, assignment.round))
             for link in links:
                 await link.close()
 
@@ -333,7 +333,7 @@ def test_the_hosts_hear_of_the_next_round_while_one_is_stopped() -> None:
             links[0].send(Failed(0, worker_failure(0)))
             for said in queues:
                 await until(said, Stop)
-            while not succession.has_told((term, 1)):  # noqa: ASYNC110 - nothing tells it
+            while not succession.is_announced((term, 1)):  # noqa: ASYNC110 - nothing tells it
                 await asyncio.sleep(0.02)
             assert succession.master is not None
             assert succession.master.group.phase is GroupPhase.STOPPING

@@ -14,7 +14,7 @@ from ft_run.rendezvous.trust.certificates import (
     WIRE_NAME,
     authority_key,
     issue,
-    papers,
+    key_pair,
 )
 from ft_run.rendezvous.trust.token import Token, new_token
 
@@ -50,7 +50,7 @@ def year(number: int) -> float:
 
 @pytest.mark.parametrize("number", [1970, 1999, 2026, 2051, 2500, 9998])
 def test_a_clock_may_be_years_off(tmp_path: Path, number: int) -> None:
-    mine, yours = papers(TOKEN), papers(TOKEN)
+    mine, yours = key_pair(TOKEN), key_pair(TOKEN)
     assert mine.key != yours.key
     first, second = (x509.load_pem_x509_certificate(one.certificate) for one in (mine, yours))
     assert first.serial_number != second.serial_number
@@ -58,13 +58,13 @@ def test_a_clock_may_be_years_off(tmp_path: Path, number: int) -> None:
 
 
 def test_another_tokens_certificate_is_none(tmp_path: Path) -> None:
-    said = verified(tmp_path, papers(TOKEN).authority, papers(OTHER).certificate, year(2026))
+    said = verified(tmp_path, key_pair(TOKEN).authority, key_pair(OTHER).certificate, year(2026))
     assert "verification failed" in said
 
 
 def test_a_member_is_no_authority(tmp_path: Path) -> None:
     """What a node shows cannot be used to let others in."""
-    member = papers(TOKEN)
+    member = key_pair(TOKEN)
     key = load_pem_private_key(member.key, None)
     forged = issue(key, x509.load_pem_x509_certificate(member.certificate))  # type: ignore[arg-type]  # a P-256 key
     believed = x509.load_pem_x509_certificate(forged.certificate)
@@ -74,7 +74,7 @@ def test_a_member_is_no_authority(tmp_path: Path) -> None:
         .sign(key, hashes.SHA256())  # type: ignore[arg-type]  # as above
         .public_bytes(x509_pem())
     )
-    said = verified(tmp_path, papers(TOKEN).authority, stranger, year(2026), member.certificate)
+    said = verified(tmp_path, key_pair(TOKEN).authority, stranger, year(2026), member.certificate)
     assert "invalid CA certificate" in said
 
 

@@ -14,7 +14,7 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.transport.server import MasterServer
-from ft_run.rendezvous.trust.certificates import WIRE_NAME, papers
+from ft_run.rendezvous.trust.certificates import WIRE_NAME, key_pair
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.handshake_errors import HandshakeError
 from ft_run.rendezvous.trust.source import TrustOptions, read_trust
@@ -44,7 +44,7 @@ def test_a_node_with_the_token_attends() -> None:
 
 def test_the_master_is_known_by_the_alternative_name_in_its_certificate() -> None:
     """The common name alone is no longer looked at by most that speak TLS."""
-    mine = papers(TOKEN)
+    mine = key_pair(TOKEN)
     context = ssl.create_default_context(cadata=mine.authority.decode())
     context.hostname_checks_common_name = False
 

@@ -15,8 +15,8 @@ from ft_run.rendezvous.transport.channel_options import SERVICE
 from ft_run.rendezvous.trust import certificates
 from ft_run.rendezvous.trust.certificates import (
     WIRE_NAME,
-    Papers,
-    papers,
+    KeyPair,
+    key_pair,
 )
 from ft_run.rendezvous.trust.credentials import FileTrust
 from ft_run.rendezvous.trust.handshake_errors import HandshakeError
@@ -30,7 +30,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, mine: Papers) -> None:
+    def write(self, mine: KeyPair) -> None:
         for name, data in (
             ("ca", mine.authority),
             ("cert", mine.certificate),
@@ -41,14 +41,14 @@ class Folder:
 
     def trust(self) -> FileTrust:
         trust = FileTrust(*(str(self.path / name) for name in ("cert", "key", "ca")))
-        trust.wire_name = WIRE_NAME  # the papers of a token do for this
+        trust.wire_name = WIRE_NAME  # as with a token
         return trust
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Folder:
     folder = Folder(tmp_path)
-    folder.write(papers(TOKEN))
+    folder.write(key_pair(TOKEN))
     return folder
 
 
@@ -57,20 +57,20 @@ def test_certificates_of_ones_own_and_changed_ones_count_for_the_next_connection
 ) -> None:
     async def test() -> None:
         async with door(files.trust()) as there:
-            reply = await status(there.endpoint, shown(papers(TOKEN)))
+            reply = await status(there.endpoint, shown(key_pair(TOKEN)))
             assert reply.phase == "waiting for nodes"
             node = Node(there.endpoint, files.trust())
             await node.next(Waiting)
-            files.write(papers(OTHER))
+            files.write(key_pair(OTHER))
             with pytest.raises(grpc.aio.AioRpcError):
-                await status(there.endpoint, shown(papers(TOKEN)))
-            await status(there.endpoint, shown(papers(OTHER)))
+                await status(there.endpoint, shown(key_pair(TOKEN)))
+            await status(there.endpoint, shown(key_pair(OTHER)))
             async with open_channel(there.endpoint, (), files.trust()) as channel:
                 ask: Any = channel.unary_unary(f"/{SERVICE}/Status")
                 await ask(b"")
             last = files.trust()
             (files.path / "cert").unlink()  # for a moment: the last ones go on
-            await status(there.endpoint, shown(papers(OTHER)))
+            await status(there.endpoint, shown(key_pair(OTHER)))
             async with open_channel(there.endpoint, (), last) as channel:
                 ask = channel.unary_unary(f"/{SERVICE}/Status")
                 await ask(b"")
@@ -97,8 +97,8 @@ def test_the_name_in_a_certificate_of_ones_own_is_that_of_the_endpoint(files: Fo
     "stranger",
     [
         lambda: None,
-        lambda: grpc.ssl_channel_credentials(papers(TOKEN).authority),
-        lambda: shown(papers(OTHER), papers(TOKEN).authority),
+        lambda: grpc.ssl_channel_credentials(key_pair(TOKEN).authority),
+        lambda: shown(key_pair(OTHER), key_pair(TOKEN).authority),
     ],
 )
 def test_who_has_no_certificate_of_the_authority_gets_no_answer(
@@ -118,7 +118,7 @@ def test_a_node_without_a_certificate_is_told_that_the_master_wants_one(
     files: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "WIRE_NAME", "node0.example")
-    files.write(papers(TOKEN))
+    files.write(key_pair(TOKEN))
 
     async def test() -> None:
         async with door(files.trust()) as there:
@@ -133,9 +133,9 @@ def test_a_node_with_a_foreign_certificate_is_told_that_the_master_does_not_trus
     files: Folder, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "WIRE_NAME", "localhost")
-    files.write(papers(TOKEN))
+    files.write(key_pair(TOKEN))
     foreign = Folder(tmp_path_factory.mktemp("foreign"))
-    foreign.write(dataclasses.replace(papers(OTHER), authority=papers(TOKEN).authority))
+    foreign.write(dataclasses.replace(key_pair(OTHER), authority=key_pair(TOKEN).authority))
     trust = foreign.trust()
     trust.wire_name = None
 
@@ -150,10 +150,10 @@ def test_a_node_with_a_foreign_certificate_is_told_that_the_master_does_not_trus
 
 
 def test_files_that_do_not_belong_together_are_refused(files: Folder) -> None:
-    (files.path / "key").write_bytes(papers(TOKEN).key)
+    (files.path / "key").write_bytes(key_pair(TOKEN).key)
     with pytest.raises(UsageError, match="are not a certificate and its key"):
         files.trust()
-    files.write(papers(TOKEN))
+    files.write(key_pair(TOKEN))
     (files.path / "ca").write_text("x")
     with pytest.raises(UsageError, match="has no certificate; expected a PEM file"):
         files.trust()

@@ -1,4 +1,4 @@
-"""What comes to a closed wire without the right papers: each gets nothing."""
+"""What comes to a closed wire without the right certificate: each gets nothing."""
 
 import asyncio
 import subprocess
@@ -12,8 +12,8 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.transport import channel_options, server
 from ft_run.rendezvous.trust.certificates import (
-    Papers,
-    papers,
+    KeyPair,
+    key_pair,
 )
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.tests.harness.closed_wire import (
@@ -32,10 +32,10 @@ from ft_run.tests.harness.closed_wire import (
 
 STRANGERS: dict[str, Callable[[], "grpc.ChannelCredentials | None"]] = {
     "plain gRPC": lambda: None,
-    "TLS without a certificate": lambda: grpc.ssl_channel_credentials(papers(TOKEN).authority),
+    "TLS without a certificate": lambda: grpc.ssl_channel_credentials(key_pair(TOKEN).authority),
     "TLS with the roots of the system": grpc.ssl_channel_credentials,
-    "a token of its own": lambda: shown(papers(OTHER)),
-    "a foreign certificate": lambda: shown(papers(OTHER), papers(TOKEN).authority),
+    "a token of its own": lambda: shown(key_pair(OTHER)),
+    "a foreign certificate": lambda: shown(key_pair(OTHER), key_pair(TOKEN).authority),
     "an expired certificate": lambda: shown(issued(1990, 2001)),
     "a certificate of the future": lambda: shown(issued(2500, 2600)),
 }
@@ -50,7 +50,7 @@ def test_a_stranger_gets_no_answer(stranger: str) -> None:
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
             print(f"\n{stranger}: {error.value.details()}")
             assert there.is_untouched
-            reply = await status(there.endpoint, shown(papers(TOKEN)))
+            reply = await status(there.endpoint, shown(key_pair(TOKEN)))
             assert reply.phase == "waiting for nodes"
 
     run(test)
@@ -59,7 +59,7 @@ def test_a_stranger_gets_no_answer(stranger: str) -> None:
 def test_a_master_with_an_expired_certificate_is_not_trusted() -> None:
     class Expired(TokenTrust):
         @property
-        def _papers(self) -> Papers:
+        def _key_pair(self) -> KeyPair:
             return issued(1990, 2001)
 
     async def test() -> None:
@@ -134,7 +134,7 @@ def test_strangers_take_no_more_connections_than_there_may_be(
             assert not any(reader.at_eof() for reader, _ in silent)
             for _, writer in silent:
                 writer.close()
-            reply = await status(there.endpoint, shown(papers(TOKEN)), waits=True)
+            reply = await status(there.endpoint, shown(key_pair(TOKEN)), waits=True)
             assert [node.attached for node in reply.nodes] == [True]
             await node.link.close()
 
