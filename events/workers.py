@@ -122,6 +122,10 @@ class RoundProgressed(RoundEvent):
     """Of the fastest worker, lately; 0: not known."""
     idle_s: float
     """Since the last step of any worker; 0: not known."""
+    snapshot: int = -1
+    """The step of the newest snapshot that all workers of this node have saved; -1: none."""
+    replica: int = -1
+    """The step of the newest shards of other nodes that this node holds; -1: none."""
 
     name = "round.progressed"
     severity = Severity.DEBUG

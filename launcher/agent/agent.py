@@ -177,7 +177,7 @@ class Agent:
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
         self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
-        self._step_events = StepEvents(self._event)
+        self._step_events = StepEvents(self._event, self._snapshots.held)
         self._fencing = Fencing(
             options.rendezvous.timeouts,
             self.post,

@@ -7,6 +7,7 @@ from typing import Final
 
 from ...events.event import Event
 from ...events.workers import RoundProgressed, TrainingStarted
+from ...rendezvous.protocol.offer import Snapshots
 from .worker_group import WorkerGroup, WorkerGroupState
 
 _SOONEST_S: Final = 0.02
@@ -20,13 +21,16 @@ _INTERVAL_S: Final = 60.0
 class StepEvents:
     """Reads the pages of watched workers; of others it reports only that the round runs."""
 
-    def __init__(self, note: Callable[[Event], None]) -> None:
+    def __init__(
+        self, note: Callable[[Event], None], held: Callable[[], Snapshots | None] = lambda: None
+    ) -> None:
         """Create it without workers.
 
         Args:
             note: receives the events.
+            held: returns the snapshots of this node.
         """
-        self._note = note
+        self._note, self._held = note, held
         self._timer: asyncio.TimerHandle | None = None
         self._reported_at = 0.0
 
@@ -60,7 +64,10 @@ class StepEvents:
             self._reported_at = now
             rate = max((progress.steps_per_s for progress in stepped), default=0.0)
             last_s = max((progress.last_s or 0.0 for progress in stepped), default=now)
-            self._note(RoundProgressed(at.round, at.node_rank, steps, rate, now - last_s))
+            idle_s, (snapshot, replica) = now - last_s, _newest(self._held())
+            self._note(
+                RoundProgressed(at.round, at.node_rank, steps, rate, idle_s, snapshot, replica)
+            )
         delay_s = _INTERVAL_S - (now - self._reported_at)
         if awaits_step:
             delay_s = min(delay_s, _LATEST_S, max(_SOONEST_S, _SHARE * (now - since)))
@@ -69,3 +76,11 @@ class StepEvents:
             self._look(group, since, awaits_step=awaits_step)
 
         self._timer = asyncio.get_running_loop().call_later(max(_SOONEST_S, delay_s), look)
+
+
+def _newest(held: Snapshots | None) -> tuple[int, int]:
+    """Return the steps of the newest snapshot and of the newest replica; -1: none."""
+    if held is None:
+        return -1, -1
+    own = max((snapshot.step for snapshot in held.held), default=-1)
+    return own, max((replica.step for replica in held.replicas), default=-1)

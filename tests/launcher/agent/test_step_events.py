@@ -13,6 +13,7 @@ from ft_run.launcher.agent.step_events import StepEvents
 from ft_run.launcher.agent.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.stacks.collect import AskedWorker
+from ft_run.rendezvous.protocol.offer import Replica, Snapshot, Snapshots
 from ft_run.training.worker import hook
 
 
@@ -29,7 +30,8 @@ class Node:
             running=[AskedWorker(4 + i, 1, watch) for i, watch in enumerate(self.watches)],
             state=WorkerGroupState.RUNNING,
         )
-        self.steps = StepEvents(self.events.append)
+        self.held: Snapshots | None = None
+        self.steps = StepEvents(self.events.append, lambda: self.held)
         self._due: Any = None
         monkeypatch.setattr(step_events, "time", SimpleNamespace(monotonic=lambda: self.now))
         loop = SimpleNamespace(call_later=self._call_later)
@@ -102,6 +104,23 @@ def test_progress_is_reported_once_a_minute(node: Node) -> None:
         *(RoundProgressed(2, 1, 10 * minute, 0.0, 60.0) for minute in range(1, 4)),
     ]
     assert node.delays == [60.0] * 4
+
+
+def test_progress_has_the_newest_snapshot_and_the_newest_replica(node: Node) -> None:
+    node.does(0, ticks=3)
+    node.begin()
+    for held, replicas in (((), ()), ((20, 30), ()), ((30, 40), (20, 30)), ((), (40,))):
+        own = tuple(Snapshot(step, 2, 0, False) for step in held)
+        others = tuple(Replica(step, 2, (1,)) for step in replicas)
+        node.held = Snapshots(2, "m", own, others)
+        node.waits()
+    found = [event for event in node.events if isinstance(event, RoundProgressed)]
+    assert [(event.snapshot, event.replica) for event in found] == [
+        (-1, -1),
+        (30, -1),
+        (40, 30),
+        (-1, 40),
+    ]
 
 
 def test_of_workers_that_are_not_watched_only_the_running_is_known(
