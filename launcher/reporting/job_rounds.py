@@ -1,0 +1,230 @@
+"""Rounds, steps, restarts and failures of a job: parts of ``job_summary``."""
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, Final
+
+from ...events.record import Record
+from ...rendezvous.protocol.failure import Failure, FailureKind
+from ...values import names
+from .accounting import Phase
+from .answers import FailureNote, Restart, Restarts, Training
+from .steps import is_late
+
+_HOUR_S: Final = 3600.0
+_DAY_S: Final = 86_400.0
+_SAMPLES_MIN: Final = 10
+"""Of a window that the rate is compared with."""
+_LINES: Final = 20
+_LINE: Final = 500
+"""Characters."""
+_SKEW_S: Final = 60.0
+"""Clocks of hosts differ by less."""
+_BEGINS_ROUND: Final = frozenset({"restart.decided", "regroup.decided", "round.started"})
+_KINDS: Final = frozenset(kind.name.lower() for kind in FailureKind)
+
+
+class RoundFold:
+    """The current round, and the node with the lowest rank in it that is known."""
+
+    def __init__(self) -> None:
+        self.run, self.number = 0, -1
+        self.nodes = self.world_size = 0
+        self.lead = ""
+        self._lead_rank = 0
+        self._attempt, self._began_s = 0, 0.0
+        self._last: dict[str, int] = {}
+        """The last round of each node in this run."""
+        self._is_restarted: dict[str, bool] = {}
+        """By node, whether its agent has started after that."""
+
+    def add(self, record: Record, at_s: float) -> None:
+        """Take the next event, which happened at a Unix time."""
+        name, node = record["name"], record["node"]
+        if name == "agent.started":
+            self._is_restarted[node] = True
+        if name not in _BEGINS_ROUND:
+            return
+        number, rank = record["round"], record["node_rank"]
+        is_again = self._is_again(record, at_s)
+        if is_again:
+            self._last.clear()
+        self._last[node], self._is_restarted[node] = number, False
+        if is_again or number > self.number:
+            self.run += is_again or not self.run
+            self.number, self.lead, self._lead_rank = number, node, rank
+            self._attempt, self._began_s = record["attempt"], at_s
+        elif number == self.number and rank < self._lead_rank:
+            self.lead, self._lead_rank = node, rank
+        if name == "round.started" and number == self.number:
+            self.nodes, self.world_size = record["nodes"], record["world_size"]
+
+    def _is_again(self, record: Record, at_s: float) -> bool:
+        """Return whether the job was started again: the number of a round does not repeat."""
+        node, number, attempt = record["node"], int(record["round"]), int(record["attempt"])
+        if not self.run or attempt != self._attempt:
+            return bool(self.run) and attempt > self._attempt
+        if number > self.number or not self._is_restarted.get(node, False):
+            return False
+        if node in self._last:
+            return number <= self._last[node]
+        return at_s - self._began_s > _SKEW_S
+
+
+class StepFold:
+    """Steps of the node with the lowest rank, and their rate."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._at_s: float | None = None
+        self._rate: float | None = None
+        self._hours, self._days = _Rates(_HOUR_S), _Rates(_DAY_S)
+
+    def add(self, record: Record, at_s: float, world_size: int) -> None:
+        """Take the next event of that node; ``world_size`` is that of the round."""
+        match record["name"]:
+            case "round.started":
+                self._rate = None
+            case "training.started":
+                self._done(record["step"], at_s)
+            case "round.progressed":
+                self._progressed(record, at_s, world_size)
+            case "round.ended":
+                self._done(record["steps"], self._at_s)
+
+    def _done(self, step: int, at_s: float | None) -> None:
+        self._step, self._at_s = step if step >= 0 else self._step, at_s
+
+    def _progressed(self, record: Record, at_s: float, world_size: int) -> None:
+        rate, idle_s = record["steps_per_s"], record["idle_s"]
+        if not rate and not idle_s:
+            return  # not watched, or no step yet
+        self._done(record["steps"], at_s - idle_s)
+        self._rate = 0.0 if is_late(rate, idle_s) else rate
+        if self._rate:
+            self._hours.add(at_s, world_size, rate)
+            self._days.add(at_s, world_size, rate)
+
+    def training(self, phase: Phase, world_size: int, *, has_ended: bool) -> Training:
+        """Return the answers, for the phase of that node."""
+        is_training = phase is Phase.TRAINING and not has_ended and self._rate != 0.0
+        best, rate = self._hours.best(world_size), self._rate
+        return Training(
+            phase.value,
+            is_training,
+            self._step,
+            self._at_s,
+            rate,
+            best,
+            self._days.best(world_size),
+            best / rate if best and rate else None,
+        )
+
+
+class _Rates:
+    """The best median rate of all windows of a length, by the number of workers."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._began_s, self._workers = 0.0, 0
+        self._samples: list[float] = []
+        self._best: dict[int, float] = {}
+
+    def add(self, at_s: float, workers: int, steps_per_s: float) -> None:
+        is_over = at_s - self._began_s >= self._window_s
+        if not self._samples or is_over or workers != self._workers:
+            self._close()
+            self._began_s, self._workers = at_s, workers
+        self._samples.append(steps_per_s)
+
+    def best(self, workers: int) -> float | None:
+        """Return the median of the best window; None: there are too few samples."""
+        known = [self._best[workers]] if workers in self._best else []
+        if self._workers == workers and len(self._samples) >= _SAMPLES_MIN:
+            known.append(median(self._samples))
+        return max(known, default=None)
+
+    def _close(self) -> None:
+        if len(self._samples) >= _SAMPLES_MIN:
+            best = self._best.get(self._workers, 0.0)
+            self._best[self._workers] = max(best, median(self._samples))
+        self._samples = []
+
+
+class RestartFold:
+    """Restarts, once each although every node reports them, and failures since the last one."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._last = 0, -1
+        """The run and the round of the last restart."""
+        self._by_kind: dict[str, int] = {}
+        self._used, self._limit = 0, None
+        self._restarts: deque[Restart] = deque(maxlen=kept)
+        self._failures: list[FailureNote] = []
+
+    def add(self, record: Record, at_s: float, run: int) -> None:
+        """Take the next event; ``run`` is the start of the job that it belongs to."""
+        match record["name"]:
+            case "restart.decided" if (run, record["round"]) > self._last:
+                self._last = run, record["round"]
+                self._restarted(record, at_s)
+            case "worker.failed" if not record["failure"].get("after_stop"):
+                self._failed(failure_note(record["failure"], record["round"], at_s))
+            case "job.ended" if record["verdict"]["cause"] is not None:
+                cause = failure_note(record["verdict"]["cause"], record["round"], at_s)
+                self._failures = [one for one in self._failures if not _is_same(one, cause)]
+                self._failures.insert(0, cause)
+
+    def _failed(self, note: FailureNote) -> None:
+        if len(self._failures) < self._kept:
+            self._failures.append(note)
+
+    def _restarted(self, record: Record, at_s: float) -> None:
+        cause = failure_note(record["cause"], record["round"], at_s)
+        rule, is_free = record["decision"], record["is_free"]
+        self._restarts.append(Restart(record["round"], at_s, cause, rule, is_free))
+        self._by_kind[cause.kind] = self._by_kind.get(cause.kind, 0) + 1
+        self._used, self._limit = record["restarts_used"], record["max_restarts"]
+        self._failures.clear()
+
+    def restarts(self) -> Restarts:
+        """Return the answers."""
+        return Restarts(
+            sum(self._by_kind.values()),
+            dict(self._by_kind),
+            self._used,
+            self._limit,
+            tuple(self._restarts),
+            tuple(self._failures),
+        )
+
+
+def failure_note(found: Mapping[str, Any], round_: int, at_s: float) -> FailureNote:
+    """Return the note of a failure, which a record has as an object.
+
+    Args:
+        found: the fields of ``Failure``; those of a later release are ignored.
+        round_: the round.
+        at_s: the time of the record.
+    """
+    known = {name: found[name] for name in names(Failure) if name in found}
+    kind = found["kind"] if found["kind"] in _KINDS else "worker"
+    failure = Failure(**known | {"kind": FailureKind[kind.upper()]})
+    tail = failure.stderr_tail.strip() or failure.message.strip()
+    lines = tuple(line[:_LINE] for line in tail.splitlines()[-_LINES:])
+    return FailureNote(
+        round_,
+        at_s,
+        found["kind"],
+        failure.rank,
+        failure.node_rank,
+        failure.host,
+        failure.summary(),
+        lines,
+    )
+
+
+def _is_same(one: FailureNote, other: FailureNote) -> bool:
+    return (one.kind, one.rank, one.host) == (other.kind, other.rank, other.host)

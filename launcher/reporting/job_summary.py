@@ -1,0 +1,199 @@
+"""What the person on call asks about a job: a fold over its events, without clock or I/O.
+
+The events are those of one node or of several, merged by time, of one ``ft-run`` per node or of
+several that the scheduler started one after the other. Which nodes are connected is known with the
+events of the node that hosts the master. ``answers`` has the values.
+"""
+
+from typing import Final
+
+from ...events.record import Record
+from .accounting import Accounting, Phase, seconds_of
+from .answers import Checkpoint, JobSummary, Nodes, Saves
+from .job_rounds import RestartFold, RoundFold, StepFold
+
+_KEPT: Final = 20
+
+
+class JobHistory:
+    """The fold; ``add`` records in order of time."""
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        """Start before the first event.
+
+        Args:
+            kept: how many restarts and failures a summary has at most.
+        """
+        self._job, self._attempt = "", 0
+        self._started_at_s: float | None = None
+        self._at_s: float | None = None
+        self._end: tuple[int | None, str] = None, ""
+        self._accounts: dict[str, Accounting] = {}
+        self._rounds = RoundFold()
+        self._steps, self._saves = StepFold(), _SaveFold()
+        self._restarts, self._nodes = RestartFold(kept), _NodeFold()
+
+    @property
+    def run(self) -> int:
+        """Which start of the job the last event belongs to, from 1; 0: before the first round."""
+        return self._rounds.run
+
+    def add(self, record: Record) -> None:
+        """Take the next event."""
+        at_s, name = seconds_of(record["time"]), record["name"]
+        if self._started_at_s is None:
+            self._started_at_s = at_s - record["uptime_s"]
+        self._at_s, self._job, self._attempt = at_s, record["job"], record["attempt"]
+        if name == "job.ended":
+            self._end = record["verdict"]["exit_code"], record["verdict"]["sentence"]
+        elif name == "agent.started":
+            self._end = None, ""
+        account = self._accounts.get(record["node"])
+        if account is None:
+            account = self._accounts[record["node"]] = Accounting()
+        account.add(record)
+        self._rounds.add(record, at_s)
+        if record["node"] == self._rounds.lead:
+            self._steps.add(record, at_s, self._rounds.world_size)
+            self._saves.progressed(record, at_s)
+        self._saves.add(record, at_s)
+        self._restarts.add(record, at_s, self._rounds.run)
+        self._nodes.add(record, self._rounds.run)
+
+    def account(self, node: str) -> Accounting:
+        """Return where the time of a node went."""
+        return self._accounts[node]
+
+    def summary(self) -> JobSummary:
+        """Return the answers as of the last event."""
+        exit_code, ended = self._end
+        lead = self._accounts.get(self._rounds.lead)
+        phase = lead.phase if lead is not None else Phase.STARTING
+        if lead is None and self._accounts:
+            phase = next(iter(self._accounts.values())).phase
+        spares = sum(one.phase is Phase.STANDING_BY for one in self._accounts.values())
+        return JobSummary(
+            self._job,
+            self._attempt,
+            self._rounds.run,
+            self._started_at_s,
+            self._at_s,
+            exit_code,
+            ended,
+            self._steps.training(phase, self._rounds.world_size, has_ended=exit_code is not None),
+            self._saves.saves(),
+            self._restarts.restarts(),
+            self._nodes.nodes(self._rounds.nodes, spares),
+        )
+
+
+class _SaveFold:
+    """Checkpoints of all nodes, snapshots of the node with the lowest rank."""
+
+    def __init__(self) -> None:
+        self._checkpoint: Checkpoint | None = None
+        self._failed = self._failed_in_all = 0
+        self._reason = ""
+        self._snapshot = self._replica = -1
+        self._snapshot_at_s: float | None = None
+
+    def add(self, record: Record, at_s: float) -> None:
+        match record["name"]:
+            case "checkpoint.written":
+                self._checkpoint = Checkpoint(
+                    record["step"], at_s, record["seconds"], record["bytes"], record["path"]
+                )
+                self._failed = 0
+            case "checkpoint.failed" | "snapshot.unsaved":
+                self._failed += 1
+                self._failed_in_all += 1
+                self._reason = record["reason"]
+
+    def progressed(self, record: Record, at_s: float) -> None:
+        if record["name"] != "round.progressed":
+            return
+        snapshot = record.get("snapshot", -1)
+        if snapshot != self._snapshot:
+            self._snapshot, self._snapshot_at_s = snapshot, at_s if snapshot >= 0 else None
+        self._replica = record.get("replica", -1)
+
+    def saves(self) -> Saves:
+        has_both = self._snapshot >= 0 and self._replica >= 0
+        return Saves(
+            self._checkpoint,
+            self._snapshot,
+            self._snapshot_at_s,
+            max(0, self._snapshot - self._replica) if has_both else None,
+            self._failed,
+            self._failed_in_all,
+            self._reason,
+        )
+
+
+class _NodeFold:
+    """Which nodes are there, by the events of the master or, without them, of the nodes."""
+
+    def __init__(self) -> None:
+        self._run = 0
+        self._wanted: tuple[int | None, int | None] = None, None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._connected: set[str] | None = None
+        self._lost: dict[str, str] = {}
+        """Host by identity; the host itself if the events of the master are not there."""
+        self._excluded: dict[str, None] = {}
+        self._missing: tuple[str, ...] = ()
+
+    def add(self, record: Record, run: int) -> None:
+        if run != self._run and self._run:
+            self._begin()
+        self._run = run
+        match record["name"]:
+            case "node.joined":
+                self._connected = self._connected or set()
+                self._connected.add(record["node_id"])
+                self._is_back(record["node_id"], record.get("host", ""))
+            case "node.leaving" | "node.lost" | "node.excluded" | "node.rejected":
+                self._gone(record["name"], record["node_id"])
+            case "agent.started":
+                self._is_back(record["node_id"], record.get("host", ""))
+            case "agent.waiting":
+                waiting = record["waiting"]
+                self._wanted = waiting["min_nodes"], waiting["max_nodes"]
+                if not waiting["spare"]:
+                    self._missing = tuple(waiting["missing"])
+            case "round.started":
+                self._missing = ()
+            case "restart.decided" if record["cause"]["kind"] == "node_lost":
+                if self._connected is None:
+                    host = record["cause"]["host"]
+                    self._lost[host] = host
+
+    def _is_back(self, node: str, host: str) -> None:
+        self._lost = {
+            one: at for one, at in self._lost.items() if one != node and (one != at or at != host)
+        }
+
+    def _gone(self, name: str, node: str) -> None:
+        if self._connected is not None:
+            self._connected.discard(node)
+        if name == "node.lost":
+            self._lost[node] = ""
+        elif name != "node.leaving":
+            self._excluded[node] = None
+
+    def nodes(self, in_round: int, standing_by: int) -> Nodes:
+        connected = self._connected
+        spares = standing_by or None
+        if connected is not None and in_round:
+            spares = max(0, len(connected) - in_round)
+        return Nodes(
+            *self._wanted,
+            in_round,
+            None if connected is None else tuple(sorted(connected)),
+            spares,
+            self._missing,
+            tuple(self._lost),
+            tuple(self._excluded),
+        )

@@ -1,0 +1,271 @@
+"""The questions on call, answered from the events of a job."""
+
+import json
+
+import pytest
+from ft_run.events.checkpoints import CheckpointFailed, CheckpointWritten
+from ft_run.events.event import Event
+from ft_run.events.master import NodeExcluded, NodeJoined, NodeLost
+from ft_run.events.node import JobEnded, NodeStarted, NodeWaits
+from ft_run.events.record import Record, json_value
+from ft_run.events.workers import (
+    RestartBegun,
+    RoundEnded,
+    RoundProgressed,
+    RoundStarted,
+    TrainingStarted,
+    WorkerFailed,
+    WorkersStarted,
+)
+from ft_run.launcher.reporting.answers import JobSummary
+from ft_run.launcher.reporting.job_summary import JobHistory
+from ft_run.launcher.reporting.recorder import Clocks, Recorder
+from ft_run.rendezvous.protocol.failure import Failure, FailureKind, node_lost
+from ft_run.rendezvous.protocol.messages import Outcome, Verdict, Waiting
+
+KILLED = Failure(FailureKind.WORKER, 3, 1, 1, "b", 77, -9, 5, stderr_tail="one\ntwo\n")
+LOST = node_lost(1, "b", "r", "its connection was closed")
+T0 = 1_700_000_000.0
+
+
+class Job:
+    """The events of nodes, in order of time, with a clock set by hand."""
+
+    def __init__(self) -> None:
+        self.now = T0
+        self.history = JobHistory()
+        self.recorders: dict[str, Recorder] = {}
+
+    def starts(self, *nodes: str, attempt: int = 0) -> None:
+        """Agents start; the first hosts the master."""
+        for node in nodes:
+            clocks = Clocks(lambda: self.now, lambda: self.now, lambda: self.now)
+            self.recorders[node] = recorder = Recorder("job", attempt, clocks)
+            recorder.node = node
+            recorder.add(self.history.add)
+            host = node.partition("/")[0]
+            self.happens(node, NodeStarted("job", node, 2, "s", "m", host=host))
+
+    def happens(self, node: str, *events: Event | float) -> None:
+        for event in events:
+            if isinstance(event, Event):
+                self.recorders[node].event(event)
+            else:
+                self.now += event
+
+    def round(self, number: int, *nodes: str, resumes: int = -1) -> None:
+        """Workers start, and train 3 s later."""
+        for rank, node in enumerate(nodes):
+            started = RoundStarted(number, rank, len(nodes), 2 * len(nodes), 0, "r", resumes, True)
+            self.happens(node, started)
+            self.happens(node, WorkersStarted(number, rank, 2 * rank, (1, 2), 4, 2, "a", 1, None))
+        self.now += 3.0
+        for rank, node in enumerate(nodes):
+            self.happens(node, TrainingStarted(number, rank, max(0, resumes)))
+
+    def minutes(self, node: str, count: int, *, rate: float, first: int = 0) -> None:
+        for _ in range(count):
+            self.now += 60.0
+            first += round(60 * rate)
+            self.happens(node, RoundProgressed(0, 0, first, rate, 0.25))
+
+    @property
+    def summary(self) -> JobSummary:
+        return self.history.summary()
+
+
+@pytest.fixture
+def job() -> Job:
+    job = Job()
+    job.starts("a/0", "b/0")
+    return job
+
+
+def test_before_the_first_round(job: Job) -> None:
+    job.happens("a/0", 1.0, NodeWaits(Waiting(2, 3, 4, ("c",), 60.0, False), False))
+    found = job.summary
+    assert (found.job, found.started_at_s, found.at_s, found.exit_code) == ("job", T0, T0 + 1, None)
+    assert found.training.phase == "waiting for nodes"
+    assert not found.training.is_training
+    assert (found.nodes.missing, found.nodes.min_nodes, found.nodes.max_nodes) == (("c",), 3, 4)
+    assert found.nodes.spares is None
+
+
+def test_it_is_training(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    assert job.summary.training.is_training
+    job.minutes("a/0", 3, rate=2.0)
+    training = job.summary.training
+    assert training.is_training
+    assert (training.step, training.steps_per_s) == (360, 2.0)
+    assert training.step_at_s == pytest.approx(job.now - 0.25)
+    assert training.slowdown is None  # too few minutes
+    job.happens("b/0", RoundProgressed(0, 1, 9, 9.0, 0.1))  # of the node with a higher rank
+    assert job.summary.training == training
+
+
+def test_no_step_for_a_long_time(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.minutes("a/0", 1, rate=2.0)
+    job.happens("a/0", 60.0, RoundProgressed(0, 0, 121, 2.0, 59.5))
+    training = job.summary.training
+    assert not training.is_training
+    assert training.steps_per_s == 0.0
+    assert training.step_at_s == pytest.approx(job.now - 59.5)
+
+
+def test_it_is_slower_than_in_its_best_hour(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.minutes("a/0", 60, rate=1.0)
+    job.minutes("a/0", 61, rate=2.0)
+    job.minutes("a/0", 20, rate=0.5)
+    training = job.summary.training
+    assert (training.best_hour_steps_per_s, training.slowdown) == (2.0, 4.0)
+    assert training.best_day_steps_per_s == 1.0
+
+
+def test_rates_of_other_numbers_of_workers_are_not_compared(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.minutes("a/0", 20, rate=4.0)
+    job.round(1, "a/0")
+    job.minutes("a/0", 20, rate=2.0)
+    assert job.summary.training.slowdown == 1.0
+
+
+def test_checkpoints(job: Job) -> None:
+    assert job.summary.saves.checkpoint is None
+    job.happens("b/0", CheckpointFailed(1, "disk full"))
+    job.happens("b/0", 5.0, CheckpointWritten(20, "/c/20", 1000, 1.5, False))
+    written_at_s = job.now
+    job.happens("b/0", 5.0, CheckpointFailed(30, "disk full"), CheckpointFailed(40, "no space"))
+    saves = job.summary.saves
+    assert saves.checkpoint is not None
+    assert (saves.checkpoint.step, saves.checkpoint.bytes) == (20, 1000)
+    assert saves.checkpoint.at_s == written_at_s
+    assert (saves.failed, saves.failed_in_all, saves.reason) == (2, 3, "no space")
+
+
+def test_snapshots_and_their_replicas(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.happens("a/0", 60.0, RoundProgressed(0, 0, 100, 1.0, 0.1, 90, 80))
+    seen_at_s = job.now
+    job.happens("a/0", 60.0, RoundProgressed(0, 0, 160, 1.0, 0.1, 90, 90))
+    saves = job.summary.saves
+    assert (saves.snapshot_step, saves.snapshot_at_s, saves.replica_lag) == (90, seen_at_s, 0)
+
+
+def restarts(job: Job, number: int, cause: Failure, used: int) -> None:
+    for rank, node in enumerate(("a/0", "b/0")):
+        job.happens(node, 0.1, RestartBegun(number, rank, cause, "rule 1", False, used, 3))
+
+
+def test_each_restart_counts_once_with_its_cause(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.happens("b/0", 1.0, WorkerFailed(0, 1, KILLED))
+    (failure,) = job.summary.restarts.failures
+    assert (failure.rank, failure.host, failure.round, failure.lines) == (3, "b", 0, ("one", "two"))
+    restarts(job, 1, KILLED, 1)
+    job.round(1, "a/0", "b/0")
+    restarts(job, 2, LOST, 2)
+    found = job.summary.restarts
+    assert (found.count, found.used, found.limit) == (2, 2, 3)
+    assert found.by_kind == {"worker": 1, "node_lost": 1}
+    assert [(one.round, one.rule, one.cause.kind) for one in found.last] == [
+        (1, "rule 1", "worker"),
+        (2, "rule 1", "node_lost"),
+    ]
+    assert found.last[0].cause.summary == "rank 3 on node 1 (b) was killed by SIGKILL"
+    assert not found.failures
+
+
+def test_the_phase_is_that_of_rank_0_after_it_has_moved(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.happens("b/0", 1.0, RestartBegun(1, 0, LOST, "", False, 1, 3))
+    job.round(1, "b/0")
+    job.happens("b/0", 1.0, RoundEnded(1, 0, 17, True))
+    assert (job.summary.training.phase, job.summary.training.step) == ("stopping", 17)
+
+
+def test_nodes_by_the_events_of_the_master(job: Job) -> None:
+    job.starts("d/0")
+    for node in ("a/0", "b/0", "c/0", "d/0"):
+        job.happens("a/0", NodeJoined(node, "10.0.0.1"))
+    job.round(0, "a/0", "b/0")
+    assert job.summary.nodes.spares == 2
+    job.happens("a/0", NodeLost("b/0", "gone"), NodeExcluded("c/0"))
+    job.round(1, "a/0", "d/0")
+    nodes = job.summary.nodes
+    assert (nodes.connected, nodes.spares) == (("a/0", "d/0"), 0)
+    assert (nodes.lost, nodes.excluded) == (("b/0",), ("c/0",))
+    job.happens("a/0", NodeJoined("b/0", "10.0.0.1"))
+    assert not job.summary.nodes.lost
+    assert job.summary.nodes.spares == 1
+
+
+def test_a_lost_node_without_the_events_of_the_master(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    restarts(job, 1, LOST, 1)
+    assert job.summary.nodes.lost == ("b",)
+    job.starts("b/0")
+    assert not job.summary.nodes.lost
+
+
+VERDICT = Verdict(Outcome.WORKERS_FAILED, 1, "rank 3 failed", 0, 1, KILLED, (KILLED,), 1)
+
+
+def test_the_end_and_another_start(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.minutes("a/0", 1, rate=1.0)
+    job.happens("b/0", WorkerFailed(0, 1, KILLED), JobEnded(VERDICT))
+    job.happens("a/0", JobEnded(VERDICT))
+    found = job.summary
+    assert (found.exit_code, found.ended, found.runs) == (1, "rank 3 failed", 1)
+    assert not found.training.is_training
+    assert [one.rank for one in found.restarts.failures] == [3]
+    job.now += 100.0
+    job.starts("a/0", "c/0", attempt=1)
+    assert job.summary.exit_code is None
+    job.round(0, "a/0", "c/0")
+    assert (job.summary.runs, job.summary.attempt) == (2, 1)
+    assert job.summary.training.is_training
+
+
+def test_another_start_without_a_number_of_the_scheduler(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.starts("b/0")  # only this agent is new
+    restarts(job, 1, KILLED, 1)
+    job.round(1, "a/0", "b/0")
+    assert job.summary.runs == 1
+    job.starts("a/0", "b/0")
+    job.round(0, "a/0", "b/0")
+    assert job.summary.runs == 2
+    job.now += 100.0
+    job.starts("c/0", "d/0")
+    job.round(0, "c/0", "d/0")
+    assert job.summary.runs == 3
+
+
+def test_clocks_that_differ_make_no_start() -> None:
+    job = Job()
+    job.starts("a/0")
+    job.happens("a/0", RoundStarted(0, 0, 2, 2, 0, "r"))
+    job.now += 2.0
+    job.starts("b/0")
+    job.happens("b/0", RoundStarted(0, 1, 2, 2, 0, "r"))
+    assert job.summary.runs == 1
+
+
+def test_the_summary_is_json(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    restarts(job, 1, KILLED, 1)
+    found = json.loads(json.dumps(json_value(job.summary)))
+    assert found["restarts"]["last"][0]["cause"]["lines"] == ["one", "two"]
+
+
+def test_a_failure_of_a_kind_that_a_later_release_added(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.recorders["a/0"].event(WorkerFailed(0, 0, KILLED))
+    record: Record = job.recorders["a/0"].record(WorkerFailed(0, 0, KILLED))
+    later = {**record, "failure": {**record["failure"], "kind": "meteor", "crater": 5}}
+    job.history.add(later)
+    assert job.summary.restarts.failures[-1].kind == "meteor"
