@@ -12,6 +12,7 @@ from .startup import forget_token, import_asyncio, loading, open_standard_stream
 
 if TYPE_CHECKING:
     from .cli.parse import Options
+    from .options import LaunchOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +99,7 @@ def _run(options: "Options") -> int:
         with loading():
             from .commands.launch import launch
 
-        return launch(options)
+        return launch(options) if not options.logs.is_json else _launch_with_json(options)
     if isinstance(options, MasterOptions):
         from .commands.master import run_master
 
@@ -112,3 +113,19 @@ def _run(options: "Options") -> int:
     from .commands.status import show_status
 
     return show_status(options)
+
+
+def _launch_with_json(options: "LaunchOptions") -> int:
+    """Launch; the error that ends it, if there is one, is a record as well."""
+    from ..events.event import LogMessage, Severity
+    from .commands.launch import launch
+    from .reporting.recorder import Recorder, attempt_of, line_of
+    from .reporting.standard_output import say_last
+
+    try:
+        return launch(options)
+    except FtRunError as error:
+        recorder = Recorder(options.rendezvous.job_id, attempt_of(os.environ))
+        record = recorder.record(LogMessage(error.sentence, Severity.ERROR))
+        say_last(line_of({**record, "severity": "error"}).decode().removesuffix("\n"))
+        return error.exit_code

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from .. import defaults
+from ..events.event import Severity
 from ..rendezvous.protocol.check_messages import CheckSpec
 from ..rendezvous.protocol.endpoint import Endpoint
 from ..rendezvous.protocol.messages import HangSpec, JobSpec, PolicySpec
@@ -76,6 +77,29 @@ class LogOptions:
         " Unix socket (unix:PATH) or to standard output (-). With --log-dir, its folder has"
         " events.jsonl too.",
         values.events_target,
+        ours=True,
+    )
+    level: Severity | None = option(
+        None,
+        LOGS(
+            "-q, --quiet",
+            "Show only warnings and failures on the console: nothing when a job succeeds. There is"
+            " no live line, and no table of where the time went.",
+            ours=True,
+        ),
+        LOGS(
+            "-v, --verbose",
+            "Show more lines of ft-run, as LOGLEVEL=DEBUG does.",
+            ours=True,
+        ),
+    )
+    """The least severity that the console shows; None: that of ``LOGLEVEL``."""
+    is_json: bool = LOGS.option(
+        False,
+        "--log-format text|json",
+        "Format of ft-run's own lines on the console: text, or the events as JSON, one in each line"
+        " (default: text).",
+        values.is_second("text", "json"),
         ours=True,
     )
     prefix_template: str = LOGS.option(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ... import defaults
 from ...errors import UsageError
+from ...events.event import Severity
 from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
 from ..flags.values import BadValue, endpoint, nearest, refuse, seconds, shown
@@ -200,7 +201,18 @@ def _snapshot_replicas(given: Given, max_nodes: int) -> int:
 
 def _logs(given: Given, environ: Mapping[str, str]) -> LogOptions:
     prefix = given["log_line_prefix_template"] or environ.get(_PREFIX_VARIABLE, "")
-    return given.fill(LogOptions, prefix_template=prefix)
+    return given.fill(LogOptions, prefix_template=prefix, level=_level(given))
+
+
+def _level(given: Given) -> Severity | None:
+    if given["quiet"] and given["verbose"]:
+        raise UsageError(
+            f"{given.origin('quiet')} and {given.origin('verbose')} exclude each other;"
+            " expected one of them."
+        )
+    if given["quiet"]:
+        return Severity.WARNING
+    return Severity.DEBUG if given["verbose"] else None
 
 
 def _signals(given: Given, warnings: list[str]) -> tuple[signal.Signals, ...]:

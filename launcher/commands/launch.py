@@ -56,7 +56,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     # A node by itself opens no port.
     trust = read_trust(rendezvous.trust) if rendezvous.endpoint is not None else None
     recorder = Recorder(rendezvous.job_id, attempt_of(os.environ))
-    display = Display(recorder=recorder)
+    display = Display(recorder=recorder, level=options.logs.level, is_json=options.logs.is_json)
     environ = dict(os.environ)
     count = _worker_count(options, environ)
     if options.mode is not ScriptMode.COMMAND:

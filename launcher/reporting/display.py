@@ -7,6 +7,7 @@ streams are still a terminal.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import Final
@@ -14,13 +15,14 @@ from typing import Final
 from ...events.event import Event, LogMessage, Severity
 from ...printable import printable, printable_lines
 from .line_writer import LineWriter
-from .recorder import Recorder
+from .recorder import Recorder, line_of
 
 _LEVELS: Final = {**Severity.__members__, "CRITICAL": 50}
 _STDERR: Final = 2
 _MIN_ROWS: Final = 6
 _MIN_COLUMNS: Final = 20
 
+_STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _MAKE_ROOM = "\x1bD\x1b[A"
 """Moves one line down, which scrolls in the last line, and up again; keeps the column."""
@@ -34,22 +36,36 @@ _GIVE_BACK = f"{_SAVE}{_RESET_SCROLLING}{_BOTTOM}{_CLEAR_LINE}{_RESTORE}"
 class Display:
     """Writes event lines to standard error, and the live line if that is a terminal."""
 
-    def __init__(self, *, live: bool | None = None, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        live: bool | None = None,
+        recorder: Recorder | None = None,
+        level: Severity | None = None,
+        is_json: bool = False,
+    ) -> None:
         """Create a display.
 
         Args:
             live: whether to keep a live line while this process is in the foreground; None: on
-                a terminal.
+                a terminal, unless only warnings are shown, or JSON.
             recorder: records every event, also those that the console does not show.
+            level: the least severity that the console shows; None: that of ``LOGLEVEL``.
+            is_json: lines are records of events as JSON; needs the recorder.
         """
         self.recorder = recorder
+        self.is_json = is_json
+        """Whether lines are records of events as JSON."""
         self.copy: Callable[[str], None] = lambda _: None
         """Receives each line and report of the console, without colours."""
-        self._level = _LEVELS.get(os.environ.get("LOGLEVEL", "INFO").upper(), Severity.INFO)
+        given = os.environ.get("LOGLEVEL", "INFO").upper()
+        self._level = _LEVELS.get(given, Severity.INFO) if level is None else level
         understands = os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in ("", "dumb")
+        understands &= not is_json
         self.colour = understands and not os.environ.get("NO_COLOR")
         """Whether colours may be used."""
-        self.live = understands if live is None else live
+        is_quiet = level is not None and level > Severity.INFO
+        self.live = (understands and not is_quiet) if live is None else live
         """Whether there is a live line, or would be one in a larger terminal."""
         self._rows = 0
         """Rows of the terminal while its last one is reserved; 0 otherwise."""
@@ -91,6 +107,9 @@ class Display:
         severity = event.severity if severity is None else severity
         if not self.shows(severity):
             return
+        if self.is_json:
+            self._put_record(event, severity)
+            return
         line = f"{time.strftime('%H:%M:%S')} ft-run {printable(str(event))}"
         self.copy(line + "\n")
         if self.colour and severity >= Severity.WARNING:
@@ -118,11 +137,21 @@ class Display:
             text: the lines.
             is_styled: the text has colours; external text in it was already made printable.
         """
+        if self.is_json:
+            self._put_record(LogMessage(_STYLE.sub("", text).strip("\n")), Severity.INFO)
+            return
         text = text if is_styled else printable_lines(text)
         whole = "\n" + (text if text.endswith("\n") else text + "\n")
         if not is_styled:
             self.copy(whole)
         self._writer.put(whole)
+
+    def _put_record(self, event: Event, severity: Severity) -> None:
+        assert self.recorder is not None
+        record = {**self.recorder.record(event), "severity": severity.name.lower()}
+        line = line_of(record).decode()
+        self.copy(line)
+        self._writer.put(line)
 
     def open(self, tell_last_words: Callable[[str], None]) -> None:
         """Reserve the row of the live line.

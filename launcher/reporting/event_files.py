@@ -1,15 +1,13 @@
 """The files of this node's events: what ``--events`` names, and those below ``--log-dir``."""
 
-import json
 import os
 from collections.abc import Callable
 
 from ...events.event import EventsLost
-from ...events.record import Record
 from .background_writer import BackgroundWriter
 from .display import Display
 from .outlets import Outlet, RotatedFile, open_outlet
-from .recorder import Recorder
+from .recorder import Recorder, line_of
 
 EVENTS, CONSOLE = "events.jsonl", "agent.log"
 """Names of the files below ``--log-dir``."""
@@ -73,9 +71,3 @@ class EventFiles:
         )
         self._writers.append(writer)
         return writer
-
-
-def line_of(record: Record) -> bytes:
-    """Return a record as a line of JSON in UTF-8."""
-    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="replace") + b"\n"

@@ -1,5 +1,7 @@
 """Makes a record of each event of this process: the node, the job, the time and the fields."""
 
+import json
+import re
 import time
 from collections.abc import Callable, Mapping
 
@@ -9,6 +11,7 @@ from ...events.record import VERSION, Record, fields_of
 from ...printable import printable
 from ...values import dataclass
 
+_CONTROL = re.compile(r"[\x7f-\x9f]")
 _SUSPENSION_MIN_S = 0.1
 """Two clocks that are read one after the other differ by less."""
 
@@ -112,6 +115,14 @@ class Recorder:
         record = self.record(event)
         for sink in sinks:
             sink(record)
+
+
+def line_of(record: Record) -> bytes:
+    """Return a record as a line of JSON in UTF-8."""
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    if not text.isprintable():  # what json does not escape may steer a terminal
+        text = _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return text.encode(errors="replace") + b"\n"
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:

@@ -46,9 +46,10 @@ class TimeReport:
             return  # no round has started
         event = time_accounted(accounting, recorder.uptime_s)
         is_first, is_long = accounting.node_rank == 0, event.seconds >= _TABLE_FROM_S
-        has_line = is_first and not is_long and bool(event.restarts)
+        is_json = self._display.is_json
+        has_line = is_first and (bool(event.restarts) if not is_long else is_json)
         self._display.event(event, None if has_line else Severity.DEBUG)
-        if is_first and is_long and self._display.shows(Severity.INFO):
+        if is_first and is_long and not is_json and self._display.shows(Severity.INFO):
             self._display.report(table(event))
 
     def _add(self, record: Record) -> None:

@@ -1,6 +1,7 @@
 """What workers write arrives whole, in order, and where it was asked for."""
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -176,3 +177,22 @@ def test_what_steers_a_terminal_is_visible_in_the_report(ft) -> None:
     assert command.process.returncode == 1
     assert "ValueError: \\x1b]0;title\\x07\\x9b2J\tfish" in command.stderr
     assert not {"\x1b", "\x07", "\x9b"} & set(command.stderr)
+
+
+def test_a_quiet_job_shows_failures_only_and_json_is_json(ft):
+    script = ft.script("import sys; sys.exit(int(sys.argv[1]))")
+    quiet = ft.run("--standalone", "-q", script, 0)
+    assert (quiet.process.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    failed = ft.run("--standalone", "-q", "--log-dir", ft.folder / "logs", script, 3)
+    first, *_, last = failed.stderr.splitlines()
+    assert "exited with 3" in first
+    assert "job FAILED" in last
+    assert "Root cause: rank 0" in failed.stderr
+    loud = ft.run("--standalone", "--log-format=json", "--log-dir", ft.folder / "logs", script, 3)
+    records = [json.loads(line) for line in loud.stderr.splitlines()]
+    assert records[0]["name"] == "agent.started"
+    assert records[-1]["name"] == "job.ended"
+    assert records[-1]["verdict"]["exit_code"] == loud.process.returncode == 1
+    refused = ft.run("--standalone", "--log-format=json", "--nproc-per-node=gpu", script, 0)
+    assert refused.process.returncode == 2
+    assert json.loads(refused.stderr)["severity"] == "error"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from ft_run import defaults, exit_codes
 from ft_run.errors import UsageError
+from ft_run.events.event import Severity
 from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.cli import launch_flags, parse
 from ft_run.launcher.cli.launch_flags import CompletionOptions
@@ -796,6 +797,21 @@ def test_stacks() -> None:
     assert sentence("stacks", "a:1", "b:2") == (
         "unexpected argument 'b:2' for ft-run stacks after 'a:1'; expected one HOST[:PORT]."
     )
+
+
+def test_the_console_is_quiet_or_loud() -> None:
+    assert launch("train.py").logs.level is None
+    assert launch("-q", "train.py").logs.level is Severity.WARNING
+    assert launch("--verbose", "train.py").logs.level is Severity.DEBUG
+    assert launch("train.py", PET_QUIET="1").logs.level is Severity.WARNING
+    assert sentence("-qv", "train.py") == (
+        "--quiet and --verbose exclude each other; expected one of them."
+    )
+    assert not launch("train.py").logs.is_json
+    assert launch("--log-format", "json", "train.py").logs.is_json
+    # As torchrun reads them.
+    assert launch("--v", "train.py").virtual_local_rank
+    assert launch("--log-d", "x", "train.py").logs.log_dir == "x"
 
 
 def test_workers_are_watched_when_that_is_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 from ft_run.events.checks import ChecksProgressed
 from ft_run.events.event import LogMessage, Severity
 from ft_run.launcher.reporting.display import Display
+from ft_run.launcher.reporting.recorder import Recorder
 
 
 def test_an_event_is_one_line_with_the_time(capfd: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +35,35 @@ def test_the_level_decides(
     for event in (ChecksProgressed("x"), LogMessage("x"), LogMessage("x", Severity.WARNING)):
         display.event(event)
     assert len(capfd.readouterr().err.splitlines()) == shown
+
+
+def test_an_option_overrides_the_level_of_the_environment(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGLEVEL", "INFO")
+    for level in (Severity.WARNING, Severity.DEBUG):
+        display = Display(level=level)
+        for event in (ChecksProgressed("x"), LogMessage("x"), LogMessage("x", Severity.WARNING)):
+            display.event(event)
+    assert len(capfd.readouterr().err.splitlines()) == 1 + 3
+
+
+def test_lines_of_json_are_the_records_and_steer_no_terminal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    display = Display(recorder=Recorder("j"), is_json=True)
+    display.event(ChecksProgressed("not shown"))
+    display.event(LogMessage("a\x1b[31m\n\x9b\x7fü", Severity.ERROR))
+    display.event(LogMessage("louder"), Severity.WARNING)
+    display.report("a\n  b\x1b[1m!\x1b[0m\n", is_styled=True)
+    written = capfd.readouterr().err
+    assert "ü" in written
+    assert not {"\x1b", "\x9b", "\x7f"} & set(written)
+    records = [json.loads(line) for line in written.splitlines()]
+    assert [record["severity"] for record in records] == ["error", "warning", "info"]
+    assert records[0]["sentence"] == "a\x1b[31m\n\x9b\x7fü"
+    assert records[0]["job"] == "j"
+    assert records[2]["sentence"] == "a\n  b!"
 
 
 def test_nothing_but_text_gets_through(capfd: pytest.CaptureFixture[str]) -> None:
