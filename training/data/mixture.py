@@ -1,5 +1,6 @@
 """Which source each sample of a mixture comes from: exact counts in blocks."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -22,8 +23,8 @@ class Mixture:
             weights: of the sources, all above 0.
             key: of the order inside blocks; None: evenly interleaved.
         """
-        whole = sum(weights)
-        self._ends = [end / whole for end in accumulate(weights, initial=Fraction(0))]
+        whole = math.lcm(*(weight.denominator for weight in weights))
+        self._ends = [int(end * whole) for end in accumulate(weights, initial=Fraction(0))]
         self._key = key
 
     def counts(self, samples: int) -> list[int]:
@@ -31,8 +32,8 @@ class Mixture:
         number, rest = divmod(samples, BLOCK)
         found = self._at_block(number)
         if rest:
-            sources = self._block(number)[:rest]
-            found = [one + int((sources == i).sum()) for i, one in enumerate(found)]
+            of_rest = self._block(number)[:rest].bincount(minlength=len(found)).tolist()
+            found = [one + more for one, more in zip(found, of_rest, strict=True)]
         return found
 
     def samples(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,16 +48,20 @@ class Mixture:
         """
         first, last = start // BLOCK, (start + count - 1) // BLOCK
         sources = torch.cat([self._block(number) for number in range(first, last + 1)])
+        # Sorted by source, the samples of each are consecutive.
+        by_source = torch.argsort(sources, stable=True)
+        counts = sources.bincount(minlength=len(self._ends) - 1)
+        before = torch.tensor(self._at_block(first), device="cpu") - counts.cumsum(0) + counts
         positions = torch.empty_like(sources)
-        for source, before in enumerate(self._at_block(first)):
-            mine = sources == source
-            positions[mine] = torch.arange(int(mine.sum()), device="cpu") + before
+        positions[by_source] = torch.arange(len(sources), device="cpu")
+        positions += before[sources]
         begin = start - first * BLOCK
         return sources[begin : begin + count], positions[begin : begin + count]
 
     def _at_block(self, number: int) -> list[int]:
         """Return how many samples come from each source before a block."""
-        ends = [_rounded(number * BLOCK * end) for end in self._ends]
+        whole = self._ends[-1]
+        ends = [(2 * number * BLOCK * end + whole) // (2 * whole) for end in self._ends]  # rounded
         return [after - before for before, after in pairwise(ends)]
 
     def _block(self, number: int) -> torch.Tensor:
@@ -82,7 +87,3 @@ def _of_each(counts: Sequence[int]) -> torch.Tensor:
     """Return the number of each source as often as its count says (int64)."""
     repeats = torch.tensor(counts, device="cpu")
     return torch.repeat_interleave(torch.arange(len(counts), device="cpu"), repeats)
-
-
-def _rounded(number: Fraction) -> int:
-    return (2 * number.numerator + number.denominator) // (2 * number.denominator)

@@ -8,13 +8,13 @@ import torch
 
 from .hashing import key_of
 from .mixture import Mixture
-from .permutation import Permutation
+from .permutation import Permutation, permuted
 from .sample import EPOCH_SHIFT, MAX_SIZE
 
 ORDER_VERSION = 1
 """Of all that decides which sample comes when; the state of ``ElasticBatches`` has it."""
 _KEPT = 4
-"""Orders that are kept: those of two epochs, or of a few blocks."""
+"""Orders that are kept: those of two epochs, or of a few blocks; of a mixture, two each."""
 
 
 class Sources(NamedTuple):
@@ -72,6 +72,9 @@ class Order:
         if sources.weights is not None:
             key = key_of(seed, first_epoch, -1) if shuffle else None
             self._mixture = Mixture(sources.weights, key)
+        self._sizes = torch.tensor(sources.sizes, device="cpu")
+        self._had = torch.tensor(self._begins, device="cpu")
+        self._first_index = self._sizes.cumsum(0) - self._sizes
 
     def samples(self, epoch: int, start: int, count: int) -> torch.Tensor:
         """Return the samples at consecutive positions of an epoch (int64, see ``sample``).
@@ -86,17 +89,31 @@ class Order:
             return self._shuffled(0, epoch, positions) | epoch << EPOCH_SHIFT
         begin = (epoch - self._first_epoch) * self._sources.epoch_size + start
         sources, positions = self._mixture.samples(begin, count)
-        found, base = torch.empty_like(positions), 0
-        for source, (size, had) in enumerate(zip(self._sources.sizes, self._begins, strict=True)):
-            mine = sources == source
-            own_positions = positions[mine] + had
-            epochs, within = own_positions // size, own_positions % size
-            indices = torch.empty_like(within)
-            for own in torch.unique(epochs).tolist():
-                of_epoch = epochs == own
-                indices[of_epoch] = self._shuffled(source, own, within[of_epoch])
-            found[mine] = (indices + base) | epochs << EPOCH_SHIFT
-            base += size
+        sizes = self._sizes[sources]
+        positions = positions + self._had[sources]
+        epochs, within = positions // sizes, positions % sizes
+        indices = self._shuffled_each(sources, epochs, within) + self._first_index[sources]
+        return indices | epochs << EPOCH_SHIFT
+
+    def _shuffled_each(
+        self, sources: torch.Tensor, epochs: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the indices in the sources, at positions of epochs of theirs."""
+        if self._shuffle is False:
+            return positions
+        # Sorted by epoch and source, the positions in each order are consecutive.
+        count = len(self._sources.sizes)
+        keys, by_order = torch.sort(epochs * count + sources, stable=True)
+        different, lengths = torch.unique_consecutive(keys, return_counts=True)
+        which = [(key % count, key // count) for key in different.tolist()]
+        counts, sorted_positions = lengths.tolist(), positions[by_order]
+        found = torch.empty_like(positions)
+        if all(self._is_whole(source) for source, _ in which):
+            orders = [self._permutation(self._sources.sizes[one[0]], *one) for one in which]
+            found[by_order] = permuted(orders, sorted_positions, counts)
+        else:
+            places = zip(which, sorted_positions.split(counts), strict=True)
+            found[by_order] = torch.cat([self._shuffled(*one, place) for one, place in places])
         return found
 
     def begins_of(self, other: Sources, epoch: int, start: int) -> tuple[int, ...]:
@@ -125,9 +142,13 @@ class Order:
         size = self._sources.sizes[source]
         if self._shuffle is False:
             return positions
-        if self._shuffle is True or self._shuffle >= size:
+        if self._is_whole(source):
             return self._permutation(size, source, epoch)(positions)
         return self._shuffled_blocks(size, int(self._shuffle), source, epoch, positions)
+
+    def _is_whole(self, source: int) -> bool:
+        """Return whether a source is shuffled without blocks."""
+        return self._shuffle is True or self._shuffle >= self._sources.sizes[source]
 
     def _shuffled_blocks(
         self, size: int, block: int, source: int, epoch: int, positions: torch.Tensor
@@ -152,7 +173,7 @@ class Order:
         found = self._kept.get(what)
         if found is None:
             found = self._kept[what] = Permutation(size, key_of(self._seed, *what))
-            if len(self._kept) > _KEPT * len(self._sources.sizes):
+            if len(self._kept) > max(_KEPT, 2 * len(self._sources.sizes)):
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(what)
