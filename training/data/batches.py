@@ -14,7 +14,7 @@ from .data_ranks import DataRanks
 from .order import ORDER_VERSION, Order
 from .parts import Part, PartRange, Position, read
 from .sample import index_of
-from .schedule import LAST, Data, Last, Row, Schedule, cut, cut_by_share, from_plain
+from .schedule import LAST, Data, Last, Range, Row, Schedule, cut, cut_by_share, from_plain
 from .seeded import Seeded
 
 
@@ -81,6 +81,8 @@ class ElasticBatches(Sampler[list[int]]):
         self._sources = sources
         self._orders: dict[int, Order] = {}
         """By the first epoch of their data."""
+        self._of_size: dict[int, list[PartRange]] = {}
+        """This rank's parts of a batch, by its number of samples."""
         self._use(Schedule((self._wanted,), (Data(0, sources, (0,) * len(sources.sizes)),)))
         self._order_of(0)  # checks the rest
         self._ranks = DataRanks(mesh)
@@ -115,11 +117,18 @@ class ElasticBatches(Sampler[list[int]]):
 
     def size(self, step: int) -> int:
         """Return the number of samples of a step, over all ranks."""
-        return sum(one.length for one in self._schedule.ranges(step))
+        return sum(one.length for one in self._located(step))
 
     def ranges(self, step: int) -> list[PartRange]:
         """Return this rank's parts of a step; every rank has the same number of them."""
-        size, world = self.size(step), self.world
+        size = self.size(step)
+        found = self._of_size.get(size)
+        if found is None:
+            found = self._of_size[size] = self._cut(size)
+        return list(found)
+
+    def _cut(self, size: int) -> list[PartRange]:
+        world = self.world
         pieces = cut_by_share(size, self._shares) if self._shares else cut(size, world)
         largest = max(map(len, pieces))
         parts = -(-largest // (self._micro_batch or largest))
@@ -129,18 +138,23 @@ class ElasticBatches(Sampler[list[int]]):
             for one in cut(len(mine), parts)
         ]
 
+    def _located(self, step: int) -> list[Range]:
+        """Return ``Schedule.ranges``; a loader in this process asks again for the same step."""
+        if self._last_located is None or self._last_located[0] != step:
+            self._last_located = step, self._schedule.ranges(step)
+        return self._last_located[1]
+
     def samples(self, step: int) -> torch.Tensor:
         """Return the indices of all samples of a step, over all ranks, in order (int64)."""
         return index_of(self._samples(step))
 
     def _samples(self, step: int) -> torch.Tensor:
         """Return the samples of a step, each with the epoch of its source."""
-        return torch.cat(
-            [
-                self._order_of(one.epoch).samples(one.epoch, one.start, one.length)
-                for one in self._schedule.ranges(step)
-            ]
-        )
+        found = [
+            self._order_of(one.epoch).samples(one.epoch, one.start, one.length)
+            for one in self._located(step)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _order_of(self, epoch: int) -> Order:
         data = self._schedule.data_of(epoch)
@@ -245,9 +259,12 @@ class ElasticBatches(Sampler[list[int]]):
         samples = self._samples(step)
         if not self._is_seeded:
             samples = index_of(samples)
+        places = self.ranges(step)
+        first, last = places[0].start, places[-1].start + places[-1].samples
+        mine = samples[first:last].tolist()
         return [
-            samples[place.start : place.start + place.samples].tolist() or samples[:1].tolist()
-            for place in self.ranges(step)
+            mine[one.start - first : one.start - first + one.samples] or samples[:1].tolist()
+            for one in places
         ]
 
     # --- state -----------------------------------------------------------------------------------
@@ -318,7 +335,7 @@ class ElasticBatches(Sampler[list[int]]):
                 f"invalid value {row.global_batch} for global_batch: the data has only "
                 f"{data.sources.epoch_size} samples: expected fewer, or last='short'"
             )
-        self._schedule, self._version = schedule, object()
+        self._schedule, self._version, self._last_located = schedule, object(), None
         self._orders.clear()
 
     def _log(self, text: str) -> None:

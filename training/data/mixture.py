@@ -36,27 +36,21 @@ class Mixture:
             found = [one + more for one, more in zip(found, of_rest, strict=True)]
         return found
 
-    def samples(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the source of each sample, and its number among the samples of that source.
+    def samples(self, start: int, count: int) -> tuple[torch.Tensor, list[int]]:
+        """Return the source of each sample, and with which of its own samples each source begins.
 
         Args:
             start: number of the first sample.
             count: number of samples.
 
         Returns:
-            Two int64 tensors of length ``count``.
+            The sources (int64, of length ``count``), and for each source the number of its samples
+            before.
         """
         first, last = start // BLOCK, (start + count - 1) // BLOCK
         sources = torch.cat([self._block(number) for number in range(first, last + 1)])
-        # Sorted by source, the samples of each are consecutive.
-        by_source = torch.argsort(sources, stable=True)
-        counts = sources.bincount(minlength=len(self._ends) - 1)
-        before = torch.tensor(self._at_block(first), device="cpu") - counts.cumsum(0) + counts
-        positions = torch.empty_like(sources)
-        positions[by_source] = torch.arange(len(sources), device="cpu")
-        positions += before[sources]
         begin = start - first * BLOCK
-        return sources[begin : begin + count], positions[begin : begin + count]
+        return sources[begin : begin + count], self.counts(start)
 
     def _at_block(self, number: int) -> list[int]:
         """Return how many samples come from each source before a block."""

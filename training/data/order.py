@@ -1,14 +1,16 @@
 """The order of the samples of an epoch: a function of seed, epoch and position."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from .hashing import key_of
 from .mixture import Mixture
-from .permutation import Permutation, permuted
+from .permutation import Permutation
 from .sample import EPOCH_SHIFT, MAX_SIZE
 
 ORDER_VERSION = 1
@@ -72,9 +74,7 @@ class Order:
         if sources.weights is not None:
             key = key_of(seed, first_epoch, -1) if shuffle else None
             self._mixture = Mixture(sources.weights, key)
-        self._sizes = torch.tensor(sources.sizes, device="cpu")
-        self._had = torch.tensor(self._begins, device="cpu")
-        self._first_index = self._sizes.cumsum(0) - self._sizes
+        self._first_indices = [0, *accumulate(sources.sizes)]
 
     def samples(self, epoch: int, start: int, count: int) -> torch.Tensor:
         """Return the samples at consecutive positions of an epoch (int64, see ``sample``).
@@ -85,36 +85,37 @@ class Order:
             count: number of samples; they all are in this epoch.
         """
         if self._mixture is None:
-            positions = torch.arange(start, start + count, device="cpu")
-            return self._shuffled(0, epoch, positions) | epoch << EPOCH_SHIFT
+            return self._shuffled(0, epoch, start, count) | epoch << EPOCH_SHIFT
         begin = (epoch - self._first_epoch) * self._sources.epoch_size + start
-        sources, positions = self._mixture.samples(begin, count)
-        sizes = self._sizes[sources]
-        positions = positions + self._had[sources]
-        epochs, within = positions // sizes, positions % sizes
-        indices = self._shuffled_each(sources, epochs, within) + self._first_index[sources]
-        return indices | epochs << EPOCH_SHIFT
-
-    def _shuffled_each(
-        self, sources: torch.Tensor, epochs: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the indices in the sources, at positions of epochs of theirs."""
-        if self._shuffle is False:
-            return positions
-        # Sorted by epoch and source, the positions in each order are consecutive.
-        count = len(self._sources.sizes)
-        keys, by_order = torch.sort(epochs * count + sources, stable=True)
-        different, lengths = torch.unique_consecutive(keys, return_counts=True)
-        which = [(key % count, key // count) for key in different.tolist()]
-        counts, sorted_positions = lengths.tolist(), positions[by_order]
-        found = torch.empty_like(positions)
-        if all(self._is_whole(source) for source, _ in which):
-            orders = [self._permutation(self._sources.sizes[one[0]], *one) for one in which]
-            found[by_order] = permuted(orders, sorted_positions, counts)
-        else:
-            places = zip(which, sorted_positions.split(counts), strict=True)
-            found[by_order] = torch.cat([self._shuffled(*one, place) for one, place in places])
+        sources, starts = self._mixture.samples(begin, count)
+        pieces: list[tuple[torch.Tensor, int]] = []
+        for source, of_source in enumerate(sources.bincount().tolist()):
+            pieces += self._pieces(source, self._begins[source] + starts[source], of_source)
+        indices = torch.cat([indices for indices, _ in pieces])
+        added = torch.tensor([number for _, number in pieces], device="cpu")
+        lengths = torch.tensor([len(indices) for indices, _ in pieces], device="cpu")
+        # Sorted by source, the samples of each are consecutive.
+        found = torch.empty_like(sources)
+        found[torch.argsort(sources, stable=True)] = indices + added.repeat_interleave(lengths)
         return found
+
+    def _pieces(
+        self, source: int, position: int, count: int
+    ) -> Iterator[tuple[torch.Tensor, int]]:
+        """Iterate over indices in a source, and what to add to each to make it a sample.
+
+        Args:
+            source: number of the source.
+            position: of the first one, in all epochs of the source.
+            count: number of samples.
+        """
+        size = self._sources.sizes[source]
+        while count:
+            epoch, start = divmod(position, size)
+            length = min(count, size - start)
+            indices = self._shuffled(source, epoch, start, length)
+            yield indices, self._first_indices[source] + (epoch << EPOCH_SHIFT)
+            position, count = position + length, count - length
 
     def begins_of(self, other: Sources, epoch: int, start: int) -> tuple[int, ...]:
         """Return with which of its samples each source of a mixture begins that follows.
@@ -137,36 +138,33 @@ class Order:
         ]
         return (*begins, *[0] * (len(other.sizes) - len(begins)))
 
-    def _shuffled(self, source: int, epoch: int, positions: torch.Tensor) -> torch.Tensor:
-        """Return the indices in a source at some positions of one of its epochs."""
+    def _shuffled(self, source: int, epoch: int, start: int, count: int) -> torch.Tensor:
+        """Return the indices in a source at consecutive positions of one of its epochs."""
         size = self._sources.sizes[source]
         if self._shuffle is False:
-            return positions
-        if self._is_whole(source):
-            return self._permutation(size, source, epoch)(positions)
-        return self._shuffled_blocks(size, int(self._shuffle), source, epoch, positions)
-
-    def _is_whole(self, source: int) -> bool:
-        """Return whether a source is shuffled without blocks."""
-        return self._shuffle is True or self._shuffle >= self._sources.sizes[source]
+            return torch.arange(start, start + count, device="cpu")
+        if self._shuffle is True or self._shuffle >= size:
+            return self._permutation(size, source, epoch).numbers(start, count)
+        block = int(self._shuffle)
+        found = list(self._shuffled_blocks(size, block, source, epoch, start, count))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _shuffled_blocks(
-        self, size: int, block: int, source: int, epoch: int, positions: torch.Tensor
-    ) -> torch.Tensor:
+        self, size: int, block: int, source: int, epoch: int, start: int, count: int
+    ) -> Iterator[torch.Tensor]:
         """Shuffle blocks, and inside each. The last one is short, wherever it comes."""
         blocks = -(-size // block)
         order = self._permutation(blocks, source, epoch)
         missing = blocks * block - size
-        after_short = (order.position_of(blocks - 1) + 1) * block - missing
-        shifted = positions + missing * (positions >= after_short)
-        numbers, within = order(shifted // block), shifted % block
-        found = torch.empty_like(positions)
-        for number in torch.unique(numbers).tolist():
-            mine = numbers == number
+        after_short = (order.position_of_last + 1) * block - missing
+        while count:
+            place, begin = divmod(start + missing * (start >= after_short), block)
+            number = int(order.numbers(place, 1))
             length = block - missing if number == blocks - 1 else block
             inside = self._permutation(length, source, epoch, number + 1)
-            found[mine] = inside(within[mine]) + number * block
-        return found
+            taken = min(count, length - begin)
+            yield inside.numbers(begin, taken) + number * block
+            start, count = start + taken, count - taken
 
     def _permutation(self, size: int, *what: int) -> Permutation:
         """Return the order of an epoch or a block, which is kept for a while."""

@@ -59,7 +59,7 @@ class Part:
             ValueError: the model shares samples among ranks, and ``ElasticBatches`` has no
                 ``mesh``; or its BatchNorm would normalize a single sample.
         """
-        whole = getattr(model, "_orig_mod", model)
+        whole = model._modules.get("_orig_mod") or model  # of a compiled model
         known = _KNOWN.get(whole) or _KNOWN.setdefault(whole, _Known(whole))
         if known.needs_mesh and self._mesh is None:
             raise ValueError(
@@ -75,7 +75,7 @@ class Part:
             )
         if isinstance(whole, DistributedDataParallel):
             return nullcontext() if self.is_last else whole.no_sync()
-        if hasattr(whole, "set_requires_gradient_sync"):
+        if known.is_fsdp2:
             return _sharded(whole, is_last=self.is_last, every=every)
         return nullcontext()
 
@@ -96,9 +96,9 @@ class _Known:
 
     def __init__(self, model: nn.Module) -> None:
         self.has_batch_norm = any(isinstance(one, _BatchNorm) for one in model.modules())
-        is_fsdp2 = hasattr(model, "set_requires_gradient_sync")
+        self.is_fsdp2 = hasattr(model, "set_requires_gradient_sync")
         sharded = [_shard_dims(one) for one in model.parameters() if isinstance(one, DTensor)]
-        self.needs_mesh = bool(sharded) and (not is_fsdp2 or max(sharded) > 1)
+        self.needs_mesh = bool(sharded) and (not self.is_fsdp2 or max(sharded) > 1)
 
 
 def _shard_dims(parameter: DTensor) -> int:
@@ -149,8 +149,8 @@ def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[
         with torch_generator_kept(), begin(position.step):
             iterator = iter(loader)
         batch = next(iterator)
+    _READINGS[loader] = _Reading(iterator, None)
     for _ in range(count - 1):
-        _READINGS[loader] = _Reading(iterator, None)
         yield batch
         batch = next(iterator)
     _READINGS[loader] = _Reading(iterator, position._replace(step=position.step + 1))

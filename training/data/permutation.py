@@ -8,7 +8,7 @@ rounds is not uniform.
 """
 
 import math
-from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -16,6 +16,8 @@ from .hashing import hashes, key_of
 
 TABLE_SIZE = 1 << 16
 """The largest order that is a table: 0.5 MB."""
+_WINDOW = 1 << 13
+"""Positions that are computed at once: for a few hundred, calls of torch cost more than numbers."""
 _ROUNDS = 8
 _MASK = (1 << 32) - 1
 
@@ -30,88 +32,70 @@ class Permutation:
             n: how many numbers, 1 to 2**40.
             key: from ``key_of``.
         """
+        self._n = n
+        self._side = math.isqrt(n - 1) + 1
+        self._start, self._window = 0, torch.empty(0, dtype=torch.int64, device="cpu")
+        """Of a large order, the numbers at the positions from one on that were computed last."""
+        self._keys = [key_of(key, number) & _MASK for number in range(_ROUNDS)]
         self._table: torch.Tensor | None = None
         if n <= TABLE_SIZE:
             self._table = torch.argsort(hashes(torch.arange(n, device="cpu"), key))
-            return
-        keys = [key_of(key, number) & _MASK for number in range(_ROUNDS)]
-        self._n, self._network = n, [n, math.isqrt(n - 1) + 1, *keys]
 
     def __call__(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the numbers at some positions (int64)."""
-        return permuted([self], positions, [len(positions)])
+        if self._table is not None:
+            return self._table[positions]
+        found = self._permuted(positions)
+        while (again := found >= self._n).any():
+            found[again] = self._permuted(found[again])
+        return found
+
+    def numbers(self, start: int, count: int) -> torch.Tensor:
+        """Return the numbers at consecutive positions (int64); not to be changed.
+
+        Args:
+            start: the first position.
+            count: number of positions.
+        """
+        if self._table is not None:
+            return self._table[start : start + count]
+        begin = start - self._start
+        if begin < 0 or begin + count > len(self._window):
+            begin, self._start = 0, start
+            end = min(start + max(count, _WINDOW), self._n)
+            self._window = self(torch.arange(start, end, device="cpu"))
+        return self._window[begin : begin + count]
+
+    @cached_property
+    def position_of_last(self) -> int:
+        """The position of the largest number."""
+        return self.position_of(self._n - 1)
 
     def position_of(self, number: int) -> int:
         """Return the position of a number."""
         if self._table is not None:
             return int((self._table == number).nonzero())
-        network = _tensor([self._network])
         found = torch.tensor([number], device="cpu")
         while True:
-            found = _permuted_back(found, network)
+            found = self._permuted_back(found)
             if int(found) < self._n:
                 return int(found)
 
+    def _permuted(self, values: torch.Tensor) -> torch.Tensor:
+        left, right = values // self._side, values % self._side
+        for key in self._keys:
+            left, right = right, (left + _mixed(right, key)) % self._side
+        return left * self._side + right
 
-def permuted(
-    orders: Sequence[Permutation], positions: torch.Tensor, counts: Sequence[int]
-) -> torch.Tensor:
-    """Return the numbers at some positions of several orders; large ones are computed at once.
-
-    Args:
-        orders: one or more.
-        positions: those of the first order, then those of the second one, … (int64).
-        counts: how many of them belong to each order.
-    """
-    places = list(positions.split(list(counts)))
-    large = [index for index, one in enumerate(orders) if one._table is None]
-    if large:
-        lengths = [counts[index] for index in large]
-        network = _tensor([orders[index]._network for index in large])
-        network = network.repeat_interleave(torch.tensor(lengths, device="cpu"), dim=1)
-        found = _walked(torch.cat([places[index] for index in large]), network).split(lengths)
-        for index, numbers in zip(large, found, strict=True):
-            places[index] = numbers
-    for index, one in enumerate(orders):
-        if one._table is not None:
-            places[index] = one._table[places[index]]
-    return torch.cat(places)
+    def _permuted_back(self, values: torch.Tensor) -> torch.Tensor:
+        left, right = values // self._side, values % self._side
+        for key in reversed(self._keys):
+            left, right = (right - _mixed(left, key)) % self._side, left
+        return left * self._side + right
 
 
-# --- the network ----------------------------------------------------------------------------------
-
-
-def _tensor(networks: list[list[int]]) -> torch.Tensor:
-    """Return a column for each network: n, the side, and the key of each round (int64)."""
-    return torch.tensor(networks, device="cpu").T
-
-
-def _walked(values: torch.Tensor, network: torch.Tensor) -> torch.Tensor:
-    """Permute numbers, each by its column of the network, until it is below n."""
-    found = _permuted(values, network)
-    while (again := found >= network[0]).any():
-        found[again] = _permuted(found[again], network[:, again])
-    return found
-
-
-def _permuted(values: torch.Tensor, network: torch.Tensor) -> torch.Tensor:
-    _, side, *keys = network.unbind()
-    left, right = values // side, values % side
-    for key in keys:
-        left, right = right, (left + _mixed(right, key)) % side
-    return left * side + right
-
-
-def _permuted_back(values: torch.Tensor, network: torch.Tensor) -> torch.Tensor:
-    _, side, *keys = network.unbind()
-    left, right = values // side, values % side
-    for key in reversed(keys):
-        left, right = (right - _mixed(left, key)) % side, left
-    return left * side + right
-
-
-def _mixed(values: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return 32 bits that depend on each number and on its key of 32 bits.
+def _mixed(values: torch.Tensor, key: int) -> torch.Tensor:
+    """Return 32 bits that depend on each number and on a key of 32 bits.
 
     The steps are those of MurmurHash3's finalizer (Appleby, public domain), on the lower half of an
     int64.
