@@ -8,6 +8,7 @@ README.md.
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from figures import Summary, Target, facts_line, machine_facts, number, ratio, summarize, table
+from figures import Target, facts_line, machine_facts, number, ratio, summarize, table
 from ft_run.training import Checkpointer, ElasticBatches
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -53,8 +54,8 @@ class Steps:
         )
         self.checkpointer.restore()
 
-    def compute(self, batch: torch.Tensor, weight: float) -> None:
-        """Compute a part of the step; in the process's time, not in a number of operations."""
+    def compute(self, weight: float) -> None:
+        """Compute a part of the step, for a time instead of a number of operations."""
         until = time.perf_counter() + STEP_S / PARTS
         (self.model(torch.ones(1, 8)).sum() * weight).backward()
         while time.perf_counter() < until:
@@ -76,7 +77,8 @@ def plain(folder: Path, workers: int) -> Callable[[int], None]:
     def step(number: int) -> None:
         for part in range(PARTS):
             with steps.model.no_sync() if part < PARTS - 1 else nullcontext():
-                steps.compute(next(batches), 1 / PARTS)
+                next(batches)
+                steps.compute(1 / PARTS)
         steps.end(number)
 
     return step
@@ -100,7 +102,7 @@ def elastic(folder: Path, workers: int, sources: int) -> Callable[[int], None]:
     def step(number: int) -> None:
         for part in data.parts(loader, number):
             with part.sync(steps.model):
-                steps.compute(part.batch, part.weight)
+                steps.compute(part.weight)
         steps.end(number)
 
     return step
@@ -149,25 +151,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = measure([*kinds.values()], 20 if args.quick else args.steps)
         dist.destroy_process_group()
     samples = dict(zip(kinds, found, strict=True))
-    print(f"\n{_report({name: summarize(times) for name, times in samples.items()})}\n")
+    print(f"\n{_report(samples)}\n")
     if args.json is not None:
         args.json.write_text(json.dumps({"machine": facts, "samples": samples}, indent=1) + "\n")
     return 0
 
 
-def _report(summaries: dict[str, Summary | None]) -> str:
-    reference = next(iter(summaries.values()))
-    lines = [(f"step of {STEP_S * 1e3:g} ms", "median us", "minimum us", "ratio", "target")]
-    for name, found in summaries.items():
-        if found is not None:
-            is_reference = found is reference
+def _report(samples: dict[str, list[float]]) -> str:
+    reference = next(iter(samples.values()))
+    title = f"step of {STEP_S * 1e3:g} ms"
+    lines = [(title, "median us", "ratio", "target", "mean us", "minimum us")]
+    for name, found in samples.items():
+        mine, plain = summarize(found), summarize(reference)
+        if mine is not None:
             lines.append(
                 (
                     name,
-                    number(found.median, 5),
-                    number(found.minimum, 5),
-                    "" if is_reference else number(ratio(found, reference), 5),
-                    "" if is_reference else TARGET.text(),
+                    number(mine.median, 5),
+                    "" if found is reference else number(ratio(mine, plain), 5),
+                    "" if found is reference else TARGET.text(),
+                    number(statistics.fmean(found), 5),
+                    number(mine.minimum, 5),
                 )
             )
     return table(lines)

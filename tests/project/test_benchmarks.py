@@ -262,6 +262,17 @@ class TestWatching:
         assert microseconds > 0
 
 
+class TestElasticData:
+    @pytest.mark.slow
+    def test_steps_of_each_kind(self, tmp_path: Path) -> None:
+        path = tmp_path / "figures.json"
+        result = run_benchmark("elastic_data.py", "--quick", "--json", path)
+        assert result.returncode == 0, result.stdout + result.stderr
+        samples = json.loads(path.read_text())["samples"]
+        assert [len(times) for times in samples.values()] == [20] * 3
+        assert min(map(min, samples.values())) >= 10_000
+
+
 class TestScale:
     def test_twenty_agents(self, tmp_path: Path) -> None:
         path = tmp_path / "scale.json"

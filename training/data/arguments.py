@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, IterableDataset
 
+from .mixture import MIN_WEIGHT
 from .order import Sources
 from .seeded import Seeded
 
@@ -62,7 +63,13 @@ def _checked_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
         raise ValueError(
             f"invalid value {list(weights)} for weights: expected finite numbers > 0, one or more"
         )
-    return tuple(one / sum(found) for one in found)
+    shares = tuple(one / sum(found) for one in found)
+    if min(shares) < MIN_WEIGHT:
+        raise ValueError(
+            f"invalid value {list(weights)} for weights: expected each to be at least a millionth "
+            "of their sum"
+        )
+    return shares
 
 
 def checked_share(share: float) -> float:

@@ -17,6 +17,9 @@ from .sample import index_of
 from .schedule import LAST, Data, Last, Range, Row, Schedule, cut, cut_by_share, from_plain
 from .seeded import Seeded
 
+_AT_ONCE = 1 << 13
+"""Samples of the steps whose batches are made together."""
+
 
 class ElasticBatches(Sampler[list[int]]):
     """A ``batch_sampler`` whose samples follow from the number of the step.
@@ -83,6 +86,7 @@ class ElasticBatches(Sampler[list[int]]):
         """By the first epoch of their data."""
         self._of_size: dict[int, list[PartRange]] = {}
         """This rank's parts of a batch, by its number of samples."""
+        self._last_located: tuple[int, list[Range]] | None = None
         self._use(Schedule((self._wanted,), (Data(0, sources, (0,) * len(sources.sizes)),)))
         self._order_of(0)  # checks the rest
         self._ranks = DataRanks(mesh)
@@ -230,11 +234,11 @@ class ElasticBatches(Sampler[list[int]]):
         if self._start is not None:
             return self.batches(self._start, self._until)
         self._version = object()  # a loader with persistent workers has a single iterator
-        places = range(self._schedule.total(1))
+        total = self._schedule.total(1)
+        places = (place for step in range(total) for place in self.ranges(step))
         return (
             batch
-            for step in places
-            for batch, place in zip(self._batches_of(step), self.ranges(step), strict=True)
+            for batch, place in zip(self.batches(0, total), places, strict=True)
             if place.samples
         )
 
@@ -251,20 +255,32 @@ class ElasticBatches(Sampler[list[int]]):
             until: the step after the last one; None, or <= ``start``: without an end.
         """
         step = start
-        while until is None or until <= start or step < until:
-            yield from self._batches_of(step)
-            step += 1
+        while True:
+            for of_step in self._batches_from(step):
+                if until is not None and step == until > start:
+                    return
+                yield from of_step
+                step += 1
 
-    def _batches_of(self, step: int) -> list[list[int]]:
-        samples = self._samples(step)
+    def _batches_from(self, step: int) -> list[list[list[int]]]:
+        """Return this rank's batches of a step, and of some that follow: few calls of torch."""
+        places, located = self.ranges(step), self._located(step)
+        epoch, start, size = located[0]
+        steps = self._schedule.alike(step, _AT_ONCE // size)
+        if len(located) == 1:
+            samples = self._order_of(epoch).samples(epoch, start, steps * size)
+        else:
+            samples = self._samples(step)
         if not self._is_seeded:
             samples = index_of(samples)
-        places = self.ranges(step)
-        first, last = places[0].start, places[-1].start + places[-1].samples
-        mine = samples[first:last].tolist()
+        rows = samples.view(steps, -1)
+        first, end = places[0].start, places[-1].start + places[-1].samples
         return [
-            mine[one.start - first : one.start - first + one.samples] or samples[:1].tolist()
-            for one in places
+            [
+                mine[one.start - first : one.start - first + one.samples] or [stand_in]
+                for one in places
+            ]
+            for mine, stand_in in zip(rows[:, first:end].tolist(), rows[:, 0].tolist(), strict=True)
         ]
 
     # --- state -----------------------------------------------------------------------------------

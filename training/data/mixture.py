@@ -10,7 +10,11 @@ import torch
 from .hashing import hashes, key_of
 
 BLOCK = 1000
-"""At the end of each block, the number of samples of each source is exact, up to rounding."""
+"""Number of samples of a block, or 10, 100 or 1000 times as many: each source has one at least.
+
+At the end of each block, the number of samples of each source is exact, up to rounding."""
+MIN_WEIGHT = Fraction(1, 1000 * BLOCK)
+"""The least share of the samples that a source may have."""
 
 
 class Mixture:
@@ -20,16 +24,23 @@ class Mixture:
         """Add up the weights.
 
         Args:
-            weights: of the sources, all above 0.
+            weights: of the sources; in proportion to their sum, at least ``MIN_WEIGHT``.
             key: of the order inside blocks; None: evenly interleaved.
         """
         whole = math.lcm(*(weight.denominator for weight in weights))
         self._ends = [int(end * whole) for end in accumulate(weights, initial=Fraction(0))]
         self._key = key
+        self.block = BLOCK
+        """Number of samples of a block."""
+        # With less than one in each, rounding would let a source have fewer than before.
+        while self.block * min(weights) < sum(weights):
+            self.block *= 10
+        self._kept: tuple[int, torch.Tensor] | None = None
+        """The block that was made last."""
 
     def counts(self, samples: int) -> list[int]:
         """Return how many of the first samples come from each source."""
-        number, rest = divmod(samples, BLOCK)
+        number, rest = divmod(samples, self.block)
         found = self._at_block(number)
         if rest:
             of_rest = self._block(number)[:rest].bincount(minlength=len(found)).tolist()
@@ -47,25 +58,32 @@ class Mixture:
             The sources (int64, of length ``count``), and for each source the number of its samples
             before.
         """
-        first, last = start // BLOCK, (start + count - 1) // BLOCK
+        first, last = start // self.block, (start + count - 1) // self.block
+        starts = self.counts(start)  # of the first block, which is kept
         sources = torch.cat([self._block(number) for number in range(first, last + 1)])
-        begin = start - first * BLOCK
-        return sources[begin : begin + count], self.counts(start)
+        begin = start - first * self.block
+        return sources[begin : begin + count], starts
 
     def _at_block(self, number: int) -> list[int]:
         """Return how many samples come from each source before a block."""
         whole = self._ends[-1]
-        ends = [(2 * number * BLOCK * end + whole) // (2 * whole) for end in self._ends]  # rounded
+        ends = [
+            (2 * number * self.block * end + whole) // (2 * whole) for end in self._ends
+        ]  # rounded
         return [after - before for before, after in pairwise(ends)]
 
     def _block(self, number: int) -> torch.Tensor:
         """Return the sources of the samples of a block (int64)."""
+        if self._kept is None or self._kept[0] != number:
+            self._kept = number, self._make_block(number)
+        return self._kept[1]
+
+    def _make_block(self, number: int) -> torch.Tensor:
         before, after = self._at_block(number), self._at_block(number + 1)
         counts = [end - begin for begin, end in zip(before, after, strict=True)]
         if self._key is not None:
-            sources = _of_each(counts)
-            places = hashes(torch.arange(BLOCK, device="cpu"), key_of(self._key, number))
-            return sources[torch.argsort(places)]
+            places = hashes(torch.arange(self.block, device="cpu"), key_of(self._key, number))
+            return _of_each(counts)[torch.argsort(places)]
         # Evenly: sample k of n comes at (k + 1/2) / n of the block.
         places = torch.cat(
             [

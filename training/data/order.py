@@ -99,9 +99,7 @@ class Order:
         found[torch.argsort(sources, stable=True)] = indices + added.repeat_interleave(lengths)
         return found
 
-    def _pieces(
-        self, source: int, position: int, count: int
-    ) -> Iterator[tuple[torch.Tensor, int]]:
+    def _pieces(self, source: int, position: int, count: int) -> Iterator[tuple[torch.Tensor, int]]:
         """Iterate over indices in a source, and what to add to each to make it a sample.
 
         Args:

@@ -67,6 +67,18 @@ class Schedule(NamedTuple):
                 return found
             epoch, offset = epoch + 1, 0
 
+    def alike(self, step: int, limit: int) -> int:
+        """Return how many steps from one on have whole batches, one after the other in an epoch.
+
+        Args:
+            step: the first one; it counts in any case.
+            limit: the most that are returned.
+        """
+        row, epoch, offset = self._locate(step)
+        whole = (self.size_of(epoch) - offset) // row.global_batch
+        others = [other.step - step for other in self.rows if other.step > step]
+        return max(1, min([limit, whole, *others]))
+
     def epoch(self, step: int) -> int:
         """Return the epoch of the first sample of a step."""
         return self._locate(step)[1]

@@ -189,6 +189,7 @@ class Endless(IterableDataset[int]):
         (10, {"share": 0}, ValueError, "invalid value 0 for share: expected a number > 0"),
         (10, {"mesh": "dp"}, ValueError, "invalid value 'dp' for mesh: expected a DeviceMesh"),
         ([3, 4], {"weights": [1.0, float("nan")]}, ValueError, r"value \[1.0, nan\] for weights"),
+        ([3, 4], {"weights": [1e-7, 1]}, ValueError, "expected each to be at least a millionth"),
         ([], {"weights": []}, ValueError, r"value \[\] for weights: .* one or more"),
         (10, {"weights": [1]}, ValueError, "for weights: expected one for each source"),
         (Endless(), {}, TypeError, "IterableDataset for data: it has no positions"),
@@ -364,6 +365,9 @@ def test_no_change_repeats_a_sample_or_alters_the_past(
         if previous is not None:
             resume(previous, data, len(past))
         assert [data._samples(step).tolist() for step in range(len(past))] == past
+        data._is_seeded = True  # batches have the epochs as well
+        for begin in range(len(past)):
+            assert list(data.batches(begin, len(past))) == past[begin:]
         for step in range(len(past), len(past) + steps):
             samples = data._samples(step)
             past.append(samples.tolist())

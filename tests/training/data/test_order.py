@@ -184,15 +184,25 @@ def test_counts_of_a_mixture_are_exact(
 ) -> None:
     mixture = Mixture([Fraction(one) for one in weights], 5 if shuffles else None)
     for blocks in (1, 3):
-        counts = mixture.counts(blocks * BLOCK)
-        for found, weight in zip(counts, weights, strict=True):
-            assert abs(found - Fraction(weight, sum(weights)) * blocks * BLOCK) <= 1
+        samples = blocks * mixture.block
+        for found, weight in zip(mixture.counts(samples), weights, strict=True):
+            assert abs(found - Fraction(weight, sum(weights)) * samples) <= 1
     before, after = mixture.counts(start), mixture.counts(start + count)
     sources, starts = mixture.samples(start, count)
     assert len(sources) == count
     assert starts == before
     for source in range(len(weights)):
         assert int((sources == source).sum()) == after[source] - before[source]
+
+
+def test_sources_with_less_than_a_thousandth() -> None:
+    """In blocks of 1000, rounding would give the second one -1 sample in some."""
+    weights = [Fraction(one) for one in (1, 1, 1000, 1000, 1, 106)]
+    mixture, plain = Mixture(weights, 5), Mixture(weights[2:4], 5)
+    assert [plain.block, mixture.block] == [BLOCK, 10 * BLOCK]
+    counts = [mixture.counts(blocks * mixture.block) for blocks in range(50)]
+    for before, after in pairwise(counts):
+        assert min(end - begin for begin, end in zip(before, after, strict=True)) > 0
 
 
 @pytest.mark.parametrize("shuffle", [True, 3, False])
