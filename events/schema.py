@@ -19,7 +19,10 @@ from .event import Event, RoundEvent
 from .master import MasterEvent
 from .record import ENVELOPE, VERSION, Record
 
-MODULES = ("node", "workers", "preload", "output", "checks", "checkpoints", "master", "event")
+MODULES = (
+    *("node", "workers", "preload", "output", "metrics", "checks", "checkpoints", "master"),
+    "event",
+)
 """The modules with events, in the order of the reference."""
 _FAMILIES = (Event, RoundEvent, MasterEvent)
 _SIMPLE = {bool: "boolean", int: "integer", str: "string"}

@@ -102,6 +102,15 @@ class LogOptions:
         values.is_second("text", "json"),
         ours=True,
     )
+    metrics: Endpoint | None = LOGS.option(
+        None,
+        "--metrics [ADDR:]PORT",
+        "Serve metrics of this node for Prometheus at http://ADDR:PORT/metrics (default address:"
+        " 127.0.0.1). At other addresses, a job with a token serves HTTPS.",
+        values.metrics_address,
+        ours=True,
+    )
+    """The host is loopback unless one was given; port 0: a free one."""
     prefix_template: str = LOGS.option(
         "",
         "--log-line-prefix-template TEMPLATE",

@@ -72,6 +72,7 @@ from ..spawner.client import (
     SpawnerEvent,
     SpawnerGone,
 )
+from ..stacks.collect import AskedWorker
 from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
 from .claim import OwnClaim
@@ -518,6 +519,28 @@ class Agent:
     def verdict(self) -> Verdict | None:
         """The result of the job; None while it runs, or if this node left before the end."""
         return self._life.verdict
+
+    @property
+    def running(self) -> tuple[AskedWorker, ...]:
+        """The workers of this node that have not exited."""
+        return self._workers.running
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """Of the current or last round of this node; None: there was none."""
+        return self.status.assignment
+
+    @property
+    def snapshot_step(self) -> int:
+        """Of the newest snapshot in memory; -1: there is none."""
+        held = self._snapshots.held()
+        return max((one.step for one in held.held), default=-1) if held is not None else -1
+
+    @property
+    def checkpoint(self) -> tuple[float | None, float | None]:
+        """Age of the last checkpoint of this node, and the time between the last two; seconds."""
+        step, age_s = self._saves.newest
+        return (age_s if step else None), self._saves.interval_s
 
     @property
     def last_workers(self) -> dict[int, int]:

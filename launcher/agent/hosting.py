@@ -50,11 +50,15 @@ class Hosting:
     """The master in this process, if any, and the agent's link to the job's master."""
 
     def __init__(
-        self, options: RendezvousOptions, note: Note, trust: "Trust | None" = None
+        self,
+        options: RendezvousOptions,
+        note: Note,
+        trust: "Trust | None" = None,
+        changed: Callable[[Master], None] | None = None,
     ) -> None:
         self._options = options
         self._trust = trust
-        self._note = note
+        self._note, self._changed = note, changed
         self._address: Endpoint | None = None
         """The listen address, if the master belongs in this process; otherwise None."""
         self._port_is_taken = False
@@ -237,6 +241,7 @@ class Hosting:
             examiner=new_examiner(),
             lease=lease,
             ended=self._ended,
+            changed=self._changed,
         )
 
     def _ended(self, verdict: Verdict) -> None:

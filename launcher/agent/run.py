@@ -27,6 +27,7 @@ from .worker_starter import WorkerStarter
 
 if TYPE_CHECKING:
     from ...rendezvous.trust.wire import Trust
+    from ..metrics.node_endpoint import NodeEndpoint
     from ..preflight.crew import CheckCrew
 
 _REGROUP_S = 5.0
@@ -42,6 +43,7 @@ async def run_node(
     new_crew: "Callable[[str], CheckCrew] | None",
     trust: "Trust | None",
     conclude: Callable[[Agent], None] | None = None,
+    metrics: "NodeEndpoint | None" = None,
 ) -> int:
     """Run this node until the job is over for it; return the exit status.
 
@@ -53,6 +55,7 @@ async def run_node(
         new_crew: returns the check workers of a node with this id; None without checks.
         trust: the mutual TLS credentials; None: plain text, or a single node without a network.
         conclude: is called with the agent when the job is over.
+        metrics: serves the metrics of this node; None: none.
 
     Raises:
         FtRunError: from ``Agent.run`` and ``Hosting.start``.
@@ -66,9 +69,12 @@ async def run_node(
         display.recorder.node = identity.node_id
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
-    hosting = Hosting(rendezvous, display.event, trust)
+    changed = metrics.job.changed if metrics is not None else None
+    hosting = Hosting(rendezvous, display.event, trust, changed)
     crew = new_crew(identity.node_id) if new_crew is not None else None
     agent = Agent(options, display, starter, identity=identity, port=port, crew=crew)
+    if metrics is not None and display.recorder is not None:
+        metrics.serve(agent, display.recorder, time_report)
     try:
         await hosting.start()
         where = hosting.where

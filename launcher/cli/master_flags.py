@@ -52,6 +52,13 @@ class MasterOptions:
     )
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Used if the job's nodes have none; infinity: never."""
+    metrics: Endpoint | None = _OPTIONS.option(
+        None,
+        "--metrics [ADDR:]PORT",
+        "Serve metrics of the job for Prometheus at http://ADDR:PORT/metrics (default address:"
+        " 127.0.0.1). At other addresses, a job with a token serves HTTPS.",
+        values.metrics_address,
+    )
     warnings: tuple[str, ...] = ()
     trust: TrustOptions | None = None
     """How connections are secured; None: plain text."""

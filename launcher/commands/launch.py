@@ -29,6 +29,7 @@ from ..spawner.client import SpawnerClient
 if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..agent.file_timers import FileTimers
+    from ..metrics.node_endpoint import NodeEndpoint
     from ..reporting.event_files import EventFiles
 
 
@@ -80,12 +81,14 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers)
     status = exit_codes.WORKERS_FAILED
     files: EventFiles | None = None
+    metrics: NodeEndpoint | None = None
     if options.event_log_handler == "console":
         from ..reporting.event_log import EventLog
 
         recorder.listen(EventLog(options, commands.argv(0)[0], display.line).event)
     try:
         files = _event_files(options, log_dir, display, recorder)
+        metrics = _metrics(options, display)
         remark = start_preload(options, commands, os.environ, spawner)
         if remark is not None:  # it is of no use
             display.event(LogMessage(remark, Severity.WARNING))
@@ -100,10 +103,19 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
 
         startup.quiet_grpc()
         node = run_node(
-            options, count, starter, display, new_crew=new_crew, trust=trust, conclude=conclude
+            options,
+            count,
+            starter,
+            display,
+            new_crew=new_crew,
+            trust=trust,
+            conclude=conclude,
+            metrics=metrics,
         )
         status = startup.run(node)
     finally:
+        if metrics is not None:
+            metrics.close()
         if files is not None:
             files.close()
         display.close()
@@ -131,6 +143,17 @@ def _event_files(
     files = EventFiles(display, recorder)
     files.open(options.logs.events, folder)
     return files
+
+
+def _metrics(options: LaunchOptions, display: Display) -> "NodeEndpoint | None":
+    """Return the endpoint of ``--metrics``; None: there is none."""
+    if options.logs.metrics is None:
+        return None
+    from ..metrics.node_endpoint import NodeEndpoint
+    from ..metrics.opening import open_metrics
+
+    server = open_metrics(options.logs.metrics, options.rendezvous.trust, display.event)
+    return NodeEndpoint(server) if server is not None else None
 
 
 def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCount:

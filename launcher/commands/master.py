@@ -4,7 +4,9 @@ With several endpoints it is one of the hosts that may lead.
 """
 
 import asyncio
+import os
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
@@ -21,12 +23,14 @@ from .. import startup
 from ..agent.hosting import group_settings, listed_host, new_examiner, tell_if_open
 from ..cli.master_flags import MasterOptions
 from ..reporting.display import Display
+from ..reporting.recorder import attempt_of
 from ..version import VERSION
 
 if TYPE_CHECKING:
     from ...rendezvous.lease.succession import Succession
     from ...rendezvous.transport.server import MasterServer
     from ...rendezvous.trust.wire import Trust
+    from ..metrics.server import MetricsServer
 
 
 def run_master(options: MasterOptions) -> int:
@@ -37,14 +41,31 @@ def run_master(options: MasterOptions) -> int:
     """
     trust = read_trust(options.trust)
     display = Display(live=False)
-    return startup.run(_LoneMaster(options, trust, display).serve())
+    metrics = None
+    if options.metrics is not None:
+        from ..metrics.opening import open_metrics
+
+        metrics = open_metrics(options.metrics, options.trust, display.event)
+    try:
+        return startup.run(_LoneMaster(options, trust, display, metrics).serve())
+    finally:
+        if metrics is not None:
+            metrics.close()
 
 
 class _LoneMaster:
     """A master, or with several endpoints a host that votes and may lead."""
 
-    def __init__(self, options: MasterOptions, trust: "Trust | None", display: Display) -> None:
+    def __init__(
+        self,
+        options: MasterOptions,
+        trust: "Trust | None",
+        display: Display,
+        metrics: "MetricsServer | None",
+    ) -> None:
         self._options, self._trust, self._display = options, trust, display
+        self._metrics = metrics
+        self._changed: Callable[[Master], None] | None = None
         self._outcome: asyncio.Queue[Verdict | int | RefusedError] = asyncio.Queue()
         """The verdict of this master, or else the exit status or an error."""
         self._master: Master | None = None
@@ -55,6 +76,8 @@ class _LoneMaster:
         display = self._display
         for warning in self._options.warnings:
             display.event(LogMessage(warning))
+        if self._metrics is not None:
+            self._changed = _serve_metrics(self._metrics)
         server, succession = await self._listen()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -111,6 +134,7 @@ class _LoneMaster:
             examiner=new_examiner(),
             lease=lease,
             ended=self._outcome.put_nowait,
+            changed=self._changed,
         )
         return master
 
@@ -124,3 +148,13 @@ class _LoneMaster:
         has_nodes = master is not None and any(n.link is not None for n in master.group.roster)
         self._display.event(MasterSignalled(signal_name(number), has_nodes))
         self._outcome.put_nowait(exit_codes.SIGNAL_BASE + number)
+
+
+def _serve_metrics(server: "MetricsServer") -> Callable[[Master], None]:
+    """Serve the metrics of the masters of this process; return what they call after each event."""
+    from ..metrics.job_metrics import JobMetrics
+    from ..metrics.master_metrics import MasterMetrics
+
+    job = JobMetrics()
+    server.serve(MasterMetrics(job, attempt_of(os.environ)).collect)
+    return job.changed

@@ -8,6 +8,7 @@ expected. The caller knows what the value belongs to (a flag, a ``PET_*`` variab
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from ...errors import UsageError
@@ -92,6 +93,20 @@ def events_target(text: str) -> str:
     if not text.strip() or text == "unix:":
         raise BadValue("the path of a file, unix:PATH or -")
     return text
+
+
+def metrics_address(text: str) -> Endpoint:
+    """Return where metrics are served: ``ADDR:PORT``; ``PORT`` or ``:PORT`` is on loopback."""
+    text = text.strip()
+    try:
+        return Endpoint("127.0.0.1", whole(0, MAX_PORT)(text.removeprefix(":")))
+    except BadValue:
+        pass
+    with suppress(UsageError):
+        found = Endpoint.parse(text, -1)
+        if found.port >= 0:
+            return found
+    raise BadValue("[ADDR:]PORT, e.g. 9400, 10.0.0.1:9400 or 0.0.0.0:9400")
 
 
 def whole(low: int, high: int = MAX_COUNT) -> Callable[[str], int]:

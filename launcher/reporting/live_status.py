@@ -31,7 +31,8 @@ class LiveStatus:
         self._options = options
         self._steps = steps
         self._since = time.monotonic()
-        self._assignment: Assignment | None = None
+        self.assignment: Assignment | None = None
+        """Of the last round that was started here."""
         self.waiting: Waiting | None = None
         self.connected = True
         self.checking = ""
@@ -39,11 +40,11 @@ class LiveStatus:
 
     def started(self, assignment: Assignment) -> None:
         """Record that a round was started here."""
-        self._assignment, self.waiting = assignment, None
+        self.assignment, self.waiting = assignment, None
 
     def text(self) -> str:
         """Return the current line."""
-        options, assignment, waiting_ = self._options.rendezvous, self._assignment, self.waiting
+        options, assignment, waiting_ = self._options.rendezvous, self.assignment, self.waiting
         wanted = nodes_wanted(options.min_nodes, options.max_nodes)
         parts = [f"ft-run {options.job_id}"]
         if self.checking:

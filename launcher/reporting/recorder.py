@@ -42,7 +42,8 @@ class Recorder:
         """
         self.node = ""
         """The id of this node; empty: not known yet."""
-        self._job, self._attempt, self._clocks = job, attempt, clocks
+        self.job, self.attempt = job, attempt
+        self._clocks = clocks
         self._round: int | None = None
         self._began = clocks.boot()
         self._suspended_s = self._began - clocks.running()
@@ -96,8 +97,8 @@ class Recorder:
             "name": event.name,
             "version": VERSION,
             "severity": event.severity.name.lower(),
-            "job": self._job,
-            "attempt": self._attempt,
+            "job": self.job,
+            "attempt": self.attempt,
             "node": self.node,
             "round": self._round,
             **{name: value for name, value in fields.items() if name != "severity"},

@@ -41,7 +41,7 @@ class TimeReport:
         recorder = self._display.recorder
         if recorder is None or not self._is_wanted(recorder):
             return
-        accounting = self._folded()
+        accounting = self.folded()
         if accounting.node_rank < 0:
             return  # no round has started
         event = time_accounted(accounting, recorder.uptime_s)
@@ -55,14 +55,15 @@ class TimeReport:
     def _add(self, record: Record) -> None:
         self._records.append(record)
         if len(self._records) >= _RECORDS_KEPT:
-            self._folded()
+            self.folded()
 
     def _is_wanted(self, recorder: Recorder) -> bool:
         is_restarted = any(record["name"] == "restart.decided" for record in self._records)
         is_long = self._accounting is not None or recorder.uptime_s >= _TABLE_FROM_S
         return is_long or is_restarted or recorder.is_written
 
-    def _folded(self) -> "Accounting":
+    def folded(self) -> "Accounting":
+        """Return where the time went until the last event."""
         from .accounting import Accounting
 
         if self._accounting is None:

@@ -84,6 +84,8 @@ class Saves:
         """The step of the newest checkpoint that was written here."""
         self._written_at = 0.0
         """When it was complete (monotonic clock)."""
+        self.interval_s: float | None = None
+        """Seconds between the last two that were complete; None: there were not two."""
 
     @property
     def pid(self) -> int | None:
@@ -112,7 +114,10 @@ class Saves:
 
     def note(self, step: int) -> None:
         """Record a complete checkpoint."""
-        self._newest, self._written_at = step, time.monotonic()
+        now = time.monotonic()
+        if self._newest >= 0:
+            self.interval_s = now - self._written_at
+        self._newest, self._written_at = step, now
 
     @property
     def newest(self) -> tuple[int, float]:

@@ -31,16 +31,19 @@ class StackCalls:
         self,
         send: Callable[[int, StackOrder | StepsOrder], None],
         order: Callable[[int], StackOrder | StepsOrder] = StackOrder,
+        *,
+        is_odd: bool = False,
     ) -> None:
         """Send nothing yet.
 
         Args:
             send: sends a message on a stream, if connected.
             order: creates the request with a number.
+            is_odd: whether the numbers are odd, else even: so two may ask the same node.
         """
         self._send = send
         self._order = order
-        self._number = 0
+        self._number = int(is_odd)
         self._names: dict[int, str] = {}
         """The expected nodes, by stream."""
         self._reports: dict[int, StackReport | StepsReport] = {}
@@ -81,7 +84,7 @@ class StackCalls:
     async def _ask(
         self, nodes: Mapping[int, str], away: tuple[str, ...], timeout_s: float
     ) -> Whereabouts:
-        self._number += 1
+        self._number += 2
         self._names, self._reports = dict(nodes), {}
         self._missing = list(away)
         self._is_complete.clear()

@@ -74,6 +74,7 @@ class Master:
         examiner: Examiner | None = None,
         lease: Lease = ALONE,
         ended: Callable[[Verdict], None] = lambda _: None,
+        changed: "Callable[[Master], None] | None" = None,
     ) -> None:
         """Create a master on the running event loop.
 
@@ -84,6 +85,7 @@ class Master:
             examiner: starts the checks of a job that has them.
             lease: the lease of this master, where several hosts may lead.
             ended: called when every connected node has received the verdict.
+            changed: called after each event of the group; None: nothing follows it.
         """
         self._lease = lease
         self._held: list[Command] = []
@@ -93,12 +95,14 @@ class Master:
         self.round_started_at = self.started_at
         self._note = note
         self._ended = ended
+        self._changed = changed
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Deliver] = {}
         self._stack_calls = StackCalls(self._send)
         self._hangs = HangInquiry(self.group, self.whereabouts, self._send, self._handle)
         self._steps_calls = StackCalls(self._send, StepsOrder)
+        self._first_calls = StackCalls(self._send, StepsOrder, is_odd=True)
         self._logged_reasons: set[str] = set()
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -122,7 +126,9 @@ class Master:
         elif isinstance(message, Suspicion):
             self._hangs.suspect(link, message)
         elif isinstance(message, StepsReport):
-            self._steps_calls.take(link, self._own_steps(link, message))
+            own = self._own_steps(link, message)
+            self._steps_calls.take(link, own)
+            self._first_calls.take(link, own)
         else:
             if isinstance(message, Attend) and self._lease is not ALONE and self._lease.holds():
                 self._send(link, Challenge())  # confirms that the leader has received it
@@ -147,6 +153,7 @@ class Master:
         """Record that a stream has ended."""
         self._stack_calls.gone(link)
         self._steps_calls.gone(link)
+        self._first_calls.gone(link)
         if self._streams.pop(link, None) is not None:
             self._handle(Detached(link))
 
@@ -175,6 +182,14 @@ class Master:
         }
         return await self._steps_calls.ask(nodes, (), STEPS_S)
 
+    async def first_steps(self) -> Whereabouts:
+        """Return the same of the node with rank 0 only: one message for any number of nodes."""
+        node = self.group.roster.get(self.group.state.members.get(0, ""))
+        nodes = {}
+        if node is not None and node.link is not None and node.round == self.group.round:
+            nodes[node.link] = node.spec.node_id
+        return await self._first_calls.ask(nodes, (), STEPS_S)
+
     def refused(self, refusal: NodeRefused) -> None:
         """Log that a node was refused, once per reason."""
         if refusal.reason in self._logged_reasons or len(self._logged_reasons) >= _REASONS_LOGGED:
@@ -191,6 +206,11 @@ class Master:
         while not self.group.is_settled:
             self._handled.clear()
             await self._handled.wait()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it ignores all events."""
+        return self._is_closed
 
     def close(self) -> None:
         """Stop the clock and end all streams: later events are ignored."""
@@ -233,6 +253,8 @@ class Master:
             self._lease.announce(self.group.state.newest)
         self._set_timer()
         self._handled.set()
+        if self._changed is not None:
+            self._changed(self)
 
     def _carry_out(self, command: Command) -> None:
         match command:

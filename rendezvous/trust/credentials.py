@@ -1,5 +1,6 @@
 """Credentials for gRPC, from a token or from files with certificates. Mutual TLS."""
 
+import os
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from .certificates import WIRE_NAME, KeyPair, key_pair
 from .token import Token, read_private
 
 if TYPE_CHECKING:
+    import ssl
+
     import grpc
 
 
@@ -41,11 +44,22 @@ class TokenTrust:
             [(mine.key, mine.certificate)], mine.authority, require_client_auth=True
         )
 
+    @property
+    def bearer(self) -> str:
+        """The secret that clients of HTTPS send; they need no certificate."""
+        return self._token.reveal()
+
+    def for_https(self) -> "ssl.SSLContext":
+        """Return the context of an HTTPS server."""
+        return _https(self._papers, asks_clients=False)
+
 
 class FileTrust:
     """The user's certificates; a changed file is used from the next connection on."""
 
     wire_name: str | None = None
+    bearer = ""
+    """Clients of HTTPS have a certificate instead."""
 
     def __init__(self, cert: str, key: str, ca: str) -> None:
         """Read the files once.
@@ -74,6 +88,10 @@ class FileTrust:
             self._if_changed,  # type: ignore[arg-type]  # None: unchanged, says its documentation
             True,
         )
+
+    def for_https(self) -> "ssl.SSLContext":
+        """Return the context of an HTTPS server, with the present content of the files."""
+        return _https(self._current(), asks_clients=True)
 
     def _if_changed(self) -> "grpc.ServerCertificateConfiguration | None":
         now = self._current()
@@ -120,6 +138,25 @@ class FileTrust:
             _read(self._cert, "--tls-cert"),
             read_private(self._key, f"the key {self._key} (--tls-key)"),
         )
+
+
+def _https(mine: Papers, *, asks_clients: bool) -> "ssl.SSLContext":
+    """Return the context of an HTTPS server; ``asks_clients``: they need a certificate too."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # ssl takes a certificate and its key from a file only: here one in memory.
+    fd = os.memfd_create("ft-run-https")
+    try:
+        os.write(fd, mine.certificate + b"\n" + mine.key)
+        context.load_cert_chain(f"/proc/self/fd/{fd}", password="")
+    finally:
+        os.close(fd)
+    if asks_clients:
+        context.load_verify_locations(cadata=mine.authority.decode())
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _read(path: str, flag: str) -> bytes:

@@ -1,12 +1,15 @@
 """Opens channels and ports: in plain text, or with mutual TLS."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import grpc.aio
 
 from ..protocol.endpoint import Endpoint, join_host_port
+
+if TYPE_CHECKING:
+    import ssl
 
 Options = Sequence[tuple[str, int]]
 
@@ -25,8 +28,15 @@ class Trust(Protocol):
     def for_channel(self) -> grpc.ChannelCredentials:
         """Return what opens a channel."""
 
+    @property
+    def bearer(self) -> str:
+        """The secret that clients of HTTPS send; empty: they have a certificate."""
+
     def for_server(self) -> grpc.ServerCredentials:
         """Return what a port is listened at with."""
+
+    def for_https(self) -> "ssl.SSLContext":
+        """Return the context of an HTTPS server."""
 
 
 def open_channel(target: Endpoint, options: Options, trust: Trust | None) -> grpc.aio.Channel:

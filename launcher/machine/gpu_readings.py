@@ -1,0 +1,106 @@
+"""What NVIDIA's driver measures on the GPUs of this process, read by a process of its own.
+
+The process reads when a line arrives at its standard input, and prints the readings as a line of
+JSON. It ends with its input. One process for all readings, since Xid errors are reported to those
+only that were listening.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from . import nvml as library
+from .nvml import Nvml, NvmlFailedError, NvmlGpu, ask
+
+PROGRAM: Final = library.PROGRAM.replace(".nvml ", ".gpu_readings ")
+COMMAND: Final = (sys.executable, "-c", PROGRAM)
+
+
+class GpuReading(NamedTuple):
+    """One GPU; None: its driver does not support the value, or the GPU is lost."""
+
+    number: int
+    """As NVML and nvidia-smi count."""
+    uuid: str
+    utilization: float | None = None
+    """Share of the last sample period in which a kernel ran."""
+    memory_used_bytes: int | None = None
+    memory_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    ecc_corrected: int | None = None
+    """Since the driver was loaded."""
+    ecc_uncorrected: int | None = None
+
+
+class GpuReader:
+    """Reads the GPUs; the library must be open."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        """Find the visible GPUs, and begin to listen for Xid errors."""
+        self._nvml = nvml
+        gpus = library.read_gpus(nvml)
+        self._gpus = [gpus[index] for index in library.visible_gpus(gpus, os.environ)]
+        self._events: Any = None
+        with suppress(nvml.NVMLError, AttributeError):
+            self._events = nvml.nvmlEventSetCreate()
+        for gpu in self._gpus:
+            with suppress(nvml.NVMLError, AttributeError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(gpu.nvml_index)
+                nvml.nvmlDeviceRegisterEvents(
+                    handle, nvml.nvmlEventTypeXidCriticalError, self._events
+                )
+
+    def readings(self) -> list[GpuReading]:
+        """Return the readings of all visible GPUs."""
+        return [self._reading(gpu) for gpu in self._gpus]
+
+    def xids(self) -> Iterator[tuple[str, int]]:
+        """Yield the UUID of the GPU and the number of each Xid error since the last call."""
+        nvml = self._nvml
+        with suppress(nvml.NVMLError, AttributeError):  # there are no more, or it has no such call
+            while self._events is not None:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                yield library.text(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)
+
+    def _reading(self, gpu: NvmlGpu) -> GpuReading:
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(gpu.nvml_index)
+            rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
+            memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+            power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+            ecc = [ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, kind, 0) for kind in (0, 1)]
+            return GpuReading(
+                gpu.nvml_index,
+                gpu.uuid,
+                rates and rates.gpu / 100,
+                memory and memory.used,
+                memory and memory.total,
+                ask(nvml, "nvmlDeviceGetTemperature", handle, 0),
+                power_mw and power_mw / 1000,
+                *ecc,
+            )
+        except nvml.NVMLError:
+            return GpuReading(gpu.nvml_index, gpu.uuid)
+
+
+def main() -> None:
+    """Answer each line of the standard input with a line of JSON."""
+    try:
+        nvml = library.load_nvml()
+        if nvml is None:
+            raise NvmlFailedError("there is no driver")
+        try:
+            with library.opened(nvml):
+                reader = GpuReader(nvml)
+                for _ in sys.stdin:
+                    answer = {"answer": [reader.readings(), list(reader.xids())]}
+                    print(json.dumps(answer), flush=True)
+        except nvml.NVMLError as error:
+            raise NvmlFailedError(str(error)) from error
+    except NvmlFailedError as error:
+        print(json.dumps({"error": str(error)}), flush=True)

@@ -1,0 +1,98 @@
+"""The metrics of a job, from its master: as many for 10,000 nodes as for two."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ...rendezvous.group.group import Group
+from ...rendezvous.group.phases import Running
+from ...rendezvous.group.roster import NodePhase
+from ...rendezvous.master.master import Master
+from ...rendezvous.protocol.failure import FailureKind
+from . import catalogue as c
+from .catalogue import Samples
+
+STATES: Final = {
+    "training": "in the world of a running round",
+    "spare": "connected, and not needed by the running round",
+    "waiting": "connected, and no round runs: nodes are awaited, checked or stopped",
+    "missing": "fewer nodes are connected than the maximum of `--nnodes`",
+    "excluded": "removed by the failure policy or by the checks",
+}
+"""The states of nodes, with their meaning for the reference."""
+CAUSES: Final = tuple(kind.name.lower() for kind in FailureKind)
+"""Of restarts. Each has a sample from the start: a counter that begins above 0 is not seen to
+grow."""
+
+
+def nodes_by_state(group: Group) -> dict[str, int]:
+    """Return the number of nodes in each state; takes the same time for any number of nodes."""
+    roster, state = group.roster, group.state
+    ready = roster.ready_attached()
+    is_running = isinstance(state.phase, Running)
+    here = len(roster) - roster.detached
+    return {
+        "training": sum(map(roster.count, (NodePhase.RUNNING, NodePhase.DONE))),
+        "spare": ready if is_running else 0,
+        "waiting": (0 if is_running else ready)
+        + sum(map(roster.count, (NodePhase.STOPPING, NodePhase.STALE))),
+        "missing": max(0, state.job.max_nodes - here) if state.job is not None else 0,
+        "excluded": len(state.aftermath.ledger.excluded),
+    }
+
+
+class JobMetrics:
+    """Follows the master of this process, also over several terms of leadership."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Follow nothing yet.
+
+        Args:
+            clock: returns seconds.
+        """
+        self._clock = clock
+        self._master: Master | None = None
+        self._nodes = dict.fromkeys(STATES, 0)
+        self._seconds = dict.fromkeys(STATES, 0.0)
+        self._since = clock()
+        self._round = -1
+        self._restarts = dict.fromkeys(CAUSES, 0)
+
+    @property
+    def master(self) -> Master | None:
+        """The master of this process, while it leads."""
+        return None if self._master is None or self._master.is_closed else self._master
+
+    def changed(self, master: Master) -> None:
+        """Take the time of the nodes: something may have changed in their group."""
+        now, group = self._clock(), master.group
+        passed_s, self._since = now - self._since, now
+        if master is not self._master:
+            self._master, self._round = master, group.round
+            passed_s = 0.0  # another one led, or none
+        for state, nodes in self._nodes.items():
+            self._seconds[state] += nodes * passed_s
+        self._nodes = nodes_by_state(group)
+        if group.round != self._round:
+            self._round = group.round
+            self._count_restart(group)
+
+    def _count_restart(self, group: Group) -> None:
+        member = next(iter(group.roster.in_phase(NodePhase.RUNNING)), None)
+        assignment = member.assignment if member is not None else None
+        if assignment is not None and assignment.cause is not None:
+            self._restarts[assignment.cause.kind.name.lower()] += 1
+
+    def now(self) -> Samples:
+        """Return the samples of now; none if this process has no master that leads."""
+        samples = Samples()
+        if (master := self.master) is None:
+            return samples
+        self.changed(master)
+        for state, nodes in self._nodes.items():
+            samples.put(c.NODES, nodes, state)
+            samples.put(c.NODE_SECONDS, self._seconds[state], state)
+        for cause, count in self._restarts.items():
+            samples.put(c.RESTARTS, count, cause)
+        samples.put(c.ROUND, self._round if self._round >= 0 else None)
+        return samples

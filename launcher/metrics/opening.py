@@ -1,0 +1,64 @@
+"""Opens the endpoint of ``--metrics``, before workers start."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError
+from ...events.event import Event
+from ...events.metrics import MetricsListening, MetricsUnavailable
+from ...rendezvous.protocol.endpoint import Endpoint
+from ...rendezvous.trust.source import TrustOptions, read_trust
+from ..machine.network import is_loopback, resolve
+from .server import MetricsServer, listening
+
+if TYPE_CHECKING:
+    import ssl
+
+
+def open_metrics(
+    address: Endpoint | None, trust: TrustOptions | None, note: Callable[[Event], None]
+) -> MetricsServer | None:
+    """Listen where ``--metrics`` says; None: without it, or if the port is in use.
+
+    On loopback it is plain HTTP. Elsewhere a job with a token serves HTTPS to clients that have
+    the token, and one with certificates to clients that have one of its CA.
+
+    Args:
+        address: of ``--metrics``.
+        trust: how the job secures its connections.
+        note: receives the event of the result.
+
+    Raises:
+        UsageError: a package is missing, or it cannot listen at the address.
+    """
+    if address is None:
+        return None
+    if find_spec("prometheus_client") is None:
+        raise UsageError(
+            "--metrics needs the package prometheus-client, which is not installed; run pip "
+            "install 'ft-run[metrics]' (or pip install prometheus-client)."
+        )
+    found = resolve(address.host)
+    if not found:
+        raise UsageError(
+            f"cannot serve metrics at {address}: the host is unknown; expected an address of this "
+            "host with --metrics."
+        )
+    tls, bearer = None, ""
+    if not is_loopback(address.host):
+        tls, bearer = _secured(trust)
+    opened = listening(Endpoint(found[0], address.port), tls, bearer)
+    if isinstance(opened, str):
+        note(MetricsUnavailable(str(address), opened))
+        return None
+    note(MetricsListening(opened.url, bool(bearer)))
+    return opened
+
+
+def _secured(options: TrustOptions | None) -> "tuple[ssl.SSLContext | None, str]":
+    """Return how an endpoint that other hosts reach is secured: TLS, and the bearer token."""
+    trust = read_trust(options)
+    if trust is None:
+        return None, ""
+    return trust.for_https(), trust.bearer

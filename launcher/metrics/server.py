@@ -1,0 +1,207 @@
+"""The HTTP endpoint of ``--metrics``, in threads: a scrape never waits for the job, nor delays it.
+
+Without a scrape its thread sleeps in the kernel.
+"""
+
+import errno
+import hmac
+import http.server
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import UsageError
+from ...rendezvous.protocol.endpoint import Endpoint, join_host_port
+from .catalogue import Samples
+
+if TYPE_CHECKING:
+    import ssl
+
+PATH: Final = "/metrics"
+_CLIENT_S: Final = 5.0
+"""How long a client may be silent."""
+_CLIENTS_MAX: Final = 8
+"""At the same time; further connections are closed."""
+
+Collect = Callable[[], Samples]
+"""Returns the current values, called in a thread; raises ``NotReadyError``."""
+
+
+class NotReadyError(Exception):
+    """Raised if the values cannot be read in time; the text is the answer."""
+
+
+class MetricsServer:
+    """Listens from the start, and answers when it knows what; ``close`` it."""
+
+    def __init__(
+        self, address: Endpoint, tls: "ssl.SSLContext | None" = None, bearer: str = ""
+    ) -> None:
+        """Listen.
+
+        Args:
+            address: an IP address, and the port; 0: a free one.
+            tls: for HTTPS; None: plain HTTP.
+            bearer: the token that requests must have; empty: none.
+
+        Raises:
+            OSError: it cannot listen there.
+        """
+        self._server = _Server(address, tls, bearer)
+        self._scheme = "https" if tls is not None else "http"
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._server.server_address[:2]
+        return f"{self._scheme}://{join_host_port(str(host), int(port))}{PATH}"
+
+    def serve(self, collect: Collect) -> None:
+        """Answer scrapes from now on."""
+        self._server.read = collect
+        # The interpreter does not wait at its end for a thread that is a daemon.
+        self._thread = threading.Thread(target=self._run, name="ft-run metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._is_closed = True
+        if self._thread is not None:
+            with suppress(OSError):
+                self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._thread.join(1.0)
+        self._server.server_close()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._server.handle_request()
+
+
+class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+    allow_reuse_port = False  # two servers would share the scrapes
+
+    def __init__(self, address: Endpoint, tls: "ssl.SSLContext | None", bearer: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.bearer = bearer
+        self.read: Collect | None = None
+        self.reading = threading.Lock()
+        """One scrape at a time reads the values."""
+        self._tls = tls
+        self._free = threading.Semaphore(_CLIENTS_MAX)
+        super().__init__((address.host, address.port), _Handler)
+
+    def server_bind(self) -> None:
+        """Bind, without asking the DNS for a name as ``HTTPServer`` does."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", 0
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; the handshake is up to its thread."""
+        connection, address = super().get_request()
+        if self._tls is not None:
+            connection.settimeout(_CLIENT_S)
+            connection = self._tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection, unless there are too many."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over a client that is gone, or no client of HTTP or TLS."""
+        import sys
+
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _CLIENT_S
+
+    def do_GET(self) -> None:
+        """Answer a scrape."""
+        server = self.server
+        if server.bearer and not self._is_authorized(server.bearer):
+            self._answer(401, b"401: this endpoint requires the job's token as a bearer token\n")
+        elif self.path.partition("?")[0] != PATH:
+            self._answer(404, b"404: metrics are at /metrics\n")
+        else:
+            self._scrape()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a scrape is no event of the job."""
+
+    def version_string(self) -> str:
+        """Return the name of the program, without versions of Python."""
+        return "ft-run"
+
+    def _is_authorized(self, bearer: str) -> bool:
+        given = self.headers.get("Authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {bearer}".encode())
+
+    def _scrape(self) -> None:
+        from .exposition import written  # loads prometheus_client, in this thread
+
+        try:
+            with self.server.reading:
+                assert self.server.read is not None
+                samples = self.server.read()
+        except NotReadyError as error:
+            self._answer(503, f"503: {error}\n".encode())
+            return
+        text, content_type = written(samples, self.headers.get("Accept", ""))
+        self._answer(200, text, content_type)
+
+    def _answer(self, status: int, text: bytes, content_type: str = "text/plain") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(text)))
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        self.wfile.write(text)
+
+
+def listening(
+    address: Endpoint, tls: "ssl.SSLContext | None" = None, bearer: str = ""
+) -> MetricsServer | str:
+    """Listen for scrapes.
+
+    Returns:
+        The server, or the reason why there is none: the port is in use, maybe by another agent of
+        this host.
+
+    Raises:
+        UsageError: this host does not have the address, or this user may not listen at the port.
+    """
+    try:
+        return MetricsServer(address, tls, bearer)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {address.port} of this host is in use"
+        raise UsageError(
+            f"cannot serve metrics at {address}: {error.strerror or os.strerror(error.errno or 0)};"
+            " expected an address of this host and a port above 1023 with --metrics."
+        ) from error

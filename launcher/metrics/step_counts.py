@@ -1,0 +1,47 @@
+"""Counts the steps of each rank, over its workers, from their progress at each scrape. Pure."""
+
+from collections.abc import Iterable
+
+from ...values import dataclass
+from ..processes.worker_watch import Progress
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What the last scrape has found."""
+
+    pid: int
+    is_reported: bool
+    """Whether the script reports its steps, else they are counted from 0."""
+    steps: int
+    total: int
+
+
+class StepCounts:
+    """The steps that ranks have done since this was created."""
+
+    def __init__(self) -> None:
+        """Start without ranks."""
+        self._ranks: dict[int, _Rank] = {}
+
+    def update(self, found: Iterable[tuple[int, Progress]]) -> dict[int, int]:
+        """Return the steps of each rank that has ever made progress.
+
+        A script that reports its steps begins with any number, and goes back after a failure: what
+        its first scrape shows is where its count starts.
+
+        Args:
+            found: the ranks whose workers are alive, and their progress.
+        """
+        for rank, now in found:
+            if not now.ticks:
+                continue
+            is_reported = now.furthest >= 0
+            before = self._ranks.get(rank)
+            total = 0 if before is None else before.total
+            if before is not None and (before.pid, before.is_reported) == (now.pid, is_reported):
+                total += max(0, now.steps - before.steps)
+            elif not is_reported:
+                total += now.steps
+            self._ranks[rank] = _Rank(now.pid, is_reported, now.steps, total)
+        return {rank: known.total for rank, known in self._ranks.items()}
