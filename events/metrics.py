@@ -28,11 +28,11 @@ class MetricsUnavailable(Event):
 
 
 class ProgressUnsent(Event):
-    """Kubeflow's TrainJob does not show the progress: its server refuses it or is gone."""
+    """Kubeflow's server has not taken the progress of this job, or never will (a warning)."""
 
     url: str
     reason: str
+    severity: Severity = Severity.WARNING
 
     name = "trainjob.progress_unsent"
-    severity = Severity.WARNING
     line = "cannot show the progress in the TrainJob: {reason} ({url}); training is not affected"

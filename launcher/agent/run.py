@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
@@ -11,6 +11,7 @@ from ...errors import NodeExcludedError
 from ...events.event import Event, LogMessage
 from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, NodeStarted
+from ...rendezvous.protocol.messages import Outcome
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
 from ..machine.worker_count import WorkerCount
 from ..options import LaunchOptions, RendezvousOptions
@@ -91,7 +92,10 @@ async def run_node(
                 release=VERSION,
             )
         )
-        async with live_line(display, agent.status.text, starter.spawner):
+        async with (
+            live_line(display, agent.status.text, starter.spawner),
+            _shown_in_trainjob(agent, display),
+        ):
             status = await agent.run(hosting.connect)
         if agent.verdict is None:
             await _hand_over(hosting, options, display)
@@ -117,6 +121,25 @@ async def run_node(
     if status != exit_codes.SUCCESS:
         _pass_on_error_file(agent)
     return status
+
+
+@contextlib.asynccontextmanager
+async def _shown_in_trainjob(agent: Agent, display: Display) -> AsyncIterator[None]:
+    """Show the progress in Kubeflow's TrainJob, if this node is a part of one."""
+    if "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ:
+        yield
+        return
+    from ..metrics.trainjob import trainjob_progress  # loads ssl
+
+    progress = trainjob_progress(os.environ, agent, display.event)
+    try:
+        yield
+    finally:
+        verdict = agent.verdict
+        if progress is not None:
+            await progress.close(
+                has_succeeded=verdict is not None and verdict.outcome is Outcome.SUCCEEDED
+            )
 
 
 def advertised(rendezvous: RendezvousOptions, note: Callable[[Event], None]) -> Callable[[], str]:

@@ -6,7 +6,7 @@ from ...errors import UsageError
 from ...rendezvous.trust.source import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, TrustOptions
 from ...rendezvous.trust.token import Token
 from ...values import dataclass
-from ..flags.flag import Flag, Heading
+from ..flags.flag import HELP, Flag, Heading, flags_of
 from ..flags.values import shown
 from ..options import SECURITY
 from .command_line import CommandLine, Given, HelpText
@@ -19,7 +19,12 @@ class TokenOptions:
     """The options of ``ft-run token``."""
 
     file: str | None = None
-    """The new file for the token; None: it is printed."""
+    """The new file for the token; None: it is printed. With ``ca``, the file that has the token."""
+    ca: bool = HELP.option(
+        False,
+        "--ca",
+        "Print the CA certificate that belongs to the token in FILE, for clients of --metrics.",
+    )
 
 
 def security_flags(group: str = SECURITY.name) -> list[Flag]:
@@ -88,19 +93,22 @@ def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptio
         UsageError: they are invalid.
         SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
     """
-    _, rest = token_command().read(argv, environ)
+    given, rest = token_command().read(argv, environ)
     if len(rest) > 1:
         raise UsageError(
             f"unexpected argument {shown(rest[1])} for ft-run token after {shown(rest[0])};"
             " expected one FILE."
         )
-    return TokenOptions(rest[0] if rest else None)
+    if given["ca"] and not rest:
+        raise UsageError("--ca needs the file with the token; expected ft-run token --ca FILE.")
+    return given.fill(TokenOptions, file=rest[0] if rest else None)
 
 
 def token_command() -> CommandLine:
     """Return the flags of ``ft-run token``."""
     before = """\
 Usage: ft-run token [FILE]
+       ft-run token --ca FILE
 
 Create a 256-bit secret for a job: in a new file that only this user can read,
 or, without FILE, on standard output. Pass the same secret to every node of the
@@ -110,7 +118,7 @@ Example:
   ft-run token job.token
   ft-run --token-file job.token --nnodes 2 --rdzv-endpoint node0 train.py
 """
-    return CommandLine("ft-run token", [], HelpText(before, ""))
+    return CommandLine("ft-run token", flags_of(TokenOptions), HelpText(before, ""))
 
 
 def given_token(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:

@@ -1,17 +1,28 @@
-"""``ft-run token``: creates a token for a job."""
+"""``ft-run token``: creates a token for a job, or shows the CA certificate of one."""
 
 from ... import exit_codes
+from ...rendezvous.trust.credentials import TokenTrust
+from ...rendezvous.trust.source import TrustOptions, read_trust
 from ...rendezvous.trust.token import new_token, write_token
 from ..cli.security_flags import TokenOptions
 from ..reporting.standard_output import standard_output
 
 
 def make_token(options: TokenOptions) -> int:
-    """Write a new token into a file or to standard output; return the exit status.
+    """Write a new token into a file or to standard output, or the CA certificate of one.
+
+    Returns:
+        The exit status.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: it cannot be written, or the token cannot be used.
     """
+    if options.ca and options.file is not None:
+        trust = read_trust(TrustOptions(token_file=options.file, origin="--ca"))
+        assert isinstance(trust, TokenTrust)
+        with standard_output():
+            print(trust.ca.decode(), end="")
+        return exit_codes.SUCCESS
     token = new_token()
     if options.file is not None:
         write_token(options.file, token)

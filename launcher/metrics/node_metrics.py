@@ -145,7 +145,7 @@ class _Folded:
     def add(self, samples: Samples, now: NodeNow) -> None:
         """Add the samples of a moment."""
         for phase in Phase:
-            samples.put(c.PHASE_SECONDS, now.phases.get(phase, 0.0), phase.name.lower())
+            samples.put(c.PHASE_SECONDS, now.phases.get(phase, 0.0), phase.value)
         for cause in dict.fromkeys((*_LOST_BY, *now.lost)):
             samples.put(c.LOST_SECONDS, now.lost.get(cause, 0.0), cause)
         for cause in dict.fromkeys((*CAUSES, *now.restarts)):

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...training.worker import hook
+from ...training.worker import hook, trainjob
 from ...values import dataclass
 
 _STARTER = str(Path(hook.__file__).parent / "starter")
@@ -75,6 +75,17 @@ class WorkerWatch:
     def stacks_fd_there(self) -> int:
         """Return the worker's descriptor of the file for stacks; 0: not watched."""
         return self._page[hook.STACKS_FD]
+
+    def trainjob(self) -> tuple[int, bool]:
+        """Return what Kubeflow's TrainJob needs to know.
+
+        Returns:
+            The steps of the whole training (0: not known), and whether the worker sends its
+            progress by itself.
+        """
+        if self.is_closed:
+            return 0, True
+        return self._page[trainjob.TOTAL], bool(self._page[trainjob.REPORTS_ITSELF])
 
     @property
     def is_closed(self) -> bool:

@@ -45,13 +45,18 @@ class TokenTrust:
         )
 
     @property
+    def ca(self) -> bytes:
+        """The certificate of the authority that all processes with the token have, PEM."""
+        return self._key_pair.authority
+
+    @property
     def bearer(self) -> str:
         """The secret that clients of HTTPS send; they need no certificate."""
         return self._token.reveal()
 
     def for_https(self) -> "ssl.SSLContext":
         """Return the context of an HTTPS server."""
-        return _https(self._papers, asks_clients=False)
+        return _https(self._key_pair, asks_clients=False)
 
 
 class FileTrust:
@@ -140,7 +145,7 @@ class FileTrust:
         )
 
 
-def _https(mine: Papers, *, asks_clients: bool) -> "ssl.SSLContext":
+def _https(mine: KeyPair, *, asks_clients: bool) -> "ssl.SSLContext":
     """Return the context of an HTTPS server; ``asks_clients``: they need a certificate too."""
     import ssl
 

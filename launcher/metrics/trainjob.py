@@ -1,0 +1,163 @@
+"""Shows the progress of a job in its Kubeflow TrainJob, from the node that has rank 0.
+
+Kubeflow Trainer 2.2 and later, with the feature gate ``TrainJobStatus``, sets three variables in
+each container: the URL of its status server, and files with the server's CA certificate and with a
+token, which is replaced now and then. A POST sets ``status.trainerStatus``:
+https://github.com/kubeflow/trainer/blob/master/docs/user-guides/trainjob-progress.md
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from ...events.event import Event
+from ...events.metrics import ProgressUnsent
+from ...rendezvous.protocol.messages import Assignment
+from ...values import dataclass
+from ..stacks.collect import AskedWorker
+from .status_server import StatusServer
+
+URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
+CA_FILE: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+TOKEN_FILE: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - a name
+DISABLED: Final = "DISABLE_KUBEFLOW_INTEGRATION"
+"""``TRUE``: no progress is sent, as with transformers."""
+INTERVAL_S: Final = 5.0
+"""The shortest time between two requests that Kubeflow's documents allow."""
+_SECONDS_MAX: Final = (1 << 31) - 1
+
+
+class Observed(Protocol):
+    """What is read of the agent."""
+
+    @property
+    def running(self) -> tuple[AskedWorker, ...]:
+        """The workers that have not exited."""
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """Of the current or last round; None: there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a TrainJob shows."""
+
+    step: int
+    """Completed steps."""
+    total: int = 0
+    """Steps of the whole training; 0: not known."""
+    steps_per_s: float = 0.0
+    restarts: int = 0
+    is_complete: bool = False
+    """Whether the job has succeeded."""
+
+    @property
+    def percentage(self) -> int | None:
+        """Progress in whole percent; 100 only when the job has succeeded; None: not known."""
+        if self.is_complete:
+            return 100
+        return None if not self.total else min(99, 100 * self.step // self.total)
+
+    @property
+    def remaining_s(self) -> int | None:
+        """Estimated time until the end, in seconds; None: not known."""
+        if self.is_complete:
+            return 0
+        if not self.total or self.steps_per_s <= 0:
+            return None
+        left_s = max(0, self.total - self.step) / self.steps_per_s
+        return min(_SECONDS_MAX, round(left_s))
+
+    def body(self, now_s: float) -> bytes:
+        """Return the body of the request: ``UpdateTrainJobStatusRequest`` of Kubeflow Trainer.
+
+        A request replaces all of the status, so that what is not known disappears.
+        """
+        metrics: dict[str, object] = {"current_step": self.step, "restarts": self.restarts}
+        if self.total:
+            metrics["total_steps"] = self.total
+        if self.steps_per_s > 0:
+            metrics["steps_per_second"] = f"{self.steps_per_s:.4g}"
+        status: dict[str, object] = {
+            "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s)),
+            "metrics": [{"name": name, "value": str(value)} for name, value in metrics.items()],
+        }
+        if self.percentage is not None:
+            status["progressPercentage"] = self.percentage
+        if self.remaining_s is not None:
+            status["estimatedRemainingSeconds"] = self.remaining_s
+        return json.dumps({"trainerStatus": status}).encode()
+
+
+class TrainJobProgress:
+    """Looks at rank 0 while this node has it; ``close`` it."""
+
+    def __init__(
+        self, server: StatusServer, agent: Observed, note: Callable[[Event], None]
+    ) -> None:
+        """Begin to look, on the running loop.
+
+        Args:
+            server: receives the progress.
+            agent: has the workers.
+            note: receives the event of a failure.
+        """
+        self._server, self._agent, self._note = server, agent, note
+        self._sent: Status | None = None
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
+
+    async def close(self, *, has_succeeded: bool) -> None:
+        """Send the last progress, within a few seconds."""
+        self._timer.cancel()
+        sent = self._sent
+        if sent is not None and has_succeeded:
+            self._put(Status(sent.step, sent.total, restarts=sent.restarts, is_complete=True))
+        await asyncio.to_thread(self._server.close)
+        self._tell()
+
+    def _look(self) -> None:
+        status = self._status()
+        if status is not None and status != self._sent:
+            self._put(status)
+        self._tell()
+        if not self._server.is_refused:
+            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
+
+    def _put(self, status: Status) -> None:
+        self._sent = status
+        self._server.put(status.body(time.time()))
+
+    def _status(self) -> Status | None:
+        """Return the progress of rank 0; None: it is elsewhere, not known, or sent by itself."""
+        at = self._agent.assignment
+        first = next((worker for worker in self._agent.running if worker.rank == 0), None)
+        if at is None or first is None or first.watch is None:
+            return None
+        progress = first.watch.progress()
+        total, is_sent_by_itself = first.watch.trainjob()
+        if progress is None or not progress.ticks or is_sent_by_itself:
+            return None
+        return Status(progress.steps, total, progress.steps_per_s, at.restarts)
+
+    def _tell(self) -> None:
+        if (failure := self._server.failure()) is not None:
+            self._note(ProgressUnsent(*failure))
+
+
+def trainjob_progress(
+    environ: Mapping[str, str], agent: Observed, note: Callable[[Event], None]
+) -> TrainJobProgress | None:
+    """Return what sends the progress of this node's rank 0; None: Kubeflow does not ask for it.
+
+    Args:
+        environ: has the variables of Kubeflow.
+        agent: has the workers.
+        note: receives the event of a failure.
+    """
+    url, ca, token = (environ.get(name, "") for name in (URL, CA_FILE, TOKEN_FILE))
+    if not (url and ca and token) or environ.get(DISABLED, "").upper() == "TRUE":
+        return None
+    return TrainJobProgress(StatusServer(url, ca, token), agent, note)
