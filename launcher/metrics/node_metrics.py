@@ -85,7 +85,7 @@ class NodeMetrics:
         self._agent, self._recorder, self._time_report = agent, recorder, time_report
         self._job, self._gpus = job, gpus
         self._loop = asyncio.get_running_loop()
-        self._folded = _Folded()
+        self._fold = NodeFold()
         self._failed_saves = 0
         recorder.add(self._save_failed, frozenset({CheckpointFailed.name}))
 
@@ -99,8 +99,8 @@ class NodeMetrics:
             NotReadyError: the agent does not answer.
         """
         now, samples = on_loop(self._loop, self._read)
-        self._folded.add(samples, now)
-        _add_processes(samples, now)
+        self._fold.add(samples, now)
+        add_processes(samples, now)
         self._gpus.add(samples)
         return samples
 
@@ -131,7 +131,7 @@ class NodeMetrics:
         )
 
 
-class _Folded:
+class NodeFold:
     """What follows from several scrapes. Pure."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class _Folded:
         samples.put(c.CHECKPOINT_INTERVAL, interval_s)
 
 
-def _add_processes(samples: Samples, now: NodeNow) -> None:
+def add_processes(samples: Samples, now: NodeNow) -> None:
     """Add what the kernel knows of the workers; one that is gone meanwhile has no samples."""
     import psutil
 
