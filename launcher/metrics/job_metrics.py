@@ -14,8 +14,9 @@ from .catalogue import Samples
 
 STATES: Final = {
     "training": "in the world of a running round",
-    "spare": "connected, and not needed by the running round",
-    "waiting": "connected, and no round runs: nodes are awaited, checked or stopped",
+    "spare": "connected, and the running round has as many nodes as it can use",
+    "waiting": "connected, and no round runs (nodes are awaited, checked or stopped), or a running"
+    " one can grow",
     "missing": "fewer nodes are connected than the maximum of `--nnodes`",
     "excluded": "removed by the failure policy or by the checks",
 }
@@ -28,13 +29,14 @@ grow."""
 def nodes_by_state(group: Group) -> dict[str, int]:
     """Return the number of nodes in each state; takes the same time for any number of nodes."""
     roster, state = group.roster, group.state
-    ready = roster.ready_attached()
-    is_running = isinstance(state.phase, Running)
-    here = len(roster) - roster.detached
+    ready, here = roster.ready_attached(), len(roster) - roster.detached
+    are_spare = isinstance(state.phase, Running) and (
+        state.usable(state.world_nodes + ready) <= state.world_nodes
+    )
     return {
         "training": sum(map(roster.count, (NodePhase.RUNNING, NodePhase.DONE))),
-        "spare": ready if is_running else 0,
-        "waiting": (0 if is_running else ready)
+        "spare": ready if are_spare else 0,
+        "waiting": (0 if are_spare else ready)
         + sum(map(roster.count, (NodePhase.STOPPING, NodePhase.STALE))),
         "missing": max(0, state.job.max_nodes - here) if state.job is not None else 0,
         "excluded": len(state.aftermath.ledger.excluded),
