@@ -65,6 +65,7 @@ class Job:
         self.checkpoint = [60.0 * (minute - minute % EVERY) for minute in minutes]
         self.restarts = [0.0 for _ in minutes]
         self.spares = [1.0 for _ in minutes]
+        self.standing_by = [60.0 * minute for minute in minutes]
 
     def pause(self, first: int, minutes: int) -> None:
         """Do not train from a minute on: the nodes wait for a round."""
@@ -89,6 +90,9 @@ class Job:
             "ftrun_last_checkpoint_timestamp_seconds{instance='a'}": self.checkpoint,
             "ftrun_checkpoint_interval_seconds{instance='a'}": [60.0 * EVERY] * (MINUTES + 1),
         }
+        spare = "instance='c'"
+        found[f"ftrun_job_info{{{spare},job_id='run1',node='c'}}"] = [1.0] * (MINUTES + 1)
+        found[f"ftrun_phase_seconds_total{{{spare},phase='standing by'}}"] = self.standing_by
         for node in "ab":
             at = f"instance='{node}'"
             found |= {
