@@ -20,6 +20,9 @@ from ft_run.launcher.cli import rdzv_conf
 from ft_run.launcher.cli.command_line import CommandLine
 from ft_run.launcher.commands.completion import command_lines
 from ft_run.launcher.flags.flag import Flag
+from ft_run.launcher.metrics.catalogue import METRICS
+from ft_run.launcher.metrics.job_metrics import STATES
+from ft_run.launcher.reporting.accounting import Phase
 from ft_run.rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
 from ft_run.values import names
 
@@ -72,6 +75,7 @@ def files() -> dict[str, str]:
         "rdzv-conf.md": _rdzv_conf,
         "environment.md": _environment,
         "events.md": _events,
+        "metrics.md": _metrics,
     }
     pages = {f"reference/{name}": _page(name, part()) for name, part in parts.items()}
     return pages | {"reference/events.schema.json": _events_schema(), "ft-run.1": _manual()}
@@ -152,6 +156,17 @@ def _event(kind: type[Event]) -> tuple[str, str, str, str, str]:
 
 def _type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("collections.abc.", "")
+
+
+def _metrics() -> str:
+    rows = [("metric", "labels", "endpoint", "meaning")]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append((f"`{metric.name}`", labels, metric.source.value, metric.help))
+    states = [(f"`{state}`", meaning) for state, meaning in STATES.items()]
+    phases = [(f"`{phase.value}`",) for phase in Phase]
+    parts = (rows, [("`state` of a node", "meaning"), *states], [("`phase`",), *phases])
+    return "\n" + "\n".join(map(_table, parts)) + "\n"
 
 
 def _events_schema() -> str:

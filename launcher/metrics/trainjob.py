@@ -3,7 +3,7 @@
 Kubeflow Trainer 2.2 and later, with the feature gate ``TrainJobStatus``, sets three variables in
 each container: the URL of its status server, and files with the server's CA certificate and with a
 token, which is replaced now and then. A POST sets ``status.trainerStatus``:
-https://github.com/kubeflow/trainer/blob/master/docs/user-guides/trainjob-progress.md
+https://github.com/kubeflow/trainer/tree/master/docs/proposals/2779-trainjob-progress
 """
 
 import asyncio

@@ -32,18 +32,19 @@ class StackCalls:
         send: Callable[[int, StackOrder | StepsOrder], None],
         order: Callable[[int], StackOrder | StepsOrder] = StackOrder,
         *,
-        is_odd: bool = False,
+        after: int = 0,
     ) -> None:
         """Send nothing yet.
 
         Args:
             send: sends a message on a stream, if connected.
             order: creates the request with a number.
-            is_odd: whether the numbers are odd, else even: so two may ask the same node.
+            after: the number before that of the first request: calls that may be made of the same
+                node at the same time have different ones.
         """
         self._send = send
         self._order = order
-        self._number = int(is_odd)
+        self._number = after
         self._names: dict[int, str] = {}
         """The expected nodes, by stream."""
         self._reports: dict[int, StackReport | StepsReport] = {}
@@ -84,7 +85,7 @@ class StackCalls:
     async def _ask(
         self, nodes: Mapping[int, str], away: tuple[str, ...], timeout_s: float
     ) -> Whereabouts:
-        self._number += 2
+        self._number += 1
         self._names, self._reports = dict(nodes), {}
         self._missing = list(away)
         self._is_complete.clear()

@@ -43,6 +43,10 @@ STEPS_S = 1.0
 """How long nodes have to report their workers' steps: they only read numbers."""
 
 
+_FIRST_AFTER = 500_000_000
+"""The numbers of requests to all nodes do not come so far."""
+
+
 class Lease:
     """The right of a master to lead: this one is the only master of its job."""
 
@@ -102,7 +106,7 @@ class Master:
         self._stack_calls = StackCalls(self._send)
         self._hangs = HangInquiry(self.group, self.whereabouts, self._send, self._handle)
         self._steps_calls = StackCalls(self._send, StepsOrder)
-        self._first_calls = StackCalls(self._send, StepsOrder, is_odd=True)
+        self._first_calls = StackCalls(self._send, StepsOrder, after=_FIRST_AFTER)
         self._logged_reasons: set[str] = set()
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None

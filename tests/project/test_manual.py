@@ -18,7 +18,7 @@ def test_it_is_up_to_date(name: str) -> None:
 
 def test_the_generated_parts_are_not_empty() -> None:
     made = generate.files()
-    assert len(made) == 7
+    assert len(made) == 8
     assert "| 41 | `REFUSED` |" in made["reference/exit-codes.md"]
     assert "| `node_timeout` | seconds, above 0 | 5 s |" in made["reference/rdzv-conf.md"]
     assert "| `PET_NNODES` | `--nnodes N\\|MIN:MAX` |" in made["reference/environment.md"]
