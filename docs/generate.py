@@ -165,8 +165,9 @@ def _metrics() -> str:
         rows.append((f"`{metric.name}`", labels, metric.source.value, metric.help))
     states = [(f"`{state}`", meaning) for state, meaning in STATES.items()]
     phases = [(f"`{phase.value}`",) for phase in Phase]
-    parts = (rows, [("`state` of a node", "meaning"), *states], [("`phase`",), *phases])
-    return "\n" + "\n".join(map(_table, parts)) + "\n"
+    of_nodes = _table([("`state` of a node", "meaning"), *states])
+    of_time = _table([("`phase`",), *phases])
+    return f"\n{_table(rows)}\n{of_nodes}\n{of_time}\n"
 
 
 def _events_schema() -> str:

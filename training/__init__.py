@@ -25,7 +25,7 @@ _MODULES = {
 """Of what needs torch: imported when asked for."""
 
 
-def progress(step: SupportsIndex | None = None) -> None:
+def progress(step: SupportsIndex | None = None, total: SupportsIndex | None = None) -> None:
     """Report progress to ft-run: for loops without a ``torch.optim`` optimizer, and evaluation.
 
     Steps of ``torch.optim`` are counted automatically. Call it in the worker's own process, as
@@ -34,22 +34,29 @@ def progress(step: SupportsIndex | None = None) -> None:
 
     Args:
         step: completed steps, >= 0. Once given, it is shown instead of the counted steps.
+        total: steps of the whole training, >= 0, for the percentage in a Kubeflow TrainJob.
 
     Raises:
-        TypeError: ``step`` is not a whole number.
-        ValueError: ``step`` is below 0, or 2**63 or above.
+        TypeError: ``step`` or ``total`` is not a whole number.
+        ValueError: one of them is below 0, or 2**63 or above.
     """
-    number = -1
-    if step is not None:
-        number = operator.index(step)
-        if not 0 <= number < 1 << 63:
-            raise ValueError(
-                f"invalid value {number} for step: expected the number of completed steps, 0 to "
-                "2**63 - 1"
-            )
+    number = -1 if step is None else _steps("step", step)
+    in_all = None if total is None else _steps("total", total)
     hook = sys.modules.get("_ft_run_hook")
     if hook is not None:
+        if in_all is not None:
+            hook.expect(in_all)
         hook.progress(number)
+
+
+def _steps(name: str, value: SupportsIndex) -> int:
+    number = operator.index(value)
+    if not 0 <= number < 1 << 63:
+        what = "completed steps" if name == "step" else "steps of the whole training"
+        raise ValueError(
+            f"invalid value {number} for {name}: expected the number of {what}, 0 to 2**63 - 1"
+        )
+    return number
 
 
 def preempted() -> bool:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...training.worker import hook, trainjob
+from ...training.worker import hook
 from ...values import dataclass
 
 _STARTER = str(Path(hook.__file__).parent / "starter")
@@ -85,7 +85,7 @@ class WorkerWatch:
         """
         if self.is_closed:
             return 0, True
-        return self._page[trainjob.TOTAL], bool(self._page[trainjob.REPORTS_ITSELF])
+        return self._page[hook.TOTAL], bool(self._page[hook.REPORTS_ITSELF])
 
     @property
     def is_closed(self) -> bool:

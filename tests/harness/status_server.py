@@ -141,7 +141,9 @@ def problem(status: dict[str, Any]) -> str:
     known = {"lastUpdatedTime", "metrics", "progressPercentage", "estimatedRemainingSeconds"}
     if status.keys() - known or "lastUpdatedTime" not in status:
         return "fields"
-    time.strptime(status["lastUpdatedTime"], "%Y-%m-%dT%H:%M:%SZ")
+    at = datetime.datetime.fromisoformat(status["lastUpdatedTime"].replace("Z", "+00:00"))
+    if at.tzinfo is None:
+        return "lastUpdatedTime"
     percentage, left_s = (
         status.get(name, 0) for name in ("progressPercentage", "estimatedRemainingSeconds")
     )

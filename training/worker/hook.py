@@ -33,6 +33,9 @@ FURTHEST, MARK_NS, MARK_STEPS, BEFORE_NS, BEFORE_STEPS = range(6, 11)
 of the last interval of at least ``STRETCH_NS``, and of the one before it: the steps per second
 follow from these."""
 STRETCH_NS = 10_000_000_000
+TOTAL, REPORTS_ITSELF = 510, 511
+"""Indexes of the steps of the whole training (0: not known), and of whether the worker sends its
+progress to Kubeflow by itself."""
 
 PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
 """Their names in /proc/PID/fd."""
@@ -41,6 +44,10 @@ _LOADERS = "torch.utils.data.dataloader"
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _STORE_WAIT_S = 60.0
 """The longest wait for torch's store; then torch connects as usual."""
+_KUBEFLOW = "KUBEFLOW_TRAINER_SERVER_URL"
+"""Set in a TrainJob that shows its progress."""
+_CALLBACKS = "transformers.integrations.integration_utils"
+_KUBEFLOW_SDK = "kubeflow.trainer.backends.kubernetes.utils"
 _FD_MIN = 100
 """Above the descriptors that programs usually get."""
 
@@ -63,6 +70,7 @@ class Hook:
         """Optimizers that have stepped since the current step began, by id."""
         for word in range(FURTHEST, BEFORE_STEPS + 1):
             page[word] = 0
+        page[TOTAL] = page[REPORTS_ITSELF] = 0
         page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
         page[PID] = self._pid
 
@@ -78,6 +86,16 @@ class Hook:
             if step >= self._page[FURTHEST]:
                 self._page[FURTHEST] = step + 1
         self._tick()
+
+    def expect(self, total: int) -> None:
+        """Record the steps of the whole training."""
+        if os.getpid() == self._pid:
+            self._page[TOTAL] = total
+
+    def reports_itself(self) -> None:
+        """Record that the worker sends its progress to Kubeflow."""
+        if os.getpid() == self._pid:
+            self._page[REPORTS_ITSELF] = 1
 
     def before_step(self, optimizer: object, *_: object) -> None:
         """Record that an optimizer begins a step, maybe inside that of its wrapper."""
@@ -213,6 +231,21 @@ def _notice_batches(loaders: Any, hook: Hook) -> None:
     iterators.__next__ = next_batch
 
 
+def _notice_reports(owner: Any, name: str, hook: Hook) -> None:
+    """Record the calls of a function of a module or class that sends progress to Kubeflow."""
+    report = getattr(owner, name, None)
+    if report is None:
+        return
+
+    def reports(*arguments: Any, **named: Any) -> Any:
+        hook.reports_itself()
+        return report(*arguments, **named)
+
+    reports.__name__, reports.__qualname__ = report.__name__, report.__qualname__
+    reports.__doc__, reports.__module__ = report.__doc__, report.__module__
+    setattr(owner, name, reports)
+
+
 def _is_running(frame: Any, inner: Any) -> bool:
     while inner is not None and inner is not frame:
         inner = inner.f_back
@@ -259,8 +292,17 @@ def install(page_fd: int, stacks_fd: int) -> None:
     page[STACKS_FD] = file
     hook = Hook(page)
     module: Any = type(sys)(NAME)
-    module.progress = hook.progress
+    module.progress, module.expect = hook.progress, hook.expect
     sys.modules[NAME] = module
+    if os.environ.get(_KUBEFLOW):
+        _when_loaded(
+            {
+                _CALLBACKS: lambda module: _notice_reports(
+                    getattr(module, "KubeflowCallback", None), "__init__", hook
+                ),
+                _KUBEFLOW_SDK: lambda sdk: _notice_reports(sdk, "update_trainjob_status", hook),
+            }
+        )
     _when_loaded(
         {
             _OPTIMIZERS: lambda optimizers: _count_steps(optimizers, hook),

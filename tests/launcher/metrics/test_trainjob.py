@@ -24,7 +24,7 @@ def kubeflow(tmp_path: Path) -> Iterator[KubeflowServer]:
 
 
 def client(kubeflow: KubeflowServer, **changes: Any) -> StatusServer:
-    values = {"url": kubeflow.url, "ca_file": str(kubeflow.ca_file)}
+    values: dict[str, Any] = {"url": kubeflow.url, "ca_file": str(kubeflow.ca_file)}
     values |= {"token_file": str(kubeflow.token_file), "first_pause_s": 0.01}
     return StatusServer(**(values | changes))
 
