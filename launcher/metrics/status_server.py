@@ -40,7 +40,7 @@ class Failure(NamedTuple):
     """WARNING where the next one will hardly be taken."""
 
 
-class _NotSentError(Exception):
+class NotSentError(Exception):
     """Raised if a text was not taken."""
 
     def __init__(
@@ -122,7 +122,7 @@ class StatusServer:
         """Send a text; return whether to send another one."""
         try:
             self._send(text)
-        except _NotSentError as error:
+        except NotSentError as error:
             return self._not_sent(error)
         self._pause_s, self._is_outage = self._first_pause_s, False
         return True
@@ -134,7 +134,7 @@ class StatusServer:
             text, self._next = self._next, None
             return text
 
-    def _not_sent(self, error: _NotSentError) -> bool:
+    def _not_sent(self, error: NotSentError) -> bool:
         """Wait before the next text; return whether there may be one."""
         with self._changed:
             if error.is_final or not self._is_outage:
@@ -149,7 +149,7 @@ class StatusServer:
 
     def _send(self, text: bytes) -> None:
         if not self._url.startswith("https://"):
-            raise _NotSentError("the URL is not https", is_final=True)
+            raise NotSentError("the URL is not https", is_final=True)
         try:
             with open(self._token_file, "rb") as file:
                 token = file.read(_TOKEN_MAX).decode().strip()
@@ -172,16 +172,17 @@ class StatusServer:
                 reply.read(_TOKEN_MAX)
         except urllib.error.HTTPError as error:
             with error:
-                raise _refused(error.code, error.headers) from None
+                raise refused(error.code, error.headers) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             # ValueError: the token or the certificate is no text.
             reason = getattr(error, "reason", None) or error
-            raise _NotSentError(str(reason) or type(error).__name__) from None
+            raise NotSentError(str(reason) or type(error).__name__) from None
 
 
-def _refused(status: int, headers: Message) -> _NotSentError:
+def refused(status: int, headers: Message) -> NotSentError:
+    """Return what an answer other than 200 means."""
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else "refused"
-    return _NotSentError(
+    return NotSentError(
         f"{status} {phrase}",
         _asked_pause_s(headers.get("Retry-After", "")),
         is_final=status in _GONE,

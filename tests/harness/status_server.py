@@ -111,6 +111,10 @@ class KubeflowServer:
                     self.send_header(name, value)
                 self.end_headers()
 
+            def do_GET(self) -> None:
+                server.refused.append(405)
+                self.send_error(405)
+
             def log_message(self, *_: object) -> None:
                 pass
 

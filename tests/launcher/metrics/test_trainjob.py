@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from ft_run.events.event import Event, Severity
 from ft_run.events.metrics import ProgressUnsent
 from ft_run.launcher.metrics import trainjob
-from ft_run.launcher.metrics.status_server import StatusServer
+from ft_run.launcher.metrics.status_server import StatusServer, refused
 from ft_run.launcher.metrics.trainjob import Status, trainjob_progress
 from ft_run.launcher.processes.worker_watch import Progress
 from ft_run.tests.harness.status_server import KubeflowServer, problem
@@ -126,6 +127,23 @@ def test_a_token_that_is_not_accepted_is_a_warning(kubeflow: KubeflowServer) -> 
     kubeflow.await_requests(lambda: kubeflow.refused == [403])
     server.close()
     assert server.failure() == (kubeflow.url, "403 Forbidden", Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("given", "pause_s"),
+    [
+        ("1", 1.0),
+        ("3600", 600.0),
+        ("", None),
+        ("soon", None),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 600.0),
+    ],
+)
+def test_the_pause_that_a_server_asks_for(given: str, pause_s: float | None) -> None:
+    headers = Message()
+    headers["Retry-After"] = given
+    assert refused(429, headers).pause_s == pause_s
 
 
 def test_a_redirection_does_not_get_the_token(kubeflow: KubeflowServer) -> None:
