@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ft_run.tests.harness import scaled_steps
 from ft_run.training import ElasticBatches
 from ft_run.training.data.data_ranks import DataRanks
 from torch import nn
@@ -142,6 +143,9 @@ def run(rank: int, file: str) -> None:
         "tensor parallel": difference(
             tensor_parallel, mesh=MESH["dp"], micro_batch=2, of_tokens=True
         ),
+        "ddp, scaled and clipped": scaled_steps.difference(ddp, rank),
+        "fsdp2, scaled and clipped": scaled_steps.difference(fsdp2, rank),
+        "hsdp, scaled and clipped": scaled_steps.difference(hsdp, rank),
     }
     both = DataRanks(MESH)  # data parallel over two dimensions
     sums = [both.rank - rank, both.size, both.total(rank + 1), both.gather(rank)]

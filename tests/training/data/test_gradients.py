@@ -15,7 +15,7 @@ def test_gradients_of_four_ranks_are_those_of_one_process(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found["differences"]) == 9
+    assert len(found["differences"]) == 12
     assert {name for name, one in found["differences"].items() if not one < 1e-12} == set()
     assert found["without a mesh"].startswith("invalid value None for mesh: the model is sharded")
     assert found["over two"] == [0, 4, 10.0, [0.0, 1.0, 2.0, 3.0]]
