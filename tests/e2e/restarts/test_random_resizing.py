@@ -82,7 +82,11 @@ class Job:
             assert self.nodes[0].process.poll() is None, self.nodes[0].stderr
             return written(self.folder) > wanted
 
-        self.ft.wait_until(is_done, "some steps are done")
+        try:
+            self.ft.wait_until(is_done, "some steps are done")
+        except pytest.fail.Exception:
+            print(self.nodes[0].stderr)
+            raise
 
 
 def written(folder: Path) -> int:
