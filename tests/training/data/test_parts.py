@@ -51,6 +51,45 @@ def count(reduced: list[int], bucket: Any) -> Any:
     return done
 
 
+def compilations(
+    monkeypatch: pytest.MonkeyPatch, worlds: list[int], last: Any, epochs: int
+) -> list[int]:
+    """Return how often a model was compiled until after each step, with worlds in turn."""
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Linear(3, 4)
+    compiled: Any = torch.compile(model, backend=backend)
+    dataset = TensorDataset(torch.ones(53, 3))
+    data = ElasticBatches(dataset, 24, micro_batch=4, last=last)
+    total, found = data.total(epochs), []
+    for step in range(total):
+        size = worlds[step * len(worlds) // total]
+        monkeypatch.setattr(data._ranks, "size", size)
+        data._of_size.clear()  # another job has another object
+        for part in data.parts(DataLoader(dataset, batch_sampler=data), step):
+            with part.sync(compiled):
+                (compiled(part.batch[0]).sum() * part.weight).backward()
+        found.append(len(graphs))
+    torch._dynamo.reset()
+    return found
+
+
+def test_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a batch divides evenly there is one shape, also in a world of another size.
+
+    The smaller batch at the end of an epoch is another one; torch then compiles for any size.
+    """
+    assert set(compilations(monkeypatch, [2, 1, 3], "carry", 6)) == {1}
+    assert set(compilations(monkeypatch, [2, 1, 3], "drop", 6)) == {1}
+    found = compilations(monkeypatch, [2, 1], "short", 6)
+    assert found == [1, 1, *[2] * 16]
+
+
 def test_a_model_is_as_it_was_after_a_part(mesh: DeviceMesh) -> None:
     """A backward pass outside of parts, or after ``break``, reduces gradients."""
     model: Any = fully_shard(nn.Linear(3, 4), mesh=mesh)
