@@ -56,8 +56,8 @@ def _step(
 
 def _peak(profiler: profile) -> int:
     """Return the highest sum of all that torch's allocator has given and got back since."""
-    assert profiler.profiler is not None
-    left = list(profiler.profiler.kineto_results.experimental_event_tree())
+    whole: Any = profiler.profiler
+    left = list(whole.kineto_results.experimental_event_tree())
     changes = []
     while left:
         event: Any = left.pop()

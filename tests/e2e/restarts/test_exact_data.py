@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import tempfile
@@ -82,6 +83,36 @@ if rank == 0:
     json.dump([expected, values], open(f"{folder}/result", "w"))
 dist.destroy_process_group()
 """
+# Before the script: rank 1 dies once in each of these steps (the middle of an epoch, its last step,
+# the last step of all), and when it has copied these snapshots, before they count.
+DEATHS = """
+import os, signal, sys
+from ft_run.training import ElasticBatches
+from ft_run.training.checkpoints.snapshots import Snapshots
+parts, publish = ElasticBatches.parts, Snapshots._now_holds
+
+
+def die(moment):
+    path = f"{sys.argv[1]}/{moment}"
+    moments = ("step-3", "step-6", "snapshot-10", "step-20", "snapshot-21")
+    if moment in moments and os.environ["RANK"] == "1" and not os.path.exists(path):
+        open(path, "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deadly_parts(self, loader, step):
+    for part in parts(self, loader, step):
+        yield part
+        die(f"step-{step}")
+
+
+def deadly_publish(self, index, step, **arguments):
+    die(f"snapshot-{step}")
+    publish(self, index, step, **arguments)
+
+
+ElasticBatches.parts, Snapshots._now_holds = deadly_parts, deadly_publish
+"""
 SAMPLES, BATCH = 90, 14
 PRELOAD = "torch,torch._dynamo,ft_run.training.checkpointer"
 
@@ -103,15 +134,22 @@ def ft(short_folder: Path, ft: "Launcher") -> "Iterator[Launcher]":
 
 
 def start(
-    ft: "Launcher", folder: Path, port: int, nodes: str, ranks: int, *arguments: object
+    ft: "Launcher",
+    folder: Path,
+    port: int,
+    nodes: str,
+    ranks: int,
+    *arguments: object,
+    before: str = "",
 ) -> "Command":
-    """Start one node."""
+    """Start one node; ``before`` comes before the script."""
     folder.mkdir(exist_ok=True)
     return ft.start(
         *("--nnodes", nodes, "--nproc-per-node", ranks, "--rdzv-endpoint", f"127.0.0.1:{port}"),
         *("--rdzv-id", f"{ft.mark}{folder.name}", "--max-restarts", 200, "--preload", PRELOAD),
+        *("--max-node-failures", "never"),  # kills are no fault of the node
         *("--rescale-delay", "0s", "--rdzv-conf", "last_call_timeout=1,drain_timeout=1"),
-        *(ft.script(SCRIPT, "train.py"), folder, *arguments),
+        *(ft.script(before + SCRIPT, "train.py"), folder, *arguments),
     )
 
 
@@ -215,6 +253,19 @@ def test_jobs_that_are_killed_learn_the_same_bits(
         os.kill(int(chance.choice(pids)[1]), signal.SIGKILL)
     assert command.wait() == 0, command.stderr
     assert check(folder, last, epochs) == undisturbed(ft, free_port, 2, *arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_deaths_at_chosen_moments(ft: "Launcher", free_port: int, workers: int) -> None:
+    arguments = ("ddp", "0:2", workers, "short", "random", 3)
+    folder = ft.folder / "job"
+    command = start(ft, folder, free_port, "1", 2, *arguments, before=DEATHS)
+    assert command.wait() == 0, command.stderr
+    assert len([*folder.glob("step-*"), *folder.glob("snapshot-*")]) == 5
+    resumed = [int(step) for step in re.findall("resuming from .* of step (.*)", command.stderr)]
+    assert resumed == [3, 6, 9, 20, 20]
+    assert check(folder) == undisturbed(ft, free_port, 2, *arguments)
 
 
 def has_made(folder: Path, count: int, command: "Command") -> bool:
