@@ -331,6 +331,32 @@ def test_a_mixture_of_datasets() -> None:
     assert new._schedule.data[-1].begins == (had, 2 * 12) == (4, 24)
 
 
+def test_a_mixture_in_jobs_of_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the ranks read: exact counts of each source, which has epochs of its own."""
+    sizes, found = (300, 200, 100), []
+    previous = None
+    for world, steps in ((2, range(13)), (1, range(13, 20)), (3, range(20, 40))):
+        ranks: list[tuple[ElasticBatches, DataLoader[Any]]] = []
+        for rank in range(world):
+            data = ElasticBatches(list(sizes), 50, weights=[0.5, 0.3, 0.2], micro_batch=9)
+            monkeypatch.setattr(data._ranks, "rank", rank)
+            monkeypatch.setattr(data._ranks, "size", world)
+            if previous is not None:
+                resume(previous, data, steps[0])
+            ranks.append((data, DataLoader(list(range(600)), batch_sampler=data)))  # type: ignore[arg-type]  # has a length
+        for step in steps:
+            for data, loader in ranks:
+                found += flat(read(data, loader, step))
+        previous = ranks[0][0]
+    for low, size, count in ((0, 300, 1000), (300, 200, 600), (500, 100, 400)):
+        mine = [one - low for one in found if low <= one < low + size]
+        assert len(mine) == count
+        assert mine[:size] != mine[size : 2 * size]
+        for begin in range(0, count, size):
+            epoch = mine[begin : begin + size]
+            assert len(set(epoch)) == len(epoch)
+
+
 def test_weights_in_the_same_proportions_change_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
