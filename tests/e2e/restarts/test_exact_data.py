@@ -60,7 +60,11 @@ checkpointer = Checkpointer(f"{folder}/checkpoints", state, checkpoint_every=eve
 log = open(f"{folder}/log-{os.getpid()}", "a", buffering=1)
 os.write(1, f"rank {rank} is {os.getpid()}\\n".encode())
 for step in checkpointer.steps(data, epochs=int(epochs)):
-    if worlds.get(step, world) != world:
+    reached = f"{folder}/reached-{step}"
+    if worlds.get(step) == world:
+        open(reached, "w").close()
+    # Sharded state goes back to a checkpoint: steps that are made again do not wait.
+    elif step in worlds and not os.path.exists(reached):
         os.write(1, f"rank {rank} of {world} waits at {step}\\n".encode())
         threading.Event().wait(100)
         os._exit(9)  # the nodes of this test did not come or go
