@@ -806,8 +806,10 @@ class MasterMessage(_message.Message):
     def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ..., canceldrain: _Optional[_Union[CancelDrain, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("until_end",)
+    UNTIL_END_FIELD_NUMBER: _ClassVar[int]
+    until_end: bool
+    def __init__(self, until_end: bool = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "host", "address", "role", "phase", "node_rank", "rank_offset", "local_world_size", "attached", "workers")
@@ -834,7 +836,7 @@ class NodeStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("job_id", "phase", "round", "restarts", "max_restarts", "min_nodes", "max_nodes", "world_nodes", "uptime_s", "round_uptime_s", "nodes", "version", "last_stop", "hosts", "leader", "term", "lease_s", "checkpoint_step", "checkpoint_age_s")
+    __slots__ = ("job_id", "phase", "round", "restarts", "max_restarts", "min_nodes", "max_nodes", "world_nodes", "uptime_s", "round_uptime_s", "nodes", "version", "last_stop", "hosts", "leader", "term", "lease_s", "checkpoint_step", "checkpoint_age_s", "exit_code", "ended", "report")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -854,6 +856,9 @@ class StatusReply(_message.Message):
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     phase: str
     round: int
@@ -873,7 +878,10 @@ class StatusReply(_message.Message):
     lease_s: float
     checkpoint_step: int
     checkpoint_age_s: float
-    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_nodes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., round_uptime_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., version: _Optional[str] = ..., last_stop: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., lease_s: _Optional[float] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_age_s: _Optional[float] = ...) -> None: ...
+    exit_code: int
+    ended: str
+    report: str
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_nodes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., round_uptime_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., version: _Optional[str] = ..., last_stop: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., lease_s: _Optional[float] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_age_s: _Optional[float] = ..., exit_code: _Optional[int] = ..., ended: _Optional[str] = ..., report: _Optional[str] = ...) -> None: ...
 
 class LeaseAsk(_message.Message):
     __slots__ = ("step", "host", "process", "number", "term", "lease_ms", "round", "exit_code", "round_term")

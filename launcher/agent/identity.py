@@ -4,9 +4,10 @@ import contextlib
 import fcntl
 import os
 import socket
-import stat
 import zlib
 from pathlib import Path
+
+from ..machine.user_folder import user_folder
 
 _MOST_PER_HOST = 4096
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
@@ -77,7 +78,7 @@ def _claim_number(job_id: str) -> tuple[int | None, int]:
     name = f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}.{_network()}"
     taken: set[int] = set()
     try:
-        folder = _folder()
+        folder = user_folder()
         for slot in range(_MOST_PER_HOST):
             path = folder / f"{name}.{slot}"
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -106,35 +107,3 @@ def _network() -> int:
         return Path("/proc/self/ns/net").stat().st_ino
     except OSError:
         return 0
-
-
-def _folder() -> Path:
-    """Return the folder of the locks, which no other user can write to.
-
-    Raises:
-        OSError: there is none, and none can be created.
-    """
-    places = [_shared_folder()]
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    if given.startswith("/"):
-        places.append(Path(given) / "ft-run")  # the first may belong to another user
-    for place in places:
-        with contextlib.suppress(OSError):
-            place.mkdir(mode=0o700)
-        if _is_own(place):
-            return place
-    raise PermissionError(f"{places[0]} belongs to another user")
-
-
-def _shared_folder() -> Path:
-    # Independent of TMPDIR and the session: all agents of a user on a host must find it.
-    return Path(f"/tmp/ft-run-{os.getuid()}")  # noqa: S108 - its owner and mode are looked at
-
-
-def _is_own(folder: Path) -> bool:
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    is_closed = not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and is_closed

@@ -23,6 +23,8 @@ from ..version import VERSION
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity, machine_id
+from .local_answers import LocalAnswers
+from .local_socket import answering
 from .signals import hurry_on, unless_asked
 from .worker_starter import WorkerStarter
 
@@ -92,7 +94,9 @@ async def run_node(
                 release=VERSION,
             )
         )
+        answers = LocalAnswers(agent, hosting, identity, rendezvous, hosting.report)
         async with (
+            answering(identity.incarnation, answers.answer, answers.last, display.event),
             live_line(display, agent.status.text, starter.spawner),
             _shown_in_trainjob(agent, display),
         ):

@@ -14,12 +14,14 @@ from .security_flags import security_flags
 _OPTIONS = Heading("Options")
 _ENDPOINT = _OPTIONS(
     "--rdzv-endpoint HOST[:PORT]",
-    "Address of the master, instead of the argument"
-    f" (default: localhost:{defaults.ENDPOINT_PORT}).",
+    "Address of the master, instead of the argument.",
     values.endpoint,
 )
+_JOB = _OPTIONS(
+    "--job JOB",
+    "ID of a job on this host, or process ID of its ft-run, instead of the argument.",
+)
 _JSON = _OPTIONS("--json", "Print JSON instead of text.")
-_LOCAL = Endpoint("localhost", defaults.ENDPOINT_PORT)
 
 
 def _timeout_option(default_s: float) -> float:
@@ -68,7 +70,14 @@ class MasterOptions:
 class StatusOptions:
     """The options of ``ft-run status``."""
 
-    endpoint: Endpoint = option(_LOCAL, _ENDPOINT)
+    endpoint: Endpoint | None = option(None, _ENDPOINT)
+    """None, and no job: the jobs of this host."""
+    job: str = option("", _JOB)
+    may_be_job: str = ""
+    """The argument, if it is also the id of a job or a process; the job precedes the endpoint."""
+    watch: bool = _OPTIONS.option(
+        False, "--watch", "Show the job live, until it ends or q is pressed. Needs a terminal."
+    )
     json: bool = option(False, _JSON)
     timeout_s: float = _timeout_option(5.0)
     """How long to wait for the master's answer."""
@@ -80,7 +89,11 @@ class StatusOptions:
 class StacksOptions:
     """The options of ``ft-run stacks``."""
 
-    endpoint: Endpoint = option(_LOCAL, _ENDPOINT)
+    endpoint: Endpoint | None = option(None, _ENDPOINT)
+    """None, and no job: the only job of this host."""
+    job: str = option("", _JOB)
+    may_be_job: str = ""
+    """As in ``StatusOptions``."""
     json: bool = option(False, _JSON)
     timeout_s: float = _timeout_option(10.0)
     """How long to wait for the master's answer."""
@@ -109,14 +122,17 @@ Example:
 def stacks_command() -> CommandLine:
     """Return the flags of ``ft-run stacks``."""
     before = """\
-Usage: ft-run stacks [OPTIONS] [HOST[:PORT]]
+Usage: ft-run stacks [OPTIONS] [JOB | HOST[:PORT]]
 
-Show the current stack trace of every rank of a job. Ranks with the same stack
+Show the current stack trace of every rank of a job: of the only job of this
+host, of a job of this host by its ID or by the process ID of its ft-run, or of
+any job by the address of its master. Ranks with the same stack
 trace are grouped; the largest group is last. Needs a job that was started with
 --watch-workers or --hang-timeout; for other workers only the state of the
 process is shown. Workers are not interrupted.
 
-Example:
+Examples:
+  ft-run stacks
   ft-run stacks node0:29400 --rank 0,17
 """
     return _command("stacks", StacksOptions, before, "PET_RDZV_ENDPOINT=node0:29400")
@@ -125,11 +141,16 @@ Example:
 def status_command() -> CommandLine:
     """Return the flags of ``ft-run status``."""
     before = """\
-Usage: ft-run status [OPTIONS] [HOST[:PORT]]
+Usage: ft-run status [OPTIONS] [JOB | HOST[:PORT]]
 
-Show the state of a job: its round, nodes, restarts and checkpoints.
+Show the state of a job: its round, nodes, restarts, steps and checkpoints.
+Without an argument: of the only job of this user on this host, or a list of
+them. JOB is the ID of a job on this host, or the process ID of its ft-run;
+HOST[:PORT] is the address of the master of any job.
 
-Example:
+Examples:
+  ft-run status
+  ft-run status run7 --watch
   ft-run status node0:29400 --json
 """
     return _command("status", StatusOptions, before, "PET_RDZV_ENDPOINT=node0:29400")

@@ -7,6 +7,7 @@ machine except whether the script exists.
 import math
 import signal
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ... import defaults
 from ...errors import UsageError
@@ -103,21 +104,31 @@ def _question(
 ) -> T:
     """Return the options of a command that sends a request to a master."""
     given, rest = line.read(argv, environ)
-    found = {}
+    found: dict[str, Any] = {}
     if rest:
         # Options may follow the argument, e.g. `ft-run status node0:29400 --json`.
         words, more = line.split(rest[1:])
         if more:
             raise UsageError(
                 f"unexpected argument {shown(more[0])} for {line.name} after {shown(rest[0])};"
-                " expected one HOST[:PORT]."
+                " expected one JOB or HOST[:PORT]."
             )
         given, _ = line.read([*argv[: len(argv) - len(rest)], *words], environ)
         try:
             where = endpoint(rest[0])
         except BadValue as bad:
             raise refuse(line.name, rest[0], bad) from None
-        found = {"endpoint": where} if where is not None else {}
+        if where is not None:
+            found = {"endpoint": where, "may_be_job": "" if ":" in rest[0] else rest[0]}
+    if given["job"] and (given["rdzv_endpoint"] is not None or rest):
+        raise UsageError(
+            f"{given.origin('job')} and an endpoint exclude each other; expected one of them."
+        )
+    if line.name == "ft-run status" and given["watch"] and given["json"]:
+        raise UsageError(
+            f"{given.origin('watch')} and {given.origin('json')} exclude each other; expected one"
+            " of them."
+        )
     return given.fill(kind, trust=trust_options(given, environ), **found)
 
 

@@ -1,56 +1,79 @@
-"""One request to a master: the common part of ``ft-run status`` and ``ft-run stacks``."""
+"""Requests to a master: the common part of ``ft-run status`` and ``ft-run stacks``."""
 
 from typing import Any
 
 from ...errors import RefusedError, RendezvousError
-from ...rendezvous.trust.source import read_trust
-from ..cli.master_flags import StacksOptions, StatusOptions
+from ...rendezvous.protocol.endpoint import Endpoint
+from ...rendezvous.trust.source import TrustOptions, read_trust
 
 
-async def ask_master(
-    method: str, request: Any, reply: Any, options: StatusOptions | StacksOptions
-) -> Any:
-    """Return the master's answer.
+class MasterCalls:
+    """A connection to a master; use it with ``async with``."""
 
-    Args:
-        method: the method of the service.
-        request: the request message.
-        reply: the class of the answer.
-        options: the endpoint of the master, and the time limit.
+    def __init__(self, endpoint: Endpoint, trust: TrustOptions | None, timeout_s: float) -> None:
+        """Take where the master is.
 
-    Raises:
-        RendezvousError: no master answers at the endpoint.
-        RefusedError: the master does not trust this process, or this process the master.
-        UsageError: the token or a certificate cannot be used.
-    """
-    trust = read_trust(options.trust)
-    import grpc
-    import grpc.aio
+        Args:
+            endpoint: the address of the master.
+            trust: how the connection is secured; None: plain text.
+            timeout_s: how long to wait for an answer.
 
-    from ...rendezvous.transport.channel_options import SERVICE, client_options
-    from ...rendezvous.transport.client import in_words, is_foreign
-    from ...rendezvous.trust.handshake_errors import handshake_error
-    from ...rendezvous.trust.wire import open_channel
+        Raises:
+            UsageError: the token or a certificate cannot be used.
+        """
+        from ...rendezvous.transport.channel_options import client_options
+        from ...rendezvous.trust.wire import open_channel
 
-    async with open_channel(options.endpoint, client_options(options.timeout_s), trust) as channel:
-        ask: Any = channel.unary_unary(
+        self.endpoint = endpoint
+        self._trust = read_trust(trust)
+        self._timeout_s = timeout_s
+        self._channel = open_channel(endpoint, client_options(timeout_s), self._trust)
+
+    async def __aenter__(self) -> "MasterCalls":
+        """Connect when the first request is sent."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Disconnect."""
+        await self._channel.close()
+
+    async def ask(self, method: str, request: Any, reply: Any, *, is_patient: bool = False) -> Any:
+        """Return the master's answer.
+
+        Args:
+            method: the method of the service.
+            request: the request message.
+            reply: the class of the answer.
+            is_patient: the answer may take any time.
+
+        Raises:
+            RendezvousError: no master answers at the endpoint.
+            RefusedError: the master does not trust this process, or this process the master.
+        """
+        import grpc.aio
+
+        from ...rendezvous.transport.channel_options import SERVICE
+        from ...rendezvous.transport.client import in_words, is_foreign
+        from ...rendezvous.trust.handshake_errors import handshake_error
+
+        endpoint = self.endpoint
+        ask: Any = self._channel.unary_unary(
             f"/{SERVICE}/{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=reply.FromString,
         )
         try:
-            return await ask(request, timeout=options.timeout_s)
+            return await ask(request, timeout=None if is_patient else self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            if (
-                why := await handshake_error(error.details() or "", options.endpoint, trust)
-            ) is not None:
-                raise RefusedError(why.sentence(options.endpoint)) from error
+            why = await handshake_error(error.details() or "", endpoint, self._trust)
+            if why is not None:
+                raise RefusedError(why.sentence(endpoint)) from error
             if is_foreign(error):
                 raise RendezvousError(
-                    f"the server at {options.endpoint} is not an ft-run master; expected the "
+                    f"the server at {endpoint} is not an ft-run master; expected the "
                     "--rdzv-endpoint of the job."
                 ) from error
             raise RendezvousError(
-                f"no ft-run master answers at {options.endpoint} ({in_words(error)}); check the "
+                f"no ft-run master answers at {endpoint} ({in_words(error)}); check the "
                 "endpoint, and that the job is still running."
             ) from error

@@ -2,76 +2,67 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from ... import exit_codes
+from ...errors import RendezvousError, UsageError
 from ...printable import printable
-from ...rendezvous.diagnosis.hang import stack_lines
-from ...rendezvous.protocol.stacks import RankStack
 from ..cli.master_flags import StacksOptions
 from ..reporting.standard_output import standard_output
-from .asking import ask_master
+from .asking import MasterCalls
+from .targets import Target, find_target
 
 
 def show_stacks(options: StacksOptions) -> int:
     """Request the stacks and print them; return the exit status.
 
     Raises:
-        RendezvousError: no master answers at the endpoint.
-        UsageError: the answer cannot be written.
+        RendezvousError: there is no such job, or its master does not answer.
+        UsageError: there are several jobs, or the answer cannot be written.
     """
-    from ...protos import rendezvous_pb2 as pb
-    from ...rendezvous.protocol.stacks import RankStack
-    from ...rendezvous.transport.codec import from_part
+    return asyncio.run(_show(options))
 
-    request = pb.StacksRequest(ranks=options.ranks)
-    reply = asyncio.run(ask_master("Stacks", request, pb.StacksReply, options))
-    groups = [(tuple(group.ranks), from_part(RankStack, group.stack)) for group in reply.groups]
+
+async def _show(options: StacksOptions) -> int:
+    target = await find_target(options)
+    if target.job is None and target.endpoint is None:
+        from .job_list import print_jobs
+
+        with standard_output():
+            print_jobs(target.jobs)
+        raise UsageError(
+            "several jobs run on this host; expected ft-run stacks JOB, the ID or the process ID of"
+            " one of them."
+        )
+    answer, lines = await _ask(target, options)
     with standard_output():
         if options.json:
-            print(json.dumps(_as_dict(reply.round, groups, list(reply.silent)), indent=2))
+            print(json.dumps(answer, indent=2))
         else:
-            for line in _lines(groups, list(reply.silent)):
+            for line in lines:
                 print(printable(line))
     return exit_codes.SUCCESS
 
 
-def _as_dict(
-    round_number: int, groups: list[tuple[tuple[int, ...], RankStack]], silent: list[str]
-) -> dict[str, Any]:
-    return {
-        "round": round_number,
-        "groups": [
-            {
-                "ranks": list(ranks),
-                "node_rank": stack.node_rank,
-                "host": stack.host,
-                "state": stack.state.name.lower(),
-                "steps": stack.steps,
-                "remark": stack.remark,
-                "frames": [
-                    {
-                        "file": frame.file,
-                        "line": frame.line,
-                        "function": frame.function,
-                        "is_library": frame.is_library,
-                        "source": frame.source,
-                    }
-                    for frame in stack.frames
-                ],
-            }
-            for ranks, stack in groups
-        ],
-        "silent_nodes": silent,
-    }
+async def _ask(target: Target, options: StacksOptions) -> tuple[dict[str, Any], Sequence[str]]:
+    """Return the answer as JSON values and as lines."""
+    if target.job is not None:
+        found = await target.job.ask(options.timeout_s, ask="stacks", ranks=[*options.ranks])
+        answer = dict(found["stacks"])
+        return answer, answer.pop("lines")
+    from ...protos import rendezvous_pb2 as pb
+    from ...rendezvous.protocol.stacks import RankStack
+    from ...rendezvous.transport.codec import from_part
+    from ..reporting.stack_answer import stacks_dict, stacks_lines
 
-
-def _lines(groups: list[tuple[tuple[int, ...], RankStack]], silent: list[str]) -> Iterator[str]:
-    """Yield readable lines; the largest group is the last."""
-    for node in silent:
-        yield f"{node}: no answer"
-    if not groups:
-        yield "none of the requested workers is running"
-    for ranks, stack in groups:
-        yield from stack_lines(ranks, stack)
+    assert target.endpoint is not None
+    request = pb.StacksRequest(ranks=options.ranks)
+    try:
+        async with MasterCalls(target.endpoint, options.trust, options.timeout_s) as master:
+            reply = await master.ask("Stacks", request, pb.StacksReply)
+    except RendezvousError as error:
+        raise target.not_found(error) from error
+    groups = [(tuple(group.ranks), from_part(RankStack, group.stack)) for group in reply.groups]
+    silent = list(reply.silent)
+    return stacks_dict(reply.round, groups, silent), list(stacks_lines(groups, silent))

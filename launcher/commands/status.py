@@ -7,10 +7,13 @@ import sys
 from typing import Any
 
 from ... import exit_codes
+from ...errors import RendezvousError
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
 from ..reporting.standard_output import standard_output
-from .asking import ask_master
+from ..reporting.status_answer import status_dict
+from .asking import MasterCalls
+from .targets import Target, find_target
 
 _UNFOLDED = 10_000
 """Width in columns, larger than any line."""
@@ -20,49 +23,63 @@ _BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
 since the master may have another version."""
 
 
-_OF_SEVERAL = ("hosts", "leader", "term", "lease_s")
-"""Fields that are shown only if several hosts may lead."""
-
-
 def show_status(options: StatusOptions) -> int:
     """Request the status and print it; return the exit status.
 
     Raises:
-        RendezvousError: no master answers at the endpoint.
-        UsageError: the answer cannot be written.
+        RendezvousError: there is no such job, or its master does not answer.
+        UsageError: the options name several jobs, or the answer cannot be written.
     """
-    status = asyncio.run(_ask(options))
+    return asyncio.run(_show(options))
+
+
+async def _show(options: StatusOptions) -> int:
+    target = await find_target(options)
+    is_list = target.job is None and target.endpoint is None
+    status = {} if is_list else await ask_status(target, options)
     with standard_output():
         if options.json:
-            print(json.dumps(status, indent=2))
+            print(json.dumps(_with_jobs(status, target, options), indent=2))
+        elif is_list:
+            from .job_list import print_jobs
+
+            print_jobs(target.jobs)
         else:
             _print_table(status)
     return exit_codes.SUCCESS
 
 
-async def _ask(options: StatusOptions) -> dict[str, Any]:
+def _with_jobs(status: dict[str, Any], target: Target, options: StatusOptions) -> dict[str, Any]:
+    """Return the answer, with the jobs of this host if the options name none."""
+    if options.endpoint is not None or options.job:
+        return status
+    return status | {"jobs": [job.as_dict() for job in target.jobs]}
+
+
+async def ask_status(target: Target, options: StatusOptions) -> dict[str, Any]:
+    """Return the status of a job, as ``status_dict`` does.
+
+    Raises:
+        RendezvousError: it does not answer.
+    """
+    if target.job is not None:
+        answer = await target.job.ask(options.timeout_s, ask="status")
+        return dict(answer["status"])
     from ...protos import rendezvous_pb2 as pb
 
-    return _as_dict(await ask_master("Status", pb.StatusRequest(), pb.StatusReply, options))
+    assert target.endpoint is not None
+    try:
+        async with MasterCalls(target.endpoint, options.trust, options.timeout_s) as master:
+            return _as_dict(await master.ask("Status", pb.StatusRequest(), pb.StatusReply))
+    except RendezvousError as error:
+        raise target.not_found(error) from error
 
 
 def _as_dict(reply: Any) -> dict[str, Any]:
-    """Return the answer with all fields, including zeros."""
-    nodes = sorted(reply.nodes, key=lambda node: (node.node_rank < 0, node.node_rank))
-    status = _fields(reply, "nodes", *_OF_SEVERAL)
-    if reply.hosts:
-        status |= {name: getattr(reply, name) for name in _OF_SEVERAL} | {"hosts": [*reply.hosts]}
-    return status | {
-        "nodes": [
-            _fields(node, "workers") | {"workers": [_fields(worker) for worker in node.workers]}
-            for node in nodes
-        ]
-    }
+    from ...rendezvous.protocol.status import StatusReply
+    from ...rendezvous.transport.codec import from_part
 
-
-def _fields(message: Any, *without: str) -> dict[str, Any]:
-    names = [field.name for field in message.DESCRIPTOR.fields if field.name not in without]
-    return {name: getattr(message, name) for name in names}
+    return status_dict(from_part(StatusReply, reply))
 
 
 def _led(status: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from ...events.node import nodes_wanted
 from ...rendezvous.protocol.messages import Assignment, Waiting
@@ -41,6 +42,40 @@ class LiveStatus:
     def started(self, assignment: Assignment) -> None:
         """Record that a round was started here."""
         self.assignment, self.waiting = assignment, None
+
+    def summary(self) -> dict[str, Any]:
+        """Return what this node knows of its job, as JSON values; times in seconds."""
+        options, assignment = self._options.rendezvous, self._assignment
+        furthest = max(self._steps(), key=lambda rank: rank.steps, default=None)
+        waiting = self.waiting
+        return {
+            "job_id": options.job_id,
+            "script": self._options.name or self._options.script,
+            "phase": self._phase(),
+            "round": assignment.round if assignment is not None else -1,
+            "nodes": waiting.joined
+            if waiting is not None
+            else assignment.nodes
+            if assignment
+            else 0,
+            "min_nodes": options.min_nodes,
+            "max_nodes": options.max_nodes,
+            "restarts": restarts_used(assignment, self._options) if assignment is not None else 0,
+            "max_restarts": options.max_restarts,
+            "steps": furthest.steps if furthest is not None else None,
+            "steps_per_s": furthest.steps_per_s if furthest is not None else None,
+            "idle_s": furthest.idle_s if furthest is not None else None,
+            "uptime_s": time.monotonic() - self._since,
+        }
+
+    def _phase(self) -> str:
+        if not self.connected:
+            return "no connection to the master"
+        if self.checking:
+            return "checking nodes"
+        if self.waiting is not None:
+            return "spare" if self.waiting.spare else "waiting for nodes"
+        return "running" if self._assignment is not None else "starting"
 
     def text(self) -> str:
         """Return the current line."""

@@ -21,6 +21,7 @@ from ...tasks import show_bug
 from ..diagnosis.hang import group_stacks
 from ..lease.succession import OtherOptionsError
 from ..master.master import Master
+from ..master.status import job_status
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
@@ -71,6 +72,8 @@ class MasterServer:
         succession: "Succession | None" = None,
     ) -> None:
         """Serve a master, or with several endpoints the one of ``succession`` while it leads."""
+        self.report: Callable[[], str] = str
+        """Returns ``StatusReply.report``."""
         self._only_master = master
         self._trust = trust
         self._succession = succession
@@ -262,55 +265,26 @@ class MasterServer:
 
     async def _status(
         self,
-        _request: bytes,
-        _context: "grpc.aio.ServicerContext[bytes, pb.StatusReply]",
+        request: bytes,
+        context: "grpc.aio.ServicerContext[bytes, pb.StatusReply]",
     ) -> pb.StatusReply:
+        try:
+            until_end = pb.StatusRequest.FromString(request).until_end
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_SENSE)
         master = self._master_now()
         if master is None:
-            reply = pb.StatusReply(
+            other = pb.StatusReply(
                 phase="another host is the leader", round=-1, version=self._version
             )
             assert self._succession is not None
-            _describe(reply, self._succession)
-            return reply
-        progress = await master.steps()
-        group = master.group
-        uptime_s, round_uptime_s = master.uptime_s()
-        reply = pb.StatusReply(
-            phase=group.phase.value,
-            round=group.round,
-            restarts=group.state.restarts_in_budget,
-            world_nodes=group.state.world_nodes,
-            uptime_s=uptime_s,
-            round_uptime_s=round_uptime_s if group.round >= 0 else 0.0,
-            version=self._version,
-            last_stop=group.last_stop,
-            checkpoint_step=progress.checkpoint[0],
-            checkpoint_age_s=progress.checkpoint[1],
-        )
+            _describe(other, self._succession)
+            return other
+        if until_end:
+            await master.finished()
+        reply: pb.StatusReply = part_of(await job_status(master, self._version, self.report()))
         if self._succession is not None:
             _describe(reply, self._succession)
-        if group.job is not None:
-            reply.job_id = group.job.job_id
-            reply.max_restarts = group.job.max_restarts
-            reply.min_nodes, reply.max_nodes = group.job.min_nodes, group.job.max_nodes
-        for node in group.roster:
-            placed = node.rank is not None and node.round == group.round
-            first, size = node.rank_offset, node.spec.local_world_size
-            entry = reply.nodes.add(
-                node_id=node.spec.node_id,
-                host=node.spec.host,
-                address=node.spec.address,
-                role=node.spec.role,
-                phase=node.phase.value,
-                node_rank=node.rank if placed and node.rank is not None else -1,
-                rank_offset=node.rank_offset if placed else -1,
-                local_world_size=node.spec.local_world_size,
-                attached=node.link is not None,
-            )
-            entry.workers.extend(
-                part_of(rank) for rank in progress.steps if placed and 0 <= rank.rank - first < size
-            )
         return reply
 
 

@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from ft_run.launcher.agent import identity
 from ft_run.launcher.agent.identity import NodeIdentity
+from ft_run.launcher.machine import user_folder
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_what_another_user_can_write_to_holds_no_number(
         (tmp_path / "link").symlink_to(trap)
         trap = tmp_path / "link"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(identity, "_shared_folder", lambda: trap)
+    monkeypatch.setattr(user_folder, "_shared_folder", lambda: trap)
     with closing(NodeIdentity(job)) as own:
         assert own.node_id.endswith("/0")
     assert list(trap.iterdir()) == []
@@ -101,6 +101,6 @@ def test_without_a_folder_of_its_own_a_node_has_a_number_that_no_other_has(
     job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(identity, "_shared_folder", lambda: tmp_path / "no" / "such")
+    monkeypatch.setattr(user_folder, "_shared_folder", lambda: tmp_path / "no" / "such")
     with closing(NodeIdentity(job)) as one, closing(NodeIdentity(job)) as other:
         assert one.node_id != other.node_id

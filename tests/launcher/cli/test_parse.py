@@ -775,27 +775,38 @@ def test_master() -> None:
 
 
 def test_status() -> None:
-    assert parse.parse(["status"], {}) == StatusOptions(Endpoint("localhost", 29400))
+    assert parse.parse(["status"], {}) == StatusOptions()
     assert parse.parse(["status", "node0", "--json", "--timeout=2"], {}) == StatusOptions(
-        Endpoint("node0", 29400), json=True, timeout_s=2
+        Endpoint("node0", 29400), may_be_job="node0", json=True, timeout_s=2
     )
+    assert parse.parse(["status", "node0:1"], {}) == StatusOptions(Endpoint("node0", 1))
     assert parse.parse(["status", "--json"], {"PET_RDZV_ENDPOINT": "m:1"}) == StatusOptions(
         Endpoint("m", 1), json=True
     )
+    assert parse.parse(["status", "--job=a:b", "--watch"], {}) == StatusOptions(
+        job="a:b", watch=True
+    )
     assert sentence("status", "a:1", "b:2") == (
-        "unexpected argument 'b:2' for ft-run status after 'a:1'; expected one HOST[:PORT]."
+        "unexpected argument 'b:2' for ft-run status after 'a:1'; expected one JOB or HOST[:PORT]."
     )
     assert sentence("status", "a:x").startswith("invalid value 'a:x' for ft-run status: expected")
+    for other in ("a:1", "--rdzv-endpoint=a:1"):
+        assert sentence("status", "--job=a", other) == (
+            "--job and an endpoint exclude each other; expected one of them."
+        )
+    assert sentence("status", "--watch", "--json").startswith("--watch and --json exclude")
 
 
 def test_stacks() -> None:
-    assert parse.parse(["stacks"], {}) == StacksOptions(Endpoint("localhost", 29400))
+    assert parse.parse(["stacks"], {}) == StacksOptions()
     assert parse.parse(
         ["stacks", "node0", "--rank", "0,17", "--json", "--timeout=2"], {}
-    ) == StacksOptions(Endpoint("node0", 29400), True, 2.0, (0, 17))
+    ) == StacksOptions(
+        Endpoint("node0", 29400), may_be_job="node0", json=True, timeout_s=2.0, ranks=(0, 17)
+    )
     assert "ranks separated by commas, e.g. 0,17" in sentence("stacks", "--rank=0-3")
     assert sentence("stacks", "a:1", "b:2") == (
-        "unexpected argument 'b:2' for ft-run stacks after 'a:1'; expected one HOST[:PORT]."
+        "unexpected argument 'b:2' for ft-run stacks after 'a:1'; expected one JOB or HOST[:PORT]."
     )
 
 

@@ -1,0 +1,147 @@
+"""The Unix socket on which other processes of this user ask an agent, as ``ft-run status`` does.
+
+Requests and answers are JSON objects, one in each line. The socket is served by the agent's event
+loop: no thread, and no wake-up while nobody asks.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ...events.event import Event, LogMessage, Severity
+from ..machine.user_folder import SOCKET_SUFFIX, user_folder
+
+_REQUEST_MAX_BYTES: Final = 64 * 1024
+_CONNECTIONS_MAX: Final = 16
+"""At the same time; more are closed at once."""
+_PENDING: Final = 16
+
+Answer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class LocalSocket:
+    """A socket in the user's folder; other users can neither find it nor ask."""
+
+    def __init__(self, answer: Answer) -> None:
+        """Listen nowhere yet.
+
+        Args:
+            answer: returns the answer to a request, as JSON values.
+        """
+        self._answer = answer
+        self._server: asyncio.AbstractServer | None = None
+        self._path: Path | None = None
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    async def listen(self, name: str) -> None:
+        """Listen at a name in the user's folder.
+
+        Raises:
+            OSError: there is no such folder, or its path is too long for a socket (107 bytes).
+        """
+        folder = user_folder()
+        path, hidden = folder / f"{name}{SOCKET_SUFFIX}", folder / f".{name}"
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(str(hidden))
+            hidden.chmod(0o600)
+            listening.listen(_PENDING)
+            # Only now: who finds a socket on which nobody listens removes it.
+            hidden.rename(path)
+        except OSError:
+            listening.close()
+            hidden.unlink(missing_ok=True)
+            raise
+        self._path = path
+        self._server = await asyncio.start_unix_server(
+            self._serve, sock=listening, limit=_REQUEST_MAX_BYTES
+        )
+
+    def close(self, last: Mapping[str, Any] | None = None) -> None:
+        """Stop listening and disconnect.
+
+        Args:
+            last: what all that are connected receive first; None: nothing.
+        """
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        if self._server is not None:
+            self._server.close()
+        for task, writer in self._open.items():
+            if last is not None:
+                writer.write(_line(last))
+            writer.close()
+            task.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        peer = writer.get_extra_info("socket")
+        if len(self._open) >= _CONNECTIONS_MAX or user_of(peer) not in (0, os.geteuid()):
+            writer.close()
+            return
+        self._open[task] = writer
+        try:
+            while request := await reader.readline():
+                writer.write(_line(await self._answered(request)))
+                await writer.drain()
+        except (ConnectionError, ValueError, asyncio.CancelledError):
+            pass  # it is gone, its line is too long, or this agent ends
+        finally:
+            del self._open[task]
+            writer.close()
+
+    async def _answered(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+        except ValueError:
+            request = None
+        if not isinstance(request, dict):
+            return {"error": "invalid request: expected a JSON object"}
+        return await self._answer(request)
+
+
+def user_of(peer: socket.socket) -> int:
+    """Return the user id of the process at the other end, as the kernel knows it (unix(7))."""
+    size = struct.calcsize("3I")
+    _, user, _ = struct.unpack("3I", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(user)
+
+
+@contextlib.asynccontextmanager
+async def answering(
+    name: str,
+    answer: Answer,
+    last: Callable[[], Awaitable[Mapping[str, Any] | None]],
+    note: Callable[[Event], None],
+) -> AsyncIterator[None]:
+    """Answer on a socket meanwhile; without one if it cannot be created.
+
+    Args:
+        name: of the socket, unique on this host.
+        answer: returns the answer to a request.
+        last: returns what all that are connected at the end receive.
+        note: receives the event if there is no socket.
+    """
+    local = LocalSocket(answer)
+    try:
+        await local.listen(name)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        note(LogMessage(f"ft-run status does not find this job: {reason}", Severity.DEBUG))
+    try:
+        yield
+        local.close(await last())
+    finally:
+        local.close()
+
+
+def _line(answer: Mapping[str, Any]) -> bytes:
+    return json.dumps(answer, separators=(",", ":")).encode() + b"\n"

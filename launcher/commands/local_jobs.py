@@ -1,0 +1,180 @@
+"""The jobs of this host and user, as their agents' local sockets know them."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import RendezvousError, UsageError
+from ...values import dataclass
+from ..flags.values import shown
+from ..machine.user_folder import SOCKET_SUFFIX, user_folders
+
+_ANSWER_S: Final = 2.0
+"""How long an agent has to describe its job; a stopped one does not."""
+_ANSWER_MAX_BYTES: Final = 64 << 20
+
+
+class LocalConnection:
+    """A connection to an agent; ``close`` it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Use ``connect``."""
+        self._reader, self._writer = reader, writer
+
+    @property
+    def pid(self) -> int:
+        """The process at the other end, as the kernel knows it."""
+        peer: socket.socket = self._writer.get_extra_info("socket")
+        pid, _, _ = struct.unpack("3I", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
+
+    async def ask(self, **request: Any) -> dict[str, Any]:
+        """Send a request; return the answer.
+
+        Raises:
+            RendezvousError: the agent is gone, or refuses the request.
+        """
+        try:
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            await self._writer.drain()
+        except OSError as error:
+            raise RendezvousError("the ft-run of the job has ended.") from error
+        return await self.receive()
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next answer.
+
+        Raises:
+            RendezvousError: the agent is gone, or refuses the request.
+        """
+        try:
+            line = await self._reader.readline()
+            answer = json.loads(line) if line else None
+        except (OSError, ValueError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise RendezvousError("the ft-run of the job has ended.")
+        if (error := answer.get("error")) is not None:
+            raise RendezvousError(f"the ft-run of the job answers: {error}.")
+        return answer
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._writer.close()
+
+
+async def connect(path: Path) -> LocalConnection:
+    """Connect to an agent.
+
+    Raises:
+        OSError: nobody listens.
+    """
+    return LocalConnection(*await asyncio.open_unix_connection(path, limit=_ANSWER_MAX_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalJob:
+    """An agent on this host."""
+
+    path: Path
+    """Of its socket."""
+    pid: int
+    about: dict[str, Any]
+    """What it answers; empty: nothing within two seconds."""
+
+    @property
+    def job_id(self) -> str:
+        """The id of its job; empty: not known."""
+        return str(self.about.get("job_id", ""))
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What agents of one job have in common; those of a single node have no endpoint."""
+        endpoints = self.about.get("endpoints") or self.pid
+        return self.job_id, str(endpoints)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is known of it, as JSON values."""
+        return {"pid": self.pid} | self.about
+
+    async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
+        """Send one request; return the answer.
+
+        Raises:
+            RendezvousError: the agent is gone, refuses the request or does not answer in time.
+        """
+        try:
+            connection = await connect(self.path)
+        except OSError as error:
+            raise RendezvousError("the ft-run of the job has ended.") from error
+        try:
+            return await asyncio.wait_for(connection.ask(**request), timeout_s)
+        except asyncio.TimeoutError as error:
+            raise RendezvousError(
+                f"the ft-run with process ID {self.pid} does not answer within {timeout_s:g} s; it"
+                " may be stopped, e.g. by Ctrl-Z."
+            ) from error
+        finally:
+            connection.close()
+
+
+async def find_jobs() -> list[LocalJob]:
+    """Return the agents of this user on this host; remove the sockets of dead ones."""
+    paths = [path for folder in user_folders() for path in folder.glob(f"*{SOCKET_SUFFIX}")]
+    found = await asyncio.gather(*map(_look, paths))
+    return sorted(filter(None, found), key=lambda job: (job.job_id, job.pid))
+
+
+async def _look(path: Path) -> LocalJob | None:
+    try:
+        connection = await connect(path)
+    except ConnectionRefusedError:
+        _remove(path)  # its agent was killed
+        return None
+    except OSError:
+        return None
+    try:
+        answer = await asyncio.wait_for(connection.ask(ask="job"), _ANSWER_S)
+    except RendezvousError:  # it has ended meanwhile
+        return None
+    except asyncio.TimeoutError:
+        return LocalJob(path, connection.pid, {})
+    finally:
+        connection.close()
+    return LocalJob(path, connection.pid, answer.get("job") or {})
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def distinct(jobs: Sequence[LocalJob]) -> list[LocalJob]:
+    """Return one agent of each job, that with the master if it is on this host."""
+    best: dict[object, LocalJob] = {}
+    for job in jobs:
+        if job.key not in best or job.about.get("hosts_master"):
+            best[job.key] = job
+    return list(best.values())
+
+
+def named(jobs: Sequence[LocalJob], text: str) -> LocalJob | None:
+    """Return the job with an id, or that of the ft-run with a process id; None: there is none.
+
+    Raises:
+        UsageError: several jobs have this id.
+    """
+    found = distinct([job for job in jobs if job.job_id == text])
+    if len(found) > 1:
+        pids = ", ".join(str(job.pid) for job in found)
+        raise UsageError(
+            f"{len(found)} jobs of this host have the ID {shown(text)}; expected the process ID of"
+            f" one of them: {pids}."
+        )
+    by_pid = [job for job in jobs if str(job.pid) == text]
+    return next(iter(found or by_pid), None)

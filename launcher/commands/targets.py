@@ -1,0 +1,71 @@
+"""Which job ``ft-run status`` and ``ft-run stacks`` are about: on this host, or anywhere."""
+
+from collections.abc import Sequence
+
+from ... import defaults
+from ...errors import RendezvousError
+from ...rendezvous.protocol.endpoint import Endpoint
+from ...values import dataclass
+from ..cli.master_flags import StacksOptions, StatusOptions
+from ..flags.values import shown
+from .local_jobs import LocalJob, distinct, find_jobs, named
+
+_DEFAULT = Endpoint("localhost", defaults.ENDPOINT_PORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the options ask for. Exactly one of ``job`` and ``endpoint``, or neither."""
+
+    jobs: Sequence[LocalJob] = ()
+    """All agents of this user on this host, if the options name no job."""
+    job: LocalJob | None = None
+    """Its master is in this agent."""
+    endpoint: Endpoint | None = None
+    is_guess: bool = False
+    """Whether the endpoint is the default one, since there is no job on this host."""
+
+    def not_found(self, error: RendezvousError) -> RendezvousError:
+        """Return the error for the user, if the target does not answer."""
+        if not self.is_guess:
+            return error
+        return RendezvousError(
+            "no job of this user runs on this host, and no ft-run master answers at"
+            f" {self.endpoint}; expected HOST[:PORT], the --rdzv-endpoint of a job."
+        )
+
+
+async def find_target(options: StatusOptions | StacksOptions) -> Target:
+    """Find the job that the options name, or the jobs of this host.
+
+    Raises:
+        RendezvousError: there is no such job on this host.
+        UsageError: several jobs of this host have the id.
+    """
+    name = options.job or options.may_be_job
+    if options.endpoint is not None and not name:
+        return Target(endpoint=options.endpoint)
+    jobs = await find_jobs()
+    if name:
+        job = named(jobs, name)
+        if job is not None:
+            return _target_of(job)
+        if options.endpoint is not None:
+            return Target(endpoint=options.endpoint)
+        raise RendezvousError(
+            f"no job of this user on this host has the ID {shown(name)}; ft-run status lists them."
+        )
+    if not jobs:
+        return Target(endpoint=_DEFAULT, is_guess=True)
+    only = distinct(jobs)
+    if len(only) > 1 or not only[0].about:
+        return Target(jobs)
+    return _target_of(only[0], jobs)
+
+
+def _target_of(job: LocalJob, jobs: Sequence[LocalJob] = ()) -> Target:
+    """Return where to ask about a job: the agent with the master, or the master elsewhere."""
+    endpoints = job.about.get("endpoints")
+    if endpoints and not job.about.get("hosts_master"):
+        return Target(jobs, endpoint=Endpoint.parse(endpoints[0]))
+    return Target(jobs, job)
