@@ -55,8 +55,9 @@ class Hosting:
         note: Note,
         trust: "Trust | None" = None,
         changed: Callable[[Master], None] | None = None,
+        report: Callable[[], str] = str,
     ) -> None:
-        self._options = options
+        self._options, self._report = options, report
         self._trust = trust
         self._note, self._changed = note, changed
         self._address: Endpoint | None = None
@@ -68,8 +69,6 @@ class Hosting:
         self._master: Master | None = None
         self._over: asyncio.Future[Verdict] | None = None
         """The verdict, when this host was the last leader among several candidates."""
-        self.report: Callable[[], str] = str
-        """Returns ``StatusReply.report``."""
         self.where = "standalone"
         """A description, for the user, of the master that this node connects to."""
 
@@ -101,7 +100,7 @@ class Hosting:
             if listed is not None:
                 self._over = asyncio.get_running_loop().create_future()
                 self._succession, self._server = listed
-                self._server.report = self.report
+                self._server.report = self._report
                 self.where += f"; this host may lead, at {endpoints[self._succession.own]}"
             return
         self.where = f"master at {endpoint}"
@@ -191,7 +190,7 @@ class Hosting:
 
         master = self._new_master(self._settings())
         server = MasterServer(master, VERSION, self._options.timeouts.silence_s, self._trust)
-        server.report = self.report
+        server.report = self._report
         try:
             await server.start(address)
         except PortInUseError:

@@ -16,8 +16,10 @@ from ..machine.network import AdvertisedAddress, PortReservation, is_local_addre
 from ..machine.worker_count import WorkerCount
 from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
+from ..reporting.event_history import EventHistory
 from ..reporting.failure_report import recorded
 from ..reporting.live_line import live_line
+from ..reporting.recorder import attempt_of
 from ..reporting.time_report import TimeReport
 from ..version import VERSION
 from .agent import Agent
@@ -67,13 +69,16 @@ async def run_node(
     for warning in options.warnings:
         display.event(LogMessage(warning))
     time_report = TimeReport(display)
+    history = EventHistory(rendezvous.job_id, attempt_of(os.environ))
+    if display.recorder is not None:
+        display.recorder.listen(history.note)
     identity = NodeIdentity(rendezvous.job_id)
     if display.recorder is not None:
         display.recorder.node = identity.node_id
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
     changed = metrics.job.changed if metrics is not None else None
-    hosting = Hosting(rendezvous, display.event, trust, changed)
+    hosting = Hosting(rendezvous, display.event, trust, changed, history.report)
     crew = new_crew(identity.node_id) if new_crew is not None else None
     agent = Agent(options, display, starter, identity=identity, port=port, crew=crew)
     if metrics is not None and display.recorder is not None:
@@ -94,7 +99,7 @@ async def run_node(
                 release=VERSION,
             )
         )
-        answers = LocalAnswers(agent, hosting, identity, rendezvous, hosting.report)
+        answers = LocalAnswers(agent, hosting, identity, rendezvous, history.report)
         async with (
             answering(identity.incarnation, answers.answer, answers.last, display.event),
             live_line(display, agent.status.text, starter.spawner),

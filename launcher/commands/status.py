@@ -12,15 +12,12 @@ from ...printable import printable
 from ..cli.master_flags import StatusOptions
 from ..reporting.standard_output import standard_output
 from ..reporting.status_answer import status_dict
+from ..reporting.status_lines import is_spare, pace, ranks, status_lines
 from .asking import MasterCalls
 from .targets import Target, find_target
 
 _UNFOLDED = 10_000
 """Width in columns, larger than any line."""
-
-_BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
-"""Phases of a group without a running round; values of ``GroupPhase``, which is not imported here,
-since the master may have another version."""
 
 
 def show_status(options: StatusOptions) -> int:
@@ -82,51 +79,6 @@ def _as_dict(reply: Any) -> dict[str, Any]:
     return status_dict(from_part(StatusReply, reply))
 
 
-def _led(status: dict[str, Any]) -> str:
-    """Return the text about the leader, if several hosts may lead."""
-    others = ", ".join(host for host in status["hosts"] if host != status["leader"])
-    if not status["leader"]:
-        return f"no leader · hosts: {others}"
-    left = f", lease {status['lease_s']:.1f} s" if status["lease_s"] else ""
-    return f"leader {status['leader']}, term {status['term']}{left} · other hosts: {others}"
-
-
-def _heading(status: dict[str, Any]) -> list[str]:
-    """Return the lines above the table: the job, its last stop, and the hosts that may lead."""
-    from ...events.node import nodes_wanted
-    from ..reporting.live_status import duration
-
-    wanted = nodes_wanted(status["min_nodes"], status["max_nodes"])
-    leads = not status.get("hosts") or status["lease_s"] > 0
-    if not leads:
-        lines = ["this host is not the leader"]
-    elif not status["job_id"]:
-        lines = [f"no node has joined yet · {status['phase']}"]
-    elif status["round"] < 0 or status["phase"] in _BETWEEN_ROUNDS:
-        here = f"nodes {len(status['nodes'])} of {wanted} connected"
-        if status["round"] >= 0:
-            restarts = f"restarts {status['restarts']}/{status['max_restarts']}"
-            here = f"round {status['round']} is over · {here} · {restarts}"
-        lines = [f"job {status['job_id']} · {status['phase']}", here]
-    else:
-        lines = [
-            f"job {status['job_id']} · {status['phase']}",
-            f"round {status['round']} up {duration(status['round_uptime_s'])} · "
-            f"nodes {status['world_nodes']} of {wanted} · "
-            f"restarts {status['restarts']}/{status['max_restarts']}",
-        ]
-    if leads:
-        lines[-1] += f" · master up {duration(status['uptime_s'])}"
-    if status["checkpoint_step"]:
-        age = duration(status["checkpoint_age_s"])
-        lines.append(f"last checkpoint: step {status['checkpoint_step']}, {age} ago")
-    if status["last_stop"]:
-        lines.append(f"last stop: {status['last_stop']}")
-    if status.get("hosts"):
-        lines.append(_led(status))
-    return lines
-
-
 def _print_table(status: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -135,7 +87,7 @@ def _print_table(status: dict[str, Any]) -> None:
     # Output to a pipe is not wrapped, so that it can be searched by line.
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(file=sys.stdout, highlight=False, width=None if folded else _UNFOLDED)
-    for line in _heading(status):
+    for line in status_lines(status):
         console.print(printable(line), markup=False)
     if not status["nodes"]:
         return
@@ -145,23 +97,20 @@ def _print_table(status: dict[str, Any]) -> None:
     for title in (*titles, *(("STEP", "STEPS/S") if has_steps else ())):
         table.add_column(title, overflow="fold")
     for node in status["nodes"]:
-        cells = _cells(node, has_round=status["round"] >= 0, has_steps=has_steps)
+        cells = _cells(node, status, has_steps=has_steps)
         table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
 
 
-def _cells(node: dict[str, Any], *, has_round: bool, has_steps: bool) -> list[str]:
-    """Return a node's row; a ready node outside of a formed round is a spare."""
-    first, size = node["rank_offset"], node["local_world_size"]
-    ranks = "-" if first < 0 else f"{first}-{first + size - 1}" if size > 1 else str(first)
-    spare = node["node_rank"] < 0 and node["phase"] == "ready" and has_round
+def _cells(node: dict[str, Any], status: dict[str, Any], *, has_steps: bool) -> list[str]:
+    """Return a node's row."""
     return [
         "-" if node["node_rank"] < 0 else str(node["node_rank"]),
         node["host"],
         node["address"],
         node["role"],
-        ranks,
-        "spare" if spare else node["phase"],
+        ranks(node),
+        "spare" if is_spare(node, status) else node["phase"],
         "yes" if node["attached"] else "no",
         *(_steps(node["workers"]) if has_steps else ()),
     ]
@@ -169,14 +118,5 @@ def _cells(node: dict[str, Any], *, has_round: bool, has_steps: bool) -> list[st
 
 def _steps(workers: list[dict[str, Any]]) -> tuple[str, str]:
     """Return the step of a node's furthest rank, and its steps per second."""
-    from ..reporting.live_status import duration
-    from ..reporting.steps import is_late, rate
-
     furthest = max(workers, key=lambda worker: int(worker["steps"]), default=None)
-    if furthest is None:
-        return "-", "-"
-    idle_s = furthest["idle_s"]
-    late = is_late(furthest["steps_per_s"], idle_s)
-    return str(furthest["steps"]), (
-        f"none for {duration(idle_s)}" if late else rate(furthest["steps_per_s"])
-    )
+    return ("-", "-") if furthest is None else (str(furthest["steps"]), pace(furthest))

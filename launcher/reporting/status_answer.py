@@ -27,4 +27,8 @@ def _reported(report: str) -> dict[str, Any]:
         known = json.loads(report or "{}")
     if not isinstance(known, dict):
         known = {}
-    return {"summary": known.get("summary"), "events": known.get("events") or []}
+    return {
+        "time_s": known.get("time_s"),
+        "summary": known.get("summary"),
+        "events": known.get("events") or [],
+    }

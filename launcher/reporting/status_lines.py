@@ -1,0 +1,171 @@
+"""The lines of ``ft-run status`` above the table: what the person on call asks about a job.
+
+Is it training? How much would be lost? How often was it restarted, and why? Which nodes are
+missing? Is it slower than it was, and is it the data? The status is that of ``status_dict``.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from ...events.node import nodes_wanted
+from .live_status import duration
+from .steps import is_late, rate
+
+Status: TypeAlias = Mapping[str, Any]
+
+_BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
+"""Phases of a group without a running round; values of ``GroupPhase``, which is not imported here,
+since the master may have another version."""
+_SLOWER: float = 1.1
+_NAMES_SHOWN = 6
+
+
+def status_lines(status: Status) -> list[str]:
+    """Return the lines."""
+    if not _leads(status):
+        return ["this host is not the leader", _led(status)]
+    lines = [*_job(status)]
+    lines[-1] += f" · master up {duration(status['uptime_s'])}"
+    lines += filter(None, (_training(status), _saves(status), _restarts(status), _nodes(status)))
+    if status["last_stop"] and not any(status["last_stop"] in line for line in lines):
+        lines.append(f"last stop: {status['last_stop']}")
+    if status.get("hosts"):
+        lines.append(_led(status))
+    return lines
+
+
+def _leads(status: Status) -> bool:
+    return not status.get("hosts") or status["lease_s"] > 0
+
+
+def _led(status: Status) -> str:
+    """Return the text about the leader, if several hosts may lead."""
+    others = ", ".join(host for host in status["hosts"] if host != status["leader"])
+    if not status["leader"]:
+        return f"no leader · hosts: {others}"
+    left = f", lease {status['lease_s']:.1f} s" if status["lease_s"] else ""
+    return f"leader {status['leader']}, term {status['term']}{left} · other hosts: {others}"
+
+
+def _job(status: Status) -> Iterator[str]:
+    wanted = nodes_wanted(status["min_nodes"], status["max_nodes"])
+    restarts = f"restarts {status['restarts']}/{status['max_restarts']}"
+    if not status["job_id"]:
+        yield f"no node has joined yet · {status['phase']}"
+        return
+    yield f"job {status['job_id']} · {status['phase']}"
+    if status["round"] < 0 or status["phase"] in _BETWEEN_ROUNDS:
+        here = f"nodes {len(status['nodes'])} of {wanted} connected"
+        if status["round"] >= 0:
+            here = f"round {status['round']} is over · {here} · {restarts}"
+        yield here
+    else:
+        yield (
+            f"round {status['round']} up {duration(status['round_uptime_s'])} · "
+            f"nodes {status['world_nodes']} of {wanted} · {restarts}"
+        )
+
+
+def furthest_worker(status: Status) -> Mapping[str, Any] | None:
+    """Return the worker with the most steps; None: none has shown progress."""
+    workers = [worker for node in status["nodes"] for worker in node["workers"]]
+    # Ranks that train together differ by one step, and some may do none by design.
+    return max(workers, key=lambda worker: (worker["steps"], -worker["idle_s"]), default=None)
+
+
+def pace(worker: Mapping[str, Any]) -> str:
+    """Return the rate of a worker, or the time since its last step if that is long."""
+    if is_late(worker["steps_per_s"], worker["idle_s"]):
+        return f"none for {duration(worker['idle_s'])}"
+    return rate(worker["steps_per_s"])
+
+
+def _training(status: Status) -> str:
+    worker = furthest_worker(status)
+    if worker is None:
+        is_unknown = status["phase"] == "running" and status["nodes"]
+        return "training: no step reported so far (--watch-workers)" if is_unknown else ""
+    step, idle_s = worker["steps"], worker["idle_s"]
+    if is_late(worker["steps_per_s"], idle_s):
+        return f"training: no step for {duration(idle_s)}, step {step}"
+    parts = [f"training: step {step}, {idle_s:.1f} s ago"]
+    if worker["steps_per_s"]:
+        parts.append(f"{rate(worker['steps_per_s'])} steps/s{_slowdown(status, worker)}")
+    wait = _part(status, "training").get("data_wait")
+    if wait is not None:
+        parts.append(f"waits for data {wait:.0%} of the time")
+    return " · ".join(parts)
+
+
+def _slowdown(status: Status, worker: Mapping[str, Any]) -> str:
+    best = _part(status, "training").get("best_hour_steps_per_s")
+    if not best or best < _SLOWER * worker["steps_per_s"]:
+        return ""
+    return f", {rate(best)} in the best hour"
+
+
+def _saves(status: Status) -> str:
+    saves, parts = _part(status, "saves"), []
+    if status["checkpoint_step"]:
+        age = duration(status["checkpoint_age_s"])
+        parts.append(f"last checkpoint: step {status['checkpoint_step']}, {age} ago")
+    elif saves.get("checkpoint"):  # of a node that is gone
+        age = _age(status, saves["checkpoint"]["at_s"])
+        parts.append(f"last checkpoint: step {saves['checkpoint']['step']}, {age} ago")
+    if saves.get("snapshot_step", -1) >= 0:
+        parts.append(f"snapshot: step {saves['snapshot_step']}")
+    if saves.get("replica_lag") is not None:
+        parts.append(f"replica {saves['replica_lag']} steps behind")
+    if failed := saves.get("failed"):
+        parts.append(f"{failed} failed since: {saves['reason']}")
+    return " · ".join(parts)
+
+
+def _restarts(status: Status) -> str:
+    restarts = _part(status, "restarts")
+    if not restarts.get("count"):
+        return ""
+    kinds = ", ".join(f"{number} {kind}" for kind, number in restarts["by_kind"].items())
+    last = restarts["last"][-1]
+    cause = last["cause"]["summary"]
+    return f"restarts: {kinds} · last {_age(status, last['at_s'])} ago: {cause}"
+
+
+def _nodes(status: Status) -> str:
+    nodes, parts = _part(status, "nodes"), []
+    spares = sum(is_spare(node, status) and node["attached"] for node in status["nodes"])
+    if spares:
+        parts.append(f"{spares} spare{'s' * (spares > 1)}")
+    away = [node["node_id"] for node in status["nodes"] if not node["attached"]]
+    for what, names in (
+        ("missing", nodes.get("missing") or ()),
+        ("disconnected", away),
+        ("lost", nodes.get("lost") or ()),
+        ("excluded", nodes.get("excluded") or ()),
+    ):
+        if names:
+            more = f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN)
+            parts.append(f"{what}: {', '.join(names[:_NAMES_SHOWN])}{more}")
+    return "nodes: " + " · ".join(parts) if parts else ""
+
+
+def ranks(node: Mapping[str, Any]) -> str:
+    """Return the ranks of a node: ``8-15``."""
+    first, size = node["rank_offset"], node["local_world_size"]
+    return "-" if first < 0 else f"{first}-{first + size - 1}" if size > 1 else str(first)
+
+
+def is_spare(node: Mapping[str, Any], status: Status) -> bool:
+    """Return whether a node is a spare: ready, outside of a formed round."""
+    return bool(node["node_rank"] < 0 and node["phase"] == "ready" and status["round"] >= 0)
+
+
+def _part(status: Status, name: str) -> Mapping[str, Any]:
+    """Return a part of the summary; empty if the master has none, or is older."""
+    summary = status.get("summary") or {}
+    part: Mapping[str, Any] = summary.get(name) or {}
+    return part
+
+
+def _age(status: Status, at_s: float) -> str:
+    return duration(max(0.0, (status.get("time_s") or at_s) - at_s))
