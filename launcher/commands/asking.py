@@ -35,6 +35,10 @@ class MasterCalls:
 
     async def __aexit__(self, *_: object) -> None:
         """Disconnect."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect."""
         await self._channel.close()
 
     async def ask(self, method: str, request: Any, reply: Any, *, is_patient: bool = False) -> Any:

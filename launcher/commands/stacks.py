@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import exit_codes
-from ...errors import RendezvousError, UsageError
+from ...errors import RendezvousError
 from ...printable import printable
 from ..cli.master_flags import StacksOptions
 from ..reporting.standard_output import standard_output
 from .asking import MasterCalls
-from .targets import Target, find_target
+from .targets import Target, one_target
 
 
 def show_stacks(options: StacksOptions) -> int:
@@ -25,16 +25,7 @@ def show_stacks(options: StacksOptions) -> int:
 
 
 async def _show(options: StacksOptions) -> int:
-    target = await find_target(options)
-    if target.job is None and target.endpoint is None:
-        from .job_list import print_jobs
-
-        with standard_output():
-            print_jobs(target.jobs)
-        raise UsageError(
-            "several jobs run on this host; expected ft-run stacks JOB, the ID or the process ID of"
-            " one of them."
-        )
+    target = await one_target(options)
     answer, lines = await _ask(target, options)
     with standard_output():
         if options.json:

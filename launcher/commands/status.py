@@ -14,7 +14,7 @@ from ..reporting.standard_output import standard_output
 from ..reporting.status_answer import status_dict
 from ..reporting.status_lines import is_spare, pace, ranks, status_lines
 from .asking import MasterCalls
-from .targets import Target, find_target
+from .targets import Target, find_target, one_target
 
 _UNFOLDED = 10_000
 """Width in columns, larger than any line."""
@@ -31,8 +31,13 @@ def show_status(options: StatusOptions) -> int:
 
 
 async def _show(options: StatusOptions) -> int:
+    if options.watch:
+        from .watch import require_terminal, watch
+
+        require_terminal()
+        return await watch(await one_target(options), options)
     target = await find_target(options)
-    is_list = target.job is None and target.endpoint is None
+    is_list = target.is_list
     status = {} if is_list else await ask_status(target, options)
     with standard_output():
         if options.json:
@@ -67,12 +72,13 @@ async def ask_status(target: Target, options: StatusOptions) -> dict[str, Any]:
     assert target.endpoint is not None
     try:
         async with MasterCalls(target.endpoint, options.trust, options.timeout_s) as master:
-            return _as_dict(await master.ask("Status", pb.StatusRequest(), pb.StatusReply))
+            return as_status(await master.ask("Status", pb.StatusRequest(), pb.StatusReply))
     except RendezvousError as error:
         raise target.not_found(error) from error
 
 
-def _as_dict(reply: Any) -> dict[str, Any]:
+def as_status(reply: Any) -> dict[str, Any]:
+    """Return a ``StatusReply`` of protobuf as JSON values, with all fields."""
     from ...rendezvous.protocol.status import StatusReply
     from ...rendezvous.transport.codec import from_part
 

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 from ... import defaults
-from ...errors import RendezvousError
+from ...errors import RendezvousError, UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...values import dataclass
 from ..cli.master_flags import StacksOptions, StatusOptions
 from ..flags.values import shown
+from ..reporting.standard_output import standard_output
+from .job_list import print_jobs
 from .local_jobs import LocalJob, distinct, find_jobs, named
 
 _DEFAULT = Endpoint("localhost", defaults.ENDPOINT_PORT)
@@ -24,6 +26,11 @@ class Target:
     endpoint: Endpoint | None = None
     is_guess: bool = False
     """Whether the endpoint is the default one, since there is no job on this host."""
+
+    @property
+    def is_list(self) -> bool:
+        """Whether there are several jobs to choose from, or one that does not answer."""
+        return self.job is None and self.endpoint is None
 
     def not_found(self, error: RendezvousError) -> RendezvousError:
         """Return the error for the user, if the target does not answer."""
@@ -61,6 +68,23 @@ async def find_target(options: StatusOptions | StacksOptions) -> Target:
     if len(only) > 1 or not only[0].about:
         return Target(jobs)
     return _target_of(only[0], jobs)
+
+
+async def one_target(options: StatusOptions | StacksOptions) -> Target:
+    """Find the only job that the options can mean; list the jobs if there are several.
+
+    Raises:
+        RendezvousError: there is no such job on this host.
+        UsageError: there are several.
+    """
+    target = await find_target(options)
+    if target.is_list:
+        with standard_output():
+            print_jobs(target.jobs)
+        raise UsageError(
+            "several jobs run on this host; expected one of them as JOB, by its ID or process ID."
+        )
+    return target
 
 
 def _target_of(job: LocalJob, jobs: Sequence[LocalJob] = ()) -> Target:

@@ -125,10 +125,11 @@ def _restarts(status: Status) -> str:
     restarts = _part(status, "restarts")
     if not restarts.get("count"):
         return ""
-    kinds = ", ".join(f"{number} {kind}" for kind, number in restarts["by_kind"].items())
+    count = restarts["count"]
+    kinds = ", ".join(f"{kind} {number}" for kind, number in restarts["by_kind"].items())
     last = restarts["last"][-1]
-    cause = last["cause"]["summary"]
-    return f"restarts: {kinds} · last {_age(status, last['at_s'])} ago: {cause}"
+    age, cause = _age(status, last["at_s"]), last["cause"]["summary"]
+    return f"{count} restart{'s' * (count != 1)} ({kinds}) · last {age} ago: {cause}"
 
 
 def _nodes(status: Status) -> str:

@@ -81,7 +81,7 @@ def test_the_jobs_of_a_user_are_listed(ft: "Launcher", free_port: int) -> None:
     assert rows == {("one", alone.pid), *(("two", agent.pid) for agent in agents)}
     several = ft.run("stacks", program=program)
     assert several.process.returncode == 2
-    assert "expected ft-run stacks JOB" in several.stderr
+    assert "several jobs run on this host; expected one of them as JOB" in several.stderr
     assert "ranks 0-1" in ft.run("stacks", "two", program=program).stdout
     alone.send(signal.SIGKILL)
     alone.wait()

@@ -1,7 +1,7 @@
 """What ``ft-run status`` prints of an answer."""
 
 import pytest
-from ft_run.launcher.commands.status import _as_dict, _print_table
+from ft_run.launcher.commands.status import _print_table, as_status
 from ft_run.protos import rendezvous_pb2 as pb
 
 
@@ -11,7 +11,7 @@ def test_what_nodes_say_steers_no_terminal(
     monkeypatch.delenv("COLUMNS", raising=False)  # else lines are folded
     evil = "\x1b]0;x\x07[red]\nhost"
     node = pb.NodeStatus(host=evil, address=evil, role=evil, phase=evil, local_world_size=1)
-    _print_table(_as_dict(pb.StatusReply(job_id=evil, phase=evil, nodes=[node])))
+    _print_table(as_status(pb.StatusReply(job_id=evil, phase=evil, nodes=[node])))
     told = capsys.readouterr().out
     assert told.count("\\x1b]0;x\\x07[red]\\nhost") == 6
     assert not {"\x1b", "\x07"} & set(told)
@@ -22,10 +22,10 @@ def test_the_age_of_the_last_checkpoint_is_shown(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     reply = pb.StatusReply(job_id="j", phase="running", checkpoint_step=80, checkpoint_age_s=192.6)
-    _print_table(_as_dict(reply))
+    _print_table(as_status(reply))
     assert "last checkpoint: step 80, 0:03:12 ago\n" in capsys.readouterr().out
-    assert _as_dict(reply)["checkpoint_age_s"] == 192.6
-    _print_table(_as_dict(pb.StatusReply(job_id="j")))
+    assert as_status(reply)["checkpoint_age_s"] == 192.6
+    _print_table(as_status(pb.StatusReply(job_id="j")))
     assert "checkpoint" not in capsys.readouterr().out
 
 
@@ -41,15 +41,15 @@ def test_steps_are_shown_where_workers_are_watched(
     fast = pb.RankSteps(rank=1, steps=8, steps_per_s=0.25, idle_s=11.0)
     late = pb.RankSteps(rank=2, steps=9, steps_per_s=0.25, idle_s=12.0)
     reply = pb.StatusReply(job_id="j", nodes=[node(0, slow, fast), node(1, late), node(2)])
-    assert [len(one["workers"]) for one in _as_dict(reply)["nodes"]] == [2, 1, 0]
-    assert _as_dict(reply)["nodes"][1]["workers"] == [
+    assert [len(one["workers"]) for one in as_status(reply)["nodes"]] == [2, 1, 0]
+    assert as_status(reply)["nodes"][1]["workers"] == [
         {"rank": 2, "steps": 9, "steps_per_s": 0.25, "idle_s": 12.0}
     ]
-    _print_table(_as_dict(reply))
+    _print_table(as_status(reply))
     table = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
     assert table[0][-2:] == ["STEP", "STEPS/S"]
     assert table[1][-2:] == ["8", "0.25"]
     assert table[2][-4:] == ["9", "none", "for", "0:00:12"]
     assert table[3][-2:] == ["-", "-"]
-    _print_table(_as_dict(pb.StatusReply(job_id="j", nodes=[node(0)])))
+    _print_table(as_status(pb.StatusReply(job_id="j", nodes=[node(0)])))
     assert "STEP" not in capsys.readouterr().out

@@ -1,0 +1,216 @@
+"""``ft-run status --watch``: the job live in a terminal, until it ends or the user quits."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from ... import exit_codes
+from ...errors import RendezvousError, UsageError
+from ...printable import printable
+from ..cli.master_flags import StatusOptions
+from ..reporting.status_lines import furthest_worker, status_lines
+from .targets import Target
+from .watch_sources import Source, source_of
+
+if TYPE_CHECKING:
+    from ..reporting.full_screen import FullScreen
+
+_POLL_S: Final = 1.0
+_NODES_PER_S: Final = 500
+"""For each status the master asks every node: a large job is polled less often."""
+_SLOW_S: Final = 1.5
+_QUITS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def require_terminal() -> None:
+    """Check that a screen can be drawn.
+
+    Raises:
+        UsageError: standard output is no terminal.
+    """
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
+        raise UsageError(
+            "--watch needs a terminal on standard output; expected ft-run status without it, or"
+            " ft-run status --json for programs."
+        )
+
+
+async def watch(target: Target, options: StatusOptions) -> int:
+    """Show a job until it ends or the user quits.
+
+    Returns:
+        0: the job succeeded, or the user quit by q; 1: it failed, or its agent was killed;
+        128 + n: signal n, as by Ctrl-C.
+
+    Raises:
+        RendezvousError: the job does not answer at first.
+        RefusedError: the master does not trust this process.
+        UsageError: the token or a certificate cannot be used.
+    """
+    source = await source_of(target, options)
+    try:
+        job = _Watched(source)
+        await job.ask()
+        if not job.over.done():
+            from ..reporting.full_screen import FullScreen  # rich is slow to load
+
+            await _show(job, FullScreen())
+    finally:
+        await source.close()
+    for line in job.last_lines():
+        print(printable(line))
+    return job.over.result()
+
+
+class _Watched:
+    """A job: its status, how well it answers, and whether it is over."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.status: dict[str, Any] = {}
+        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """The exit status, when there is nothing more to show."""
+        self.changed = asyncio.Event()
+        self._final: dict[str, Any] | None = None
+        self._is_gone = False
+        self._answered_at = time.monotonic()
+        self._asked_at: float | None = None
+        """When the answer that is awaited was requested; None: none is."""
+        self._took_s = 0.0
+        self._is_lost = False
+
+    async def ask(self) -> None:
+        """Request the status; raises as ``Source.status``."""
+        self._asked_at = time.monotonic()
+        try:
+            self._take(await self._source.status())
+        finally:
+            self._took_s, self._asked_at = time.monotonic() - self._asked_at, None
+
+    async def follow(self) -> None:
+        """Request the status for ever."""
+        while True:
+            nodes = len(self.status["nodes"])
+            await asyncio.sleep(max(_POLL_S, nodes / _NODES_PER_S))
+            try:
+                await self.ask()
+            except RendezvousError:
+                self._is_lost = True
+            self.changed.set()
+
+    async def await_end(self) -> None:
+        """Wait for the end of the job."""
+        while True:
+            try:
+                last = await self._source.ended()
+            except RendezvousError:
+                self._is_lost = True
+            else:
+                if last is None:
+                    self._is_gone = True
+                    self.quit(exit_codes.WORKERS_FAILED)
+                    return
+                self._take(last)
+            await asyncio.sleep(_POLL_S)  # a master that was asked in vain, or does not lead
+
+    def quit(self, status: int) -> None:
+        """Show no more; exit with a status."""
+        if not self.over.done():
+            self.over.set_result(status)
+
+    def ended_badly(self, task: "asyncio.Task[None]") -> None:
+        """Pass an error of a task on, e.g. that the master does not trust this process."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.over.done():
+            self.over.set_exception(error)
+
+    def link(self) -> str:
+        """Return what is wrong with the connection; empty: nothing."""
+        now = time.monotonic()
+        if self._is_lost:
+            return f"no answer for {now - self._answered_at:.0f} s"
+        if self._asked_at is not None and now - self._asked_at > _SLOW_S:
+            return f"no answer for {now - self._asked_at:.0f} s"
+        return f"slow: answers take {self._took_s:.1f} s" if self._took_s > _SLOW_S else ""
+
+    def last_lines(self) -> list[str]:
+        """Return what is printed at the end; nothing if the user quits."""
+        if self._is_gone:
+            return [f"job {self.status['job_id']}: its ft-run has ended without a result"]
+        if (final := self._final) is None:
+            return []
+        word = "succeeded" if final["exit_code"] == exit_codes.SUCCESS else "FAILED"
+        lines = [f"job {final['job_id']} {word}: {final['ended']}"]
+        if (worker := furthest_worker(self.status)) is not None:
+            lines.append(f"last step seen: {worker['steps']}")
+        return [*lines, *status_lines(final)[1:]]
+
+    def _take(self, status: dict[str, Any]) -> None:
+        self._is_lost, self._answered_at = False, time.monotonic()
+        if status.get("exit_code") is None:
+            self.status = status
+            return
+        self._final = status
+        is_success = status["exit_code"] == exit_codes.SUCCESS
+        self.quit(exit_codes.SUCCESS if is_success else exit_codes.WORKERS_FAILED)
+
+
+async def _show(job: _Watched, screen: "FullScreen") -> None:
+    """Show a job on the screen until it is over, or a key or a signal ends this."""
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(one) for one in (job.follow(), job.await_end(), _draw(job, screen))]
+    for task in tasks:
+        task.add_done_callback(job.ended_badly)
+    for number in _QUITS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, job.quit, exit_codes.SIGNAL_BASE + number)
+    for number in (signal.SIGWINCH, signal.SIGCONT):
+        loop.add_signal_handler(number, _drawn_anew, job, screen)
+    loop.add_signal_handler(signal.SIGTSTP, _suspend, screen)
+    try:
+        screen.enter()
+        if screen.has_keys:
+            loop.add_reader(0, _pressed, job)
+        await job.over
+    finally:
+        if screen.has_keys:
+            loop.remove_reader(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        screen.leave()
+
+
+async def _draw(job: _Watched, screen: "FullScreen") -> None:
+    """Draw each new status, and the time each second."""
+    from ..reporting.watch_view import view
+
+    while True:
+        clock = time.strftime("%H:%M:%S")
+        screen.draw(view(job.status, job.link(), clock, *screen.size))
+        job.changed.clear()
+        try:
+            await asyncio.wait_for(job.changed.wait(), 1.0 - time.time() % 1.0)
+        except asyncio.TimeoutError:
+            continue
+
+
+def _drawn_anew(job: _Watched, screen: "FullScreen") -> None:
+    if not screen.is_shown:
+        screen.enter()  # continued after Ctrl-Z
+    screen.redraw()
+    job.changed.set()
+
+
+def _suspend(screen: "FullScreen") -> None:
+    screen.leave()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _pressed(job: _Watched) -> None:
+    keys = os.read(0, 64)
+    if not keys or b"q" in keys.lower():
+        job.quit(exit_codes.SUCCESS)

@@ -1,0 +1,110 @@
+"""Where ``ft-run status --watch`` gets the status of a job: an agent on this host, or a master."""
+
+from typing import Any, Protocol
+
+from ...errors import RendezvousError
+from ..cli.master_flags import StatusOptions
+from .asking import MasterCalls
+from .local_jobs import LocalConnection, LocalJob, connect
+from .status import as_status
+from .targets import Target
+
+
+class Source(Protocol):
+    """A job that can be asked again and again."""
+
+    async def status(self) -> dict[str, Any]:
+        """Return the present status.
+
+        Raises:
+            RendezvousError: there is no answer.
+        """
+
+    async def ended(self) -> dict[str, Any] | None:
+        """Wait for the end of the job; return the last status, or None if it will not be known.
+
+        Raises:
+            RendezvousError: the connection is lost.
+        """
+
+    async def close(self) -> None:
+        """Disconnect."""
+
+
+async def source_of(target: Target, options: StatusOptions) -> Source:
+    """Return the source of a job.
+
+    Raises:
+        RendezvousError: its agent is gone.
+        UsageError: the token or a certificate cannot be used.
+    """
+    if target.job is not None:
+        return await LocalSource.open(target.job, options.timeout_s)
+    assert target.endpoint is not None
+    return MasterSource(MasterCalls(target.endpoint, options.trust, options.timeout_s))
+
+
+class MasterSource:
+    """A master, over the network."""
+
+    def __init__(self, calls: MasterCalls) -> None:
+        """Take the connection."""
+        self._calls = calls
+
+    async def status(self) -> dict[str, Any]:
+        """Return the present status; raises as ``Source``."""
+        return await self._ask(until_end=False)
+
+    async def ended(self) -> dict[str, Any] | None:
+        """Wait for the end of the job; raises as ``Source``."""
+        return await self._ask(until_end=True)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._calls.close()
+
+    async def _ask(self, *, until_end: bool) -> dict[str, Any]:
+        from ...protos import rendezvous_pb2 as pb
+
+        request = pb.StatusRequest(until_end=until_end)
+        return as_status(
+            await self._calls.ask("Status", request, pb.StatusReply, is_patient=until_end)
+        )
+
+
+class LocalSource:
+    """The agent that hosts the master, on this host."""
+
+    def __init__(self, calls: LocalConnection, news: LocalConnection) -> None:
+        """Use ``open``."""
+        self._calls, self._news = calls, news
+
+    @classmethod
+    async def open(cls, job: LocalJob, timeout_s: float) -> "LocalSource":
+        """Connect to an agent.
+
+        Raises:
+            RendezvousError: it is gone, or does not answer in time.
+        """
+        await job.ask(timeout_s, ask="job")
+        try:
+            return cls(await connect(job.path), await connect(job.path))
+        except OSError as error:
+            raise RendezvousError("the ft-run of the job has ended.") from error
+
+    async def status(self) -> dict[str, Any]:
+        """Return the present status, in any time; raises as ``Source``."""
+        # Without a limit: the kernel knows whether the agent is alive, and it may be stopped.
+        return dict((await self._calls.ask(ask="status"))["status"])
+
+    async def ended(self) -> dict[str, Any] | None:
+        """Wait for the end of the job; None: its agent was killed."""
+        try:
+            return dict((await self._news.receive())["status"])
+        except RendezvousError:
+            return None
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self._calls.close()
+        self._news.close()

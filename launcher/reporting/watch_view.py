@@ -1,0 +1,173 @@
+"""What ``ft-run status --watch`` shows: the lines of one screen, of a status. Pure.
+
+The nodes that need attention come first: disconnected ones, those without a step for long, those
+that are behind, slow ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+from typing import Any, Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from ...printable import printable
+from .live_status import duration
+from .status_lines import Status, is_spare, pace, ranks, status_lines
+from .steps import is_late
+
+_TITLES: Final = ("NODE", "HOST", "RANKS", "PHASE", "STEP", "STEPS/S", "LAST STEP")
+_DATA: Final = "DATA WAIT"
+_HOST: Final = _TITLES.index("HOST")
+_HOST_MIN: Final = 8
+_GAP: Final = "  "
+_EVENTS_SHARE: Final = 4
+"""Of the rows, one in so many is for events."""
+_BEHIND: Final = 1
+"""Ranks that train together differ by this number of steps."""
+
+
+def view(status: Status, link: str, clock: str, width: int, height: int) -> list[Text]:
+    """Return exactly ``height`` lines of at most ``width`` cells.
+
+    Args:
+        status: the last one, as ``status_dict`` returns it.
+        link: what is wrong with the connection; empty: nothing.
+        clock: the time of day.
+        width: columns of the terminal.
+        height: its rows.
+    """
+    title, *answers = status_lines(status)
+    lines = [_header(title, link, clock, width)]
+    for answer in answers:
+        lines += _wrapped(answer, width)
+    events = _events(status, max(1, height // _EVENTS_SHARE))
+    for_nodes = height - len(lines) - len(events) - 2
+    lines += [Text(), *_table(status, max(2, for_nodes), width)]
+    room = height - len(events) - 1
+    if len(lines) <= room:
+        lines += [Text()] * (room - len(lines)) + [Text()] + events
+    lines = lines[:height]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _wrapped(text: str, width: int) -> list[Text]:
+    """Return a text on at most two lines."""
+    lines = wrap(printable(text), width, subsequent_indent="  ", max_lines=2, placeholder=" …")
+    return [Text(line) for line in lines]
+
+
+def _header(title: str, link: str, clock: str, width: int) -> Text:
+    end = f" {link or clock} "
+    line = Text(f" {printable(title)}", style="reverse")
+    line.truncate(max(1, width - cell_len(end)), overflow="ellipsis", pad=True)
+    return line.append(printable(end), style="bold red" if link else "")
+
+
+def _events(status: Status, most: int) -> list[Text]:
+    styles = {"warning": "yellow", "error": "red"}
+    return [
+        Text(
+            printable(f"{event['time'][11:19]} {event['text']}"),
+            style=styles.get(event["severity"], ""),
+        )
+        for event in status["events"][-most:]
+    ]
+
+
+def _table(status: Status, height: int, width: int) -> list[Text]:
+    """Return the titles and a line for each node, at most ``height`` in all."""
+    nodes = in_order(status)
+    has_data = any(_worker(node).get("data_wait") is not None for node in nodes)
+    titles = (*_TITLES, _DATA) if has_data else _TITLES
+    shown = len(nodes) if len(nodes) < height else max(0, height - 2)
+    rows = [_cells(node, status)[: len(titles)] for node in nodes[:shown]]
+    widths = [max(map(cell_len, column)) for column in zip(titles, *rows, strict=True)]
+    spare = width - sum(widths) - len(_GAP) * (len(widths) - 1)
+    widths[_HOST] = max(_HOST_MIN, widths[_HOST] + min(0, spare))
+    lines = [_row(titles, widths, "bold")]
+    lines += [
+        _row(row, widths, _style(node, status)) for row, node in zip(rows, nodes, strict=False)
+    ]
+    if shown < len(nodes):
+        lines.append(Text(f"… {len(nodes) - shown} more nodes", style="dim"))
+    return lines
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
+    line = Text(style=style)
+    for cell, width in zip(cells, widths, strict=True):
+        text = Text(printable(cell))
+        text.truncate(width, overflow="ellipsis", pad=True)
+        line.append_text(text).append(_GAP)
+    line.rstrip()
+    return line
+
+
+def in_order(status: Status) -> list[Mapping[str, Any]]:
+    """Return the nodes, those that need attention first."""
+    nodes = status["nodes"]
+    workers = [_worker(node) for node in nodes]
+    furthest = max((worker["steps"] for worker in workers if worker), default=0)
+    rates = sorted(worker["steps_per_s"] for worker in workers if worker)
+    usual = rates[len(rates) // 2] if rates else 0.0
+
+    def key(node: Mapping[str, Any]) -> tuple[Any, ...]:
+        worker = _worker(node)
+        if not worker:
+            return node["attached"], is_spare(node, status), 0.0, 0, 0.0, node["node_rank"]
+        late_s = worker["idle_s"] if _is_late(worker) else 0.0
+        behind = furthest - worker["steps"]
+        # In tenths: nodes that are about as fast as each other keep their place.
+        speed = round(worker["steps_per_s"] / usual, 1) if usual else 0.0
+        return (
+            node["attached"],
+            False,
+            -late_s,
+            -behind if behind > _BEHIND else 0,
+            speed,
+            node["node_rank"],
+        )
+
+    return sorted(nodes, key=key)
+
+
+def _cells(node: Mapping[str, Any], status: Status) -> tuple[str, ...]:
+    worker = _worker(node)
+    phase = "spare" if is_spare(node, status) else node["phase"]
+    wait = worker.get("data_wait")
+    return (
+        "-" if node["node_rank"] < 0 else str(node["node_rank"]),
+        node["host"],
+        ranks(node),
+        phase if node["attached"] else "disconnected",
+        str(worker["steps"]) if worker else "-",
+        ("-" if _is_late(worker) else pace(worker)) if worker else "-",
+        _ago(worker["idle_s"]) if worker else "-",
+        "-" if wait is None else f"{wait:.0%}",
+    )
+
+
+def _worker(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the furthest worker of a node; empty: none has shown progress."""
+    workers: Sequence[Mapping[str, Any]] = node["workers"]
+    return max(workers, key=lambda worker: (worker["steps"], -worker["idle_s"]), default={})
+
+
+def _is_late(worker: Mapping[str, Any]) -> bool:
+    return is_late(worker["steps_per_s"], worker["idle_s"])
+
+
+def _style(node: Mapping[str, Any], status: Status) -> str:
+    if not node["attached"]:
+        return "red"
+    if is_spare(node, status):
+        return "dim"
+    worker = _worker(node)
+    return "yellow" if worker and _is_late(worker) else ""
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
