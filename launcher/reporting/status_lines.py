@@ -134,14 +134,15 @@ def _restarts(status: Status) -> str:
 
 def _nodes(status: Status) -> str:
     nodes, parts = _part(status, "nodes"), []
+    lost = nodes.get("lost") or ()
     spares = sum(is_spare(node, status) and node["attached"] for node in status["nodes"])
     if spares:
         parts.append(f"{spares} spare{'s' * (spares > 1)}")
     away = [node["node_id"] for node in status["nodes"] if not node["attached"]]
     for what, names in (
-        ("missing", nodes.get("missing") or ()),
+        ("missing", [name for name in nodes.get("missing") or () if name not in lost]),
         ("disconnected", away),
-        ("lost", nodes.get("lost") or ()),
+        ("lost", lost),
         ("excluded", nodes.get("excluded") or ()),
     ):
         if names:

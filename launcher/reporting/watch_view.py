@@ -23,6 +23,8 @@ _HOST_MIN: Final = 8
 _GAP: Final = "  "
 _EVENTS_SHARE: Final = 4
 """Of the rows, one in so many is for events."""
+_NODES_MIN: Final = 3
+"""Nodes that are shown rather than events."""
 _BEHIND: Final = 1
 """Ranks that train together differ by this number of steps."""
 
@@ -41,16 +43,17 @@ def view(status: Status, link: str, clock: str, width: int, height: int) -> list
     lines = [_header(title, link, clock, width)]
     for answer in answers:
         lines += _wrapped(answer, width)
-    events = _events(status, max(1, height // _EVENTS_SHARE))
-    for_nodes = height - len(lines) - len(events) - 2
-    lines += [Text(), *_table(status, max(2, for_nodes), width)]
-    room = height - len(events) - 1
-    if len(lines) <= room:
-        lines += [Text()] * (room - len(lines)) + [Text()] + events
-    lines = lines[:height]
+    lines.append(Text())
+    table = min(len(status["nodes"]), _NODES_MIN) + 1
+    for_events = min(height // _EVENTS_SHARE, height - len(lines) - table - 1)
+    events = _events(status, for_events) if for_events > 0 else []
+    room = height - len(lines) - len(events) - bool(events)
+    if room > 0:
+        lines += _table(status, room, width)
+    lines += [Text()] * (height - len(lines) - len(events)) + events
     for line in lines:
         line.truncate(width, overflow="ellipsis")
-    return lines
+    return lines[:height]
 
 
 def _wrapped(text: str, width: int) -> list[Text]:
@@ -82,7 +85,7 @@ def _table(status: Status, height: int, width: int) -> list[Text]:
     nodes = in_order(status)
     has_data = any(_worker(node).get("data_wait") is not None for node in nodes)
     titles = (*_TITLES, _DATA) if has_data else _TITLES
-    shown = len(nodes) if len(nodes) < height else max(0, height - 2)
+    shown = len(nodes) if len(nodes) < height else max(0, height - 2)  # and how many more
     rows = [_cells(node, status)[: len(titles)] for node in nodes[:shown]]
     widths = [max(map(cell_len, column)) for column in zip(titles, *rows, strict=True)]
     spare = width - sum(widths) - len(_GAP) * (len(widths) - 1)
