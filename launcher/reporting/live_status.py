@@ -45,7 +45,7 @@ class LiveStatus:
 
     def summary(self) -> dict[str, Any]:
         """Return what this node knows of its job, as JSON values; times in seconds."""
-        options, assignment = self._options.rendezvous, self._assignment
+        options, assignment = self._options.rendezvous, self.assignment
         furthest = max(self._steps(), key=lambda rank: rank.steps, default=None)
         waiting = self.waiting
         return {
@@ -75,7 +75,7 @@ class LiveStatus:
             return "checking nodes"
         if self.waiting is not None:
             return "spare" if self.waiting.spare else "waiting for nodes"
-        return "running" if self._assignment is not None else "starting"
+        return "running" if self.assignment is not None else "starting"
 
     def text(self) -> str:
         """Return the current line."""

@@ -17,7 +17,6 @@ from .status_lines import Status, is_spare, pace, ranks, status_lines
 from .steps import is_late
 
 _TITLES: Final = ("NODE", "HOST", "RANKS", "PHASE", "STEP", "STEPS/S", "LAST STEP")
-_DATA: Final = "DATA WAIT"
 _HOST: Final = _TITLES.index("HOST")
 _HOST_MIN: Final = 8
 _GAP: Final = "  "
@@ -83,14 +82,12 @@ def _events(status: Status, most: int) -> list[Text]:
 def _table(status: Status, height: int, width: int) -> list[Text]:
     """Return the titles and a line for each node, at most ``height`` in all."""
     nodes = in_order(status)
-    has_data = any(_worker(node).get("data_wait") is not None for node in nodes)
-    titles = (*_TITLES, _DATA) if has_data else _TITLES
     shown = len(nodes) if len(nodes) < height else max(0, height - 2)  # and how many more
-    rows = [_cells(node, status)[: len(titles)] for node in nodes[:shown]]
-    widths = [max(map(cell_len, column)) for column in zip(titles, *rows, strict=True)]
+    rows = [_cells(node, status) for node in nodes[:shown]]
+    widths = [max(map(cell_len, column)) for column in zip(_TITLES, *rows, strict=True)]
     spare = width - sum(widths) - len(_GAP) * (len(widths) - 1)
     widths[_HOST] = max(_HOST_MIN, widths[_HOST] + min(0, spare))
-    lines = [_row(titles, widths, "bold")]
+    lines = [_row(_TITLES, widths, "bold")]
     lines += [
         _row(row, widths, _style(node, status)) for row, node in zip(rows, nodes, strict=False)
     ]
@@ -140,7 +137,6 @@ def in_order(status: Status) -> list[Mapping[str, Any]]:
 def _cells(node: Mapping[str, Any], status: Status) -> tuple[str, ...]:
     worker = _worker(node)
     phase = "spare" if is_spare(node, status) else node["phase"]
-    wait = worker.get("data_wait")
     return (
         "-" if node["node_rank"] < 0 else str(node["node_rank"]),
         node["host"],
@@ -149,7 +145,6 @@ def _cells(node: Mapping[str, Any], status: Status) -> tuple[str, ...]:
         str(worker["steps"]) if worker else "-",
         ("-" if _is_late(worker) else pace(worker)) if worker else "-",
         _ago(worker["idle_s"]) if worker else "-",
-        "-" if wait is None else f"{wait:.0%}",
     )
 
 

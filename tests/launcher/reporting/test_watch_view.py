@@ -96,15 +96,6 @@ def test_what_nodes_say_steers_no_terminal() -> None:
         assert not {"\x1b", "\x07", "\n"} & set(line.plain)
 
 
-def test_the_data_wait_is_a_column_where_it_is_known() -> None:
-    status = job(node(0, 70), node(1, 70))
-    assert not any("DATA WAIT" in line for line in shown(status, 80, 24))
-    status["nodes"][1]["workers"][0]["data_wait"] = 0.123
-    lines = shown(status, 90, 24)
-    assert next(line for line in lines if "HOST" in line).endswith("DATA WAIT")
-    assert next(line for line in lines if line.startswith("1 ")).endswith("12%")
-
-
 def test_only_what_has_changed_is_drawn() -> None:
     painter = Painter(Console(file=io.StringIO(), force_terminal=True, highlight=False))
     lines = [Text("one"), Text("two", style="red"), Text("three")]
