@@ -10,9 +10,9 @@ import json
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ...events.event import Event, LogMessage, Severity
 from ..machine.user_folder import SOCKET_SUFFIX, user_folder
@@ -22,19 +22,28 @@ _CONNECTIONS_MAX: Final = 16
 """At the same time; more are closed at once."""
 _PENDING: Final = 16
 
-Answer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+class Answers(Protocol):
+    """What there is to say."""
+
+    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request, as JSON values."""
+
+    async def last(self) -> Mapping[str, Any] | None:
+        """Return what all that are connected at the end receive; None: nothing."""
 
 
 class LocalSocket:
     """A socket in the user's folder; other users can neither find it nor ask."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, new_answers: Callable[[], Answers]) -> None:
         """Listen nowhere yet.
 
         Args:
-            answer: returns the answer to a request, as JSON values.
+            new_answers: returns the answers; called when the first process connects.
         """
-        self._answer = answer
+        self._new_answers = new_answers
+        self._answers: Answers | None = None
         self._server: asyncio.AbstractServer | None = None
         self._path: Path | None = None
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -63,6 +72,11 @@ class LocalSocket:
             self._serve, sock=listening, limit=_REQUEST_MAX_BYTES
         )
 
+    async def end(self) -> None:
+        """Close; all that are connected receive the last answer first."""
+        last = await self._answers.last() if self._open and self._answers is not None else None
+        self.close(last)
+
     def close(self, last: Mapping[str, Any] | None = None) -> None:
         """Stop listening and disconnect.
 
@@ -88,24 +102,17 @@ class LocalSocket:
             writer.close()
             return
         self._open[task] = writer
+        if self._answers is None:
+            self._answers = self._new_answers()
         try:
             while request := await reader.readline():
-                writer.write(_line(await self._answered(request)))
+                writer.write(_line(await _answered(request, self._answers)))
                 await writer.drain()
         except (ConnectionError, ValueError, asyncio.CancelledError):
             pass  # it is gone, its line is too long, or this agent ends
         finally:
             del self._open[task]
             writer.close()
-
-    async def _answered(self, line: bytes) -> dict[str, Any]:
-        try:
-            request = json.loads(line)
-        except ValueError:
-            request = None
-        if not isinstance(request, dict):
-            return {"error": "invalid request: expected a JSON object"}
-        return await self._answer(request)
 
 
 def user_of(peer: socket.socket) -> int:
@@ -117,20 +124,16 @@ def user_of(peer: socket.socket) -> int:
 
 @contextlib.asynccontextmanager
 async def answering(
-    name: str,
-    answer: Answer,
-    last: Callable[[], Awaitable[Mapping[str, Any] | None]],
-    note: Callable[[Event], None],
+    name: str, new_answers: Callable[[], Answers], note: Callable[[Event], None]
 ) -> AsyncIterator[None]:
     """Answer on a socket meanwhile; without one if it cannot be created.
 
     Args:
         name: of the socket, unique on this host.
-        answer: returns the answer to a request.
-        last: returns what all that are connected at the end receive.
+        new_answers: returns the answers; called when the first process connects.
         note: receives the event if there is no socket.
     """
-    local = LocalSocket(answer)
+    local = LocalSocket(new_answers)
     try:
         await local.listen(name)
     except OSError as error:
@@ -138,9 +141,19 @@ async def answering(
         note(LogMessage(f"ft-run status does not find this job: {reason}", Severity.DEBUG))
     try:
         yield
-        local.close(await last())
+        await local.end()
     finally:
         local.close()
+
+
+async def _answered(line: bytes, answers: Answers) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+    except ValueError:
+        request = None
+    if not isinstance(request, dict):
+        return {"error": "invalid request: expected a JSON object"}
+    return await answers.answer(request)
 
 
 def _line(answer: Mapping[str, Any]) -> bytes:

@@ -25,7 +25,6 @@ from ..version import VERSION
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity, machine_id
-from .local_answers import LocalAnswers
 from .local_socket import answering
 from .signals import hurry_on, unless_asked
 from .worker_starter import WorkerStarter
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from ...rendezvous.trust.wire import Trust
     from ..metrics.node_endpoint import NodeEndpoint
     from ..preflight.crew import CheckCrew
+    from .local_answers import LocalAnswers
 
 _REGROUP_S = 5.0
 """The time from the end of the workers to the next round: kills, reaping, device memory."""
@@ -99,9 +99,14 @@ async def run_node(
                 release=VERSION,
             )
         )
-        answers = LocalAnswers(agent, hosting, identity, rendezvous, history.report)
+
+        def new_answers() -> "LocalAnswers":
+            from .local_answers import LocalAnswers  # most jobs are never asked
+
+            return LocalAnswers(agent, hosting, identity, rendezvous, history.report)
+
         async with (
-            answering(identity.incarnation, answers.answer, answers.last, display.event),
+            answering(identity.incarnation, new_answers, display.event),
             live_line(display, agent.status.text, starter.spawner),
             _shown_in_trainjob(agent, display),
         ):

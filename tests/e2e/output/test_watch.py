@@ -50,7 +50,7 @@ class FakeAgent:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._socket = LocalSocket(self._answer)
+        self._socket = LocalSocket(lambda: self)
         self._call(self._socket.listen(f"fake-{job_id}"))
         self._go_on = asyncio.Event()
 
@@ -87,12 +87,15 @@ class FakeAgent:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if request["ask"] == "job":
             return {"job": {"job_id": self.job_id, "hosts_master": True}}
         if self.is_slow.is_set():
             await self._go_on.wait()
         return {"status": status_dict(self.reply)}
+
+    async def last(self) -> None:
+        return None
 
     def _call(self, what: Any) -> None:
         asyncio.run_coroutine_threadsafe(what, self._loop).result(60)

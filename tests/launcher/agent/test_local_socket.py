@@ -31,13 +31,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "own"
 
 
-async def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {"job": ABOUT} if request["ask"] == "job" else {"error": "not here"}
+class Answers:
+    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"job": ABOUT} if request["ask"] == "job" else {"error": "not here"}
+
+    async def last(self) -> dict[str, Any]:
+        return {"status": "over"}
 
 
 def test_what_agents_say_is_found_and_dead_sockets_are_removed(folder: Path) -> None:
     async def scene() -> None:
-        one, two = LocalSocket(answer), LocalSocket(answer)
+        one, two = LocalSocket(Answers), LocalSocket(Answers)
         await one.listen("one")
         await two.listen("two")
         dead = socket.socket(socket.AF_UNIX)
@@ -62,10 +66,7 @@ def test_what_agents_say_is_found_and_dead_sockets_are_removed(folder: Path) -> 
 
 def test_those_that_are_connected_receive_the_last_answer(folder: Path) -> None:
     async def scene() -> None:
-        async def last() -> dict[str, Any]:
-            return {"status": "over"}
-
-        async with answering("a", answer, last, lambda _: None):
+        async with answering("a", Answers, lambda _: None):
             watcher = await connect(folder / "a.sock")
             assert await watcher.ask(ask="job") == {"job": ABOUT}
         assert await watcher.receive() == {"status": "over"}
@@ -80,7 +81,7 @@ def test_those_that_are_connected_receive_the_last_answer(folder: Path) -> None:
 @pytest.mark.parametrize("line", [b"\n", b"[1]\n", b"\xff\n", b"{}" * 9 + b"\n"])
 def test_a_request_that_is_none_is_refused(folder: Path, line: bytes) -> None:
     async def scene() -> None:
-        local = LocalSocket(answer)
+        local = LocalSocket(Answers)
         await local.listen("a")
         reader, writer = await asyncio.open_unix_connection(folder / "a.sock")
         writer.write(line)
@@ -96,7 +97,7 @@ def test_a_request_that_is_none_is_refused(folder: Path, line: bytes) -> None:
 
 def test_more_connections_than_a_few_are_closed(folder: Path) -> None:
     async def scene() -> None:
-        local = LocalSocket(answer)
+        local = LocalSocket(Answers)
         await local.listen("a")
         opened = [await connect(folder / "a.sock") for _ in range(16)]
         for one in opened:
@@ -111,6 +112,18 @@ def test_more_connections_than_a_few_are_closed(folder: Path) -> None:
     asyncio.run(scene())
 
 
+def test_nothing_is_made_for_a_job_that_nobody_asks(folder: Path) -> None:
+    async def scene() -> None:
+        def new_answers() -> Answers:
+            raise AssertionError
+
+        async with answering("a", new_answers, lambda _: None):
+            pass
+
+    asyncio.run(scene())
+    assert list(folder.iterdir()) == []
+
+
 def test_a_path_that_is_too_long_is_a_line_for_those_that_debug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,10 +132,7 @@ def test_a_path_that_is_too_long_is_a_line_for_those_that_debug(
     events: list[Event] = []
 
     async def scene() -> None:
-        async def last() -> None:
-            return None
-
-        async with answering("a", answer, last, events.append):
+        async with answering("a", Answers, events.append):
             pass
 
     asyncio.run(scene())
@@ -152,7 +162,7 @@ def test_another_user_is_refused_whatever_the_mode_says(tmp_path: Path) -> None:
     os.chmod("/tmp", 0o1777)
 
     async def scene(path: Path) -> bytes:
-        local = LocalSocket(answer)
+        local = LocalSocket(Answers)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(user_folder, "_shared_folder", lambda: path)
             await local.listen("a")
