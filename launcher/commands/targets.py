@@ -29,7 +29,7 @@ class Target:
 
     @property
     def is_list(self) -> bool:
-        """Whether there are several jobs to choose from, or one that does not answer."""
+        """Whether there are several jobs to choose from."""
         return self.job is None and self.endpoint is None
 
     def not_found(self, error: RendezvousError) -> RendezvousError:
@@ -65,7 +65,7 @@ async def find_target(options: StatusOptions | StacksOptions) -> Target:
     if not jobs:
         return Target(endpoint=_DEFAULT, is_guess=True)
     only = distinct(jobs)
-    if len(only) > 1 or not only[0].about:
+    if len(only) > 1:
         return Target(jobs)
     return _target_of(only[0], jobs)
 
