@@ -5,6 +5,7 @@ from typing import Any
 from ...errors import RefusedError, RendezvousError
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.trust.source import TrustOptions, read_trust
+from ..reporting.status_answer import status_dict
 
 
 class MasterCalls:
@@ -81,3 +82,22 @@ class MasterCalls:
                 f"no ft-run master answers at {endpoint} ({in_words(error)}); check the "
                 "endpoint, and that the job is still running."
             ) from error
+
+    async def status(self, *, until_end: bool = False) -> dict[str, Any]:
+        """Return the status of the job, as ``status_dict`` does; raises as ``ask``.
+
+        Args:
+            until_end: the answer comes when the job has ended.
+        """
+        from ...protos import rendezvous_pb2 as pb
+
+        request = pb.StatusRequest(until_end=until_end)
+        return as_status(await self.ask("Status", request, pb.StatusReply, is_patient=until_end))
+
+
+def as_status(reply: Any) -> dict[str, Any]:
+    """Return a ``StatusReply`` of protobuf as JSON values, with all fields."""
+    from ...rendezvous.protocol.status import StatusReply
+    from ...rendezvous.transport.codec import from_part
+
+    return status_dict(from_part(StatusReply, reply))

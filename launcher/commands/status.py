@@ -11,7 +11,6 @@ from ...errors import RendezvousError
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
 from ..reporting.standard_output import standard_output
-from ..reporting.status_answer import status_dict
 from ..reporting.status_lines import is_spare, pace, ranks, status_lines
 from .asking import MasterCalls
 from .targets import Target, find_target, one_target
@@ -67,22 +66,12 @@ async def ask_status(target: Target, options: StatusOptions) -> dict[str, Any]:
     if target.job is not None:
         answer = await target.job.ask(options.timeout_s, ask="status")
         return dict(answer["status"])
-    from ...protos import rendezvous_pb2 as pb
-
     assert target.endpoint is not None
     try:
         async with MasterCalls(target.endpoint, options.trust, options.timeout_s) as master:
-            return as_status(await master.ask("Status", pb.StatusRequest(), pb.StatusReply))
+            return await master.status()
     except RendezvousError as error:
         raise target.not_found(error) from error
-
-
-def as_status(reply: Any) -> dict[str, Any]:
-    """Return a ``StatusReply`` of protobuf as JSON values, with all fields."""
-    from ...rendezvous.protocol.status import StatusReply
-    from ...rendezvous.transport.codec import from_part
-
-    return status_dict(from_part(StatusReply, reply))
 
 
 def _print_table(status: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ from ...errors import RendezvousError
 from ..cli.master_flags import StatusOptions
 from .asking import MasterCalls
 from .local_jobs import LocalConnection, LocalJob, connect
-from .status import as_status
 from .targets import Target
 
 
@@ -53,23 +52,15 @@ class MasterSource:
 
     async def status(self) -> dict[str, Any]:
         """Return the present status; raises as ``Source``."""
-        return await self._ask(until_end=False)
+        return await self._calls.status()
 
     async def ended(self) -> dict[str, Any] | None:
         """Wait for the end of the job; raises as ``Source``."""
-        return await self._ask(until_end=True)
+        return await self._calls.status(until_end=True)
 
     async def close(self) -> None:
         """Disconnect."""
         await self._calls.close()
-
-    async def _ask(self, *, until_end: bool) -> dict[str, Any]:
-        from ...protos import rendezvous_pb2 as pb
-
-        request = pb.StatusRequest(until_end=until_end)
-        return as_status(
-            await self._calls.ask("Status", request, pb.StatusReply, is_patient=until_end)
-        )
 
 
 class LocalSource:

@@ -1,7 +1,8 @@
 """What ``ft-run status`` prints of an answer."""
 
 import pytest
-from ft_run.launcher.commands.status import _print_table, as_status
+from ft_run.launcher.commands.asking import as_status
+from ft_run.launcher.commands.status import _print_table
 from ft_run.protos import rendezvous_pb2 as pb
 
 
