@@ -372,6 +372,11 @@ def test_the_status_of_a_running_job(ft: "Launcher", endpoint: str) -> None:
         (0, 0, True),
         (1, 1, True),
     ]
+    assert (told["exit_code"], told["ended"]) == (None, "")
+    assert sorted(told["summary"]["nodes"]["connected"]) == sorted(
+        node["node_id"] for node in told["nodes"]
+    )
+    assert told["events"][0]["name"] == "agent.started"
     job.open_gate()
     assert [agent.wait() for agent in agents] == [0, 0]
 

@@ -41,11 +41,11 @@ def test_an_option_overrides_the_level_of_the_environment(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGLEVEL", "INFO")
-    for level in (Severity.WARNING, Severity.DEBUG):
+    for level, shown in ((Severity.WARNING, 1), (Severity.DEBUG, 3)):
         display = Display(level=level)
         for event in (ChecksProgressed("x"), LogMessage("x"), LogMessage("x", Severity.WARNING)):
             display.event(event)
-    assert len(capfd.readouterr().err.splitlines()) == 1 + 3
+        assert len(capfd.readouterr().err.splitlines()) == shown
 
 
 def test_lines_of_json_are_the_records_and_steer_no_terminal(
