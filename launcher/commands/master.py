@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import RefusedError, UsageError
-from ...events.event import LogMessage, Severity
+from ...events.event import Event, LogMessage, Severity
 from ...events.master import EndedElsewhere, MasterListening, MasterSignalled
 from ...events.node import JobEnded
 from ...rendezvous.group.events import GroupSettings
@@ -23,6 +23,7 @@ from .. import startup
 from ..agent.hosting import group_settings, listed_host, new_examiner, tell_if_open
 from ..cli.master_flags import MasterOptions
 from ..reporting.display import Display
+from ..reporting.event_history import EventHistory
 from ..reporting.recorder import attempt_of
 from ..version import VERSION
 
@@ -65,6 +66,7 @@ class _LoneMaster:
     ) -> None:
         self._options, self._trust, self._display = options, trust, display
         self._metrics = metrics
+        self._history = EventHistory("", attempt_of(os.environ))
         self._changed: Callable[[Master], None] | None = None
         self._outcome: asyncio.Queue[Verdict | int | RefusedError] = asyncio.Queue()
         """The verdict of this master, or else the exit status or an error."""
@@ -107,6 +109,7 @@ class _LoneMaster:
         if not endpoints:
             master = self._new_master(settings)
             server = MasterServer(master, VERSION, timeouts.silence_s, self._trust)
+            server.report = self._history.report
             note(MasterListening(str(endpoint), await server.start(endpoint)))
             tell_if_open(endpoint, self._trust, note)
             return server, None
@@ -119,6 +122,7 @@ class _LoneMaster:
                 "free; expected the list of the hosts on which ft-run master runs."
             )
         succession, server = listed
+        server.report = self._history.report
         own = endpoints[succession.own]
         note(MasterListening(str(own), own.port))
         succession.over.add_done_callback(self._over)
@@ -130,13 +134,17 @@ class _LoneMaster:
     def _new_master(self, settings: GroupSettings, lease: Lease = ALONE) -> Master:
         self._master = master = Master(
             settings,
-            lambda event: self._display.event(event, Severity.INFO),
+            self._note,
             examiner=new_examiner(),
             lease=lease,
             ended=self._outcome.put_nowait,
             changed=self._changed,
         )
         return master
+
+    def _note(self, event: Event) -> None:
+        self._history.note(event)
+        self._display.event(event, Severity.INFO)
 
     def _over(self, over: "asyncio.Future[int]") -> None:
         """Record that the job has ended under another leader."""

@@ -68,5 +68,6 @@ class EventHistory:
 
             self._history = JobHistory(_RESTARTS_KEPT)
         self._history.add(record)
-        if record["severity"] != "debug":
+        # Of what the console leaves out, nodes that come and go matter to who looks at a job.
+        if record["severity"] != "debug" or record["name"].startswith("node."):
             self._lines.append({key: record[key] for key in ("time", "name", "severity", "text")})

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from ft_run.events.event import LogMessage, Severity
+from ft_run.events.master import NodeJoined
 from ft_run.events.node import NodeStarted
 from ft_run.events.workers import RestartBegun, RoundStarted
 from ft_run.launcher.reporting import event_history
@@ -31,12 +32,17 @@ def test_the_summary_has_the_times_at_which_events_happened(
         history.note(event)
         now[0] += 10
     history.note(LogMessage("not shown", Severity.DEBUG))
+    history.note(NodeJoined("vm/1", "a", "vm", 1, "r"))
     report = told(history)
     assert report["time_s"] == 1030
     summary = report["summary"]
     assert (summary["job"], summary["attempt"], summary["started_at_s"]) == ("job", 2, 1000)
     assert summary["restarts"]["last"][0]["at_s"] == 1020
-    assert [event["name"] for event in report["events"]] == ["agent.started", "restart.decided"]
+    assert [event["name"] for event in report["events"]] == [
+        "agent.started",
+        "restart.decided",
+        "node.joined",
+    ]
     assert report["events"][1]["time"] == "1970-01-01T00:17:00.000000Z"
     assert told(history) == report
 
