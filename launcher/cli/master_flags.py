@@ -126,8 +126,8 @@ Usage: ft-run stacks [OPTIONS] [JOB | HOST[:PORT]]
 
 Show the current stack trace of every rank of a job: of the only job of this
 host, of a job of this host by its ID or by the process ID of its ft-run, or of
-any job by the address of its master. Ranks with the same stack
-trace are grouped; the largest group is last. Needs a job that was started with
+any job by the address of its master. Ranks with the same stack trace are
+grouped; the largest group is last. Needs a job that was started with
 --watch-workers or --hang-timeout; for other workers only the state of the
 process is shown. Workers are not interrupted.
 

@@ -120,10 +120,13 @@ def _question(
             raise refuse(line.name, rest[0], bad) from None
         if where is not None:
             found = {"endpoint": where, "may_be_job": "" if ":" in rest[0] else rest[0]}
-    if given["job"] and (given["rdzv_endpoint"] is not None or rest):
-        raise UsageError(
-            f"{given.origin('job')} and an endpoint exclude each other; expected one of them."
-        )
+    if given["job"]:
+        is_endpoint_given = given.origin("rdzv_endpoint").startswith("--")  # not by its variable
+        if rest or (given["rdzv_endpoint"] is not None and is_endpoint_given):
+            raise UsageError(
+                f"{given.origin('job')} and an endpoint exclude each other; expected one of them."
+            )
+        found = {"endpoint": None}
     if line.name == "ft-run status" and given["watch"] and given["json"]:
         raise UsageError(
             f"{given.origin('watch')} and {given.origin('json')} exclude each other; expected one"

@@ -786,6 +786,11 @@ def test_status() -> None:
     assert parse.parse(["status", "--job=a:b", "--watch"], {}) == StatusOptions(
         job="a:b", watch=True
     )
+    in_a_pod = {"PET_RDZV_ENDPOINT": "m:1"}
+    assert parse.parse(["status", "--job", "a"], in_a_pod) == StatusOptions(job="a")
+    assert parse.parse(["status", "a"], in_a_pod) == StatusOptions(
+        Endpoint("a", 29400), may_be_job="a"
+    )
     assert sentence("status", "a:1", "b:2") == (
         "unexpected argument 'b:2' for ft-run status after 'a:1'; expected one JOB or HOST[:PORT]."
     )
