@@ -70,6 +70,7 @@ def _run(options: "Options") -> int:
     from .cli.launch_flags import CompletionOptions
     from .cli.master_flags import MasterOptions, StacksOptions
     from .cli.policy_flags import PolicyOptions
+    from .cli.report_flags import ReportOptions
     from .cli.security_flags import TokenOptions
     from .options import HostsOptions, LaunchOptions
 
@@ -81,6 +82,10 @@ def _run(options: "Options") -> int:
         from .commands.policy import explain_policy
 
         return explain_policy(options)
+    if isinstance(options, ReportOptions):
+        from .commands.report import show_report
+
+        return show_report(options)
     if isinstance(options, TokenOptions):
         from .commands.token import make_token
 

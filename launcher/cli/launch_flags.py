@@ -64,6 +64,7 @@ Commands (ft-run COMMAND --help):
   master  Run the rendezvous master in a process of its own.
   status  Show the state of a job.
   stacks  Show the stack trace of every rank.
+  report  Show what happened in a job, from its event files.
   check   Check this node, or several nodes together.
   policy  Explain what the failure policy does after a failure.
   token   Create a secret that enables mutual TLS.

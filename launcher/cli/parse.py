@@ -31,6 +31,7 @@ from .master_flags import MasterOptions, StacksOptions, StatusOptions
 from .policy_flags import PolicyOptions
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rendezvous_options import conf_given, listed, rendezvous_options
+from .report_flags import ReportOptions, report_options
 from .script import as_flag, refuse_missing
 from .security_flags import TokenOptions, token_options, trust_options
 
@@ -43,6 +44,7 @@ Options = (
     | StatusOptions
     | StacksOptions
     | PolicyOptions
+    | ReportOptions
     | TokenOptions
     | CompletionOptions
 )
@@ -75,6 +77,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         return read_hosts(argv[1:], environ)
     if argv and argv[0] == "policy":
         return explained(argv[1:], environ)
+    if argv and argv[0] == "report":
+        return report_options(argv[1:], environ)
     if argv and argv[0] == "token":
         return token_options(argv[1:], environ)
     return _launch(argv, environ)

@@ -10,7 +10,7 @@ from ..options import ScriptMode
 
 _NO_PYTHON: Final = "--no-python"
 
-COMMANDS: Final = ("master", "status", "stacks", "check", "policy", "hosts", "token")
+COMMANDS: Final = ("master", "status", "stacks", "check", "policy", "hosts", "token", "report")
 
 
 def as_flag(argv: Sequence[str]) -> Sequence[str]:

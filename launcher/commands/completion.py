@@ -12,6 +12,7 @@ from ..cli.hosts_flags import hosts_command
 from ..cli.launch_flags import launch_command
 from ..cli.master_flags import master_command, stacks_command, status_command
 from ..cli.policy_flags import policy_command
+from ..cli.report_flags import report_command
 from ..cli.security_flags import token_command
 from ..flags.flag import Flag
 
@@ -28,6 +29,7 @@ def command_lines() -> dict[str, CommandLine]:
         "master": master_command(),
         "status": status_command(),
         "stacks": stacks_command(),
+        "report": report_command(),
         "check": check_command(),
         "policy": policy_command(),
         "token": token_command(),

@@ -108,7 +108,7 @@ class Restarts:
     last: tuple[Restart, ...] = ()
     """The newest last; bounded."""
     failures: tuple[FailureNote, ...] = ()
-    """Since the last restart: the job has ended because of them, or a restart follows; bounded."""
+    """Since the last round has started: the job ended because of them, or a restart follows."""
 
 
 @dataclass(frozen=True, slots=True)

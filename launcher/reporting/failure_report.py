@@ -96,7 +96,7 @@ def _time(time_s: int) -> str:
 def _traceback(failure: Failure) -> str:
     error = recorded(failure)
     if error is not None:
-        return _recorded_traceback(error).replace("\n", "\n  ").rstrip()
+        return recorded_traceback(error).replace("\n", "\n  ").rstrip()
     if failure.out_of_memory:
         return (
             f"Signal 9 (SIGKILL) received by PID {failure.pid}: out of memory, by the kernel's "
@@ -122,7 +122,7 @@ def recorded(failure: Failure) -> dict[str, Any] | None:
     return error if is_record else None
 
 
-def _recorded_traceback(error: Mapping[str, Any]) -> str:
+def recorded_traceback(error: Mapping[str, Any]) -> str:
     """Return the traceback of an error file, or its message if it has no traceback."""
     message = error["message"]
     if not isinstance(message, dict):
@@ -137,7 +137,7 @@ def _stderr_lines(failure: Failure) -> str:
     tail = failure.stderr_tail.strip()
     error = recorded(failure)
     if error is not None:
-        traceback = _recorded_traceback(error).strip()
+        traceback = recorded_traceback(error).strip()
         tail = tail.rpartition(traceback)[0].strip() if traceback else ""
     if failure.kind is FailureKind.HANG or not tail:
         return ""

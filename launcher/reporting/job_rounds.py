@@ -10,6 +10,7 @@ from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...values import names
 from .accounting import Phase
 from .answers import FailureNote, Restart, Restarts, Training
+from .failure_report import recorded, recorded_traceback
 from .steps import is_late
 
 _HOUR_S: Final = 3600.0
@@ -159,6 +160,8 @@ class RestartFold:
         self._kept = kept
         self._last = 0, -1
         """The run and the round of the last restart."""
+        self._started = 0, -1
+        """The run and the round that has started last."""
         self._by_kind: dict[str, int] = {}
         self._used, self._limit = 0, None
         self._restarts: deque[Restart] = deque(maxlen=kept)
@@ -170,6 +173,9 @@ class RestartFold:
             case "restart.decided" if (run, record["round"]) > self._last:
                 self._last = run, record["round"]
                 self._restarted(record, at_s)
+            case "round.started" if (run, record["round"]) > self._started:
+                self._started = run, record["round"]
+                self._failures.clear()
             case "worker.failed" if not record["failure"].get("after_stop"):
                 self._failed(failure_note(record["failure"], record["round"], at_s))
             case "job.ended" if record["verdict"]["cause"] is not None:
@@ -212,7 +218,9 @@ def failure_note(found: Mapping[str, Any], round_: int, at_s: float) -> FailureN
     known = {name: found[name] for name in names(Failure) if name in found}
     kind = found["kind"] if found["kind"] in _KINDS else "worker"
     failure = Failure(**known | {"kind": FailureKind[kind.upper()]})
-    tail = failure.stderr_tail.strip() or failure.message.strip()
+    error = recorded(failure)
+    said = recorded_traceback(error) if error is not None else failure.message
+    tail = failure.stderr_tail.strip() or said.strip()
     lines = tuple(line[:_LINE] for line in tail.splitlines()[-_LINES:])
     return FailureNote(
         round_,

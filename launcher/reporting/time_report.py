@@ -11,7 +11,7 @@ from .display import Display
 from .recorder import Recorder
 
 if TYPE_CHECKING:
-    from .accounting import Accounting, Phase
+    from .accounting import Account, Accounting, Phase
 
 _TABLE_FROM_S: Final = 10.0
 """A shorter job has one line, and only if it was restarted."""
@@ -76,7 +76,11 @@ class TimeReport:
 
 def time_accounted(accounting: "Accounting", now_s: float) -> TimeAccounted:
     """Return the event of where the time went until now, by ``uptime_s``."""
-    account = accounting.account(now_s)
+    return accounted(accounting.account(now_s))
+
+
+def accounted(account: "Account") -> TimeAccounted:
+    """Return an account as an event."""
     goodput = account.goodput
     return TimeAccounted(
         seconds=round(account.seconds, 6),
@@ -98,7 +102,7 @@ def table(event: TimeAccounted) -> str:
     lines = ["Where the time went:"]
     for name, seconds in [*shown, ("total", event.seconds)]:
         share = seconds / event.seconds
-        lines.append(f"  {name:<24}{_duration(seconds):>12}{share:>9.1%}")
+        lines.append(f"  {name:<24}{duration(seconds):>12}{share:>9.1%}")
     if event.restarts:
         parts = _joined(_largest_first(event.restart_phases))
         lines.append(f"{_counted(event.restarts)}: {parts}")
@@ -119,7 +123,7 @@ def _largest_first(amounts: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def _joined(amounts: Iterable[tuple[str, float]]) -> str:
-    return ", ".join(f"{name} {_duration(seconds)}" for name, seconds in amounts)
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in amounts)
 
 
 def _counted(restarts: Mapping[str, int]) -> str:
@@ -128,7 +132,7 @@ def _counted(restarts: Mapping[str, int]) -> str:
     return f"{count} restart{'s' * (count != 1)} ({kinds})"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return ``35 ms``, ``3.2 s``, ``12:05`` or ``1:02:03``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"

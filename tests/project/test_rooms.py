@@ -18,7 +18,10 @@ FLOORS = (
     ("launcher.main", "launcher.api"),
     ("launcher.commands",),
     ("launcher.agent",),
-    ("launcher.preflight", "launcher.preemption", "launcher.metrics", "launcher.cli"),
+    (
+        *("launcher.preflight", "launcher.preemption", "launcher.metrics", "launcher.cli"),
+        "launcher.report",
+    ),
     ("launcher.reporting",),
     ("launcher.spawner", "launcher.logs", "launcher.saver", "launcher.stacks"),
     ("launcher.options", "launcher.environments"),

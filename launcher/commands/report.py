@@ -1,0 +1,70 @@
+"""``ft-run report``: what happened in a job, as a text, a page, a trace or JSON."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from ... import exit_codes
+from ...errors import UsageError
+from ...events.record import Record
+from ...printable import printable_lines
+from ..cli.report_flags import ReportOptions
+from ..flags.values import shown
+from ..report.job_report import JobReport, make_report
+from ..report.reading import Reading, event_files, merged
+from ..reporting.standard_output import say_last, standard_output
+
+
+def show_report(options: ReportOptions) -> int:
+    """Read the events, and print or write the report; return the exit status.
+
+    Raises:
+        UsageError: a file cannot be read or written, has no events, or has those of several jobs.
+    """
+    reading = Reading()
+    report = _report(options, reading)
+    if options.page is not None:
+        from ..report.page import page_of
+
+        _write(options.page, "-o", page_of(report, reading))
+    if options.trace is not None:
+        from ..report.trace import trace_of
+
+        _write(options.trace, "--trace", trace_of(report))
+    with standard_output():
+        if options.json:
+            from ..report.page import json_of
+
+            print(json_of(report, reading))
+        elif options.page is None and options.trace is None:
+            from ..report.text import text_of
+
+            print(printable_lines(text_of(report)))
+    if note := reading.note:
+        say_last(f"ft-run report: {note}")
+    return exit_codes.SUCCESS
+
+
+def _report(options: ReportOptions, reading: Reading) -> JobReport:
+    records = merged(event_files(options.paths), reading, options.job_id)
+
+    def again(nodes: Sequence[str]) -> Iterator[Record]:
+        files = sorted({path for node in nodes for path in reading.files[node]})
+        return merged(files, Reading(), options.job_id)
+
+    report = make_report(records, again)
+    reading.torn += report.damaged
+    return report
+
+
+def _write(path: str, flag: str, text: str) -> None:
+    try:
+        if path == "-":
+            sys.stdout.write(text)
+            return
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {shown(path)}: {error.strerror}; expected a file in a writable"
+            f" directory with {flag}."
+        ) from error

@@ -1,0 +1,116 @@
+"""What each node did over time, as the timeline of the page and the trace show it."""
+
+from typing import Final
+
+from ...events.record import Record
+from ...values import dataclass, field
+from ..reporting.accounting import Account, Accounting, Phase
+
+PHASES: Final = tuple(Phase)
+GONE: Final = len(PHASES)
+"""The number of a phase in which there is no ft-run."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One ft-run of a node."""
+
+    began_s: float
+    """As Unix time."""
+    seconds: float = 0.0
+    run: int = 0
+    """The start of the job that it took part in; 0: it was in no round."""
+    node_rank: int = -1
+    """In its last round."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """One node."""
+
+    node: str
+    host: str = ""
+    address: str = ""
+    machine_id: str = ""
+    release: str = ""
+    workers: int = 0
+    """Of its last ft-run."""
+    failures: int = 0
+    """How often one of its workers was the root cause, or the node itself."""
+    starts_s: list[float] = field(default_factory=list)
+    """When each phase began, as Unix time."""
+    phases: list[int] = field(default_factory=list)
+    """Each phase: its number in ``PHASES``, or ``GONE``."""
+    processes: list[Process] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
+    """Where its time went, over all processes."""
+    at_s: float = 0.0
+    """The time of its last event."""
+    has_started: bool = False
+    """Whether the current process has reported ``agent.started``."""
+
+    def add(self, record: Record, at_s: float, run: int, accounting: Accounting) -> None:
+        """Take the next event of the node; ``accounting`` has it."""
+        uptime_s = float(record["uptime_s"])
+        is_start = record["name"] == "agent.started"
+        if self.is_another(record):
+            self.end()
+            self.processes.append(Process(at_s - uptime_s))
+            self._enter(at_s - uptime_s, PHASES.index(Phase.STARTING))
+            self.has_started = False
+        self.has_started |= is_start
+        process, self.at_s = self.processes[-1], max(self.at_s, at_s)
+        process.seconds = uptime_s
+        if is_start:
+            self._about(record)
+        elif record["name"] == "round.started":
+            process.run, process.node_rank = run, record["node_rank"]
+        self._enter(at_s, _NUMBERS[accounting.phase])
+
+    def is_another(self, record: Record) -> bool:
+        """Return whether an event is of a later ft-run than the one before."""
+        is_again = record["name"] == "agent.started" and self.has_started
+        return not self.processes or is_again or record["uptime_s"] < self.processes[-1].seconds
+
+    def end(self) -> None:
+        """End the lane at its last event."""
+        if self.phases:
+            self._enter(self.at_s, GONE)
+
+    def _about(self, record: Record) -> None:
+        self.host, self.address = record.get("host", ""), record.get("address", "")
+        self.machine_id, self.release = record.get("machine_id", ""), record.get("release", "")
+        self.workers = record["workers"]
+
+    def _enter(self, at_s: float, phase: int) -> None:
+        if not self.phases or self.phases[-1] != phase:
+            at_s = max(at_s, self.starts_s[-1]) if self.starts_s else at_s
+            self.starts_s.append(at_s)
+            self.phases.append(phase)
+
+
+_NUMBERS: Final = {phase: number for number, phase in enumerate(PHASES)}
+
+
+def accountable(lanes: dict[str, Lane]) -> list[tuple[str, int]]:
+    """Return the process whose time stands for that of each start of the job.
+
+    Of those that ran for nearly the whole time it is the one with the lowest rank, which also shows
+    the closing table.
+
+    Returns:
+        the node and the number of its process, by the starts of the job in their order.
+    """
+    of_runs: dict[int, list[tuple[str, int, Process]]] = {}
+    for lane in lanes.values():
+        for number, process in enumerate(lane.processes):
+            of_runs.setdefault(process.run, []).append((lane.node, number, process))
+    if len(of_runs) > 1:
+        of_runs.pop(0, None)  # of spares, and of nodes that were refused
+    chosen = []
+    for _, candidates in sorted(of_runs.items()):
+        longest_s = max(process.seconds for _, _, process in candidates)
+        whole = [one for one in candidates if one[2].seconds >= 0.98 * longest_s - 1.0]
+        node, number, _ = min(whole, key=lambda one: (one[2].node_rank < 0, one[2].node_rank))
+        chosen.append((node, number))
+    return chosen

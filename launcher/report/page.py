@@ -1,0 +1,135 @@
+"""The report as JSON, and as one page of HTML that needs no other file and sends no request.
+
+Everything in events is untrusted text: it is in the page as JSON only, in a script element that no
+browser executes, and the page's own script shows it as text.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from ...events.record import json_value
+from ..reporting.accounting import Account
+from ..reporting.time_report import accounted
+from .job_report import JobReport
+from .lanes import PHASES, Lane
+from .reading import Reading
+
+_HERE: Final = Path(__file__).parent
+_SCRIPTS: Final = ("timeline.js", "page.js")
+_PER_S: Final = 100
+"""Times of lanes are in 1/100 s."""
+_NUMBERS: Final = 32
+"""Each entry of a lane is the time since the one before times this, plus the number of the
+phase."""
+
+
+def json_of(report: JobReport, reading: Reading) -> str:
+    """Return the report as JSON: all of it except what each node did when."""
+    return json.dumps(_data(report, reading), indent=2)
+
+
+def page_of(report: JobReport, reading: Reading) -> str:
+    """Return the page."""
+    began_s = _began_s(report)
+    data = _data(report, reading) | {
+        "began_s": began_s,
+        "phases": [phase.value for phase in PHASES],
+        "job_lane": _coded(report.job_lane, began_s),
+        "rates": [[round(at_s - began_s, 2), *more] for at_s, *more in report.rates],
+    }
+    for node, lane in zip(data["nodes"], report.lanes, strict=True):
+        node["lane"] = _coded(lane, began_s)
+    style = (_HERE / "page.css").read_text()
+    script = "".join((_HERE / name).read_text() for name in _SCRIPTS)
+    parts = {
+        "policy": f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; "
+        f"script-src '{_hash(script)}'",
+        "style": style,
+        "script": script,
+        "data": _embedded(data),
+    }
+    page = (_HERE / "page.html").read_text()
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], page)
+
+
+def _hash(text: str) -> str:
+    """Return a text's source expression of a Content-Security-Policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _embedded(data: dict[str, Any]) -> str:
+    """Return JSON that can stand in a script element: nothing in it ends the element."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").encode(errors="replace").decode()
+
+
+def _data(report: JobReport, reading: Reading) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "summary": json_value(report.summary),
+        "time": _time(report.account),
+        "attempts": [
+            {
+                "number": one.number,
+                "began_s": one.began_s,
+                "nodes": one.nodes,
+                "exit_code": one.exit_code,
+                "ended": one.ended,
+                "time": _time(one.account),
+            }
+            for one in report.attempts
+        ],
+        "restarts": [
+            json_value(one) | {"down_s": json_value(one.down_s)} for one in report.restarts
+        ],
+        "failures": [
+            {"run": one.run, "node": one.node, "is_root": one.is_root, "others": one.others}
+            | json_value(one.note)
+            for one in report.failures
+        ],
+        "checkpoints": json_value(report.checkpoints),
+        "checks": json_value(report.checks),
+        "notices": json_value(report.notices),
+        "nodes": [_node(lane) for lane in report.lanes],
+        "events": reading.events,
+        "note": reading.note,
+    }
+
+
+def _time(account: Account) -> dict[str, Any]:
+    """Return an account with the keys of ``time.accounted``."""
+    found: dict[str, Any] = json_value(accounted(account))
+    return found
+
+
+def _node(lane: Lane) -> dict[str, Any]:
+    return {
+        "node": lane.node,
+        "host": lane.host,
+        "address": lane.address,
+        "machine_id": lane.machine_id,
+        "release": lane.release,
+        "workers": lane.workers,
+        "failures": lane.failures,
+        "starts": len(lane.processes),
+        "last_s": lane.at_s,
+        "phases": {phase.value: round(s, 2) for phase, s in lane.account.phases.items()},
+    }
+
+
+def _began_s(report: JobReport) -> float:
+    starts = [lane.starts_s[0] for lane in report.lanes if lane.starts_s]
+    return min(starts, default=0.0)
+
+
+def _coded(lane: Lane, began_s: float) -> list[int]:
+    coded, last = [], 0
+    for at_s, phase in zip(lane.starts_s, lane.phases, strict=True):
+        at = round((at_s - began_s) * _PER_S)
+        coded.append((at - last) * _NUMBERS + phase)
+        last = at
+    return coded

@@ -1,0 +1,210 @@
+"""Reads the event files of all nodes of a job, merged by time.
+
+Everything in them is what nodes wrote, or the part of it that a full disk took: lines that are no
+event of this version are counted and skipped.
+"""
+
+import heapq
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import UsageError
+from ...events.record import VERSION, Record
+from ...events.schema import event_classes
+from ...values import dataclass, field
+from ..flags.values import shown
+from ..reporting.accounting import seconds_of
+
+_BLOCK: Final = 1 << 18
+_LINE_MAX: Final = 1 << 24
+"""Bytes of a line; no event is as long."""
+_RENAMED: Final = b'"agent.renamed"'
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", re.ASCII)
+_SAME_START_S: Final = 2.0
+_EXPECTED: Final = "expected files of --events, or a folder that has events*.jsonl"
+
+
+@dataclass(slots=True)
+class Reading:
+    """What was read, and what was not."""
+
+    events: int = 0
+    unknown: int = 0
+    """Events that a later release added."""
+    torn: int = 0
+    """Lines that are no event, e.g. the part of one that was written when a host failed."""
+    lost: int = 0
+    """Events that could not be written, as ``events.lost`` counts them."""
+    files: dict[str, set[str]] = field(default_factory=dict)
+    """The files by the node that they have events of."""
+
+    @property
+    def note(self) -> str:
+        """Return what is missing, as a line; empty: nothing."""
+        parts = {
+            "of a later release skipped": self.unknown,
+            "that could not be written when they happened": self.lost,
+        }
+        found = [f"{count} event(s) {what}" for what, count in parts.items() if count]
+        if self.torn:
+            found.append(f"{self.torn} incomplete line(s) skipped")
+        return "; ".join(found)
+
+
+def event_files(paths: Sequence[str]) -> list[str]:
+    """Return the files of some paths: a folder stands for all ``events*.jsonl`` under it.
+
+    A file that was rotated (``PATH.1``) comes before its successor, also if it was not named.
+
+    Raises:
+        UsageError: a path does not exist, or a folder has no such file.
+    """
+    found: dict[str, None] = {}
+    for path in paths:
+        if os.path.isdir(path):
+            inside = sorted(str(one) for one in Path(path).rglob("events*.jsonl*"))
+            named = [one for one in inside if re.search(r"\.jsonl(\.1)?$", one)]
+            if not named:
+                raise UsageError(f"no event files in {shown(path)}: {_EXPECTED}.")
+        elif os.path.exists(path):
+            named = [path]
+        else:
+            raise UsageError(f"cannot read events from {shown(path)}: no such file; {_EXPECTED}.")
+        for one in named:
+            if os.path.exists(f"{one}.1"):
+                found[os.path.realpath(f"{one}.1")] = None
+            found[os.path.realpath(one)] = None
+    return list(found)
+
+
+def merged(files: Sequence[str], reading: Reading, job: str | None = None) -> Iterator[Record]:
+    """Yield the records of all files in order of time, each once.
+
+    Args:
+        files: as ``event_files`` returns them.
+        reading: counts.
+        job: the id of the job; None: the files have those of one job.
+
+    Raises:
+        UsageError: a file cannot be read or has no event, or there are several jobs.
+    """
+    names = frozenset(kind.name for kind in event_classes())
+    streams = [_records(path, reading, names, job) for path in files]
+    jobs: set[str] = set()
+    at = ""
+    seen: set[bytes] = set()
+    for line, record in heapq.merge(*streams, key=lambda found: found[1]["time"]):
+        if record["time"] != at:
+            at = record["time"]
+            seen.clear()
+        if line in seen:
+            continue  # a node may have written it to two files
+        seen.add(line)
+        jobs.add(record["job"])
+        if len(jobs) > 1:
+            several = " and ".join(shown(one) for one in sorted(jobs))
+            raise UsageError(
+                f"events of several jobs, {several}: expected those of one job, or --rdzv-id ID."
+            )
+        reading.events += 1
+        yield record
+    if not reading.events:
+        of = f" of job {shown(job)}" if job is not None else ""
+        raise UsageError(f"no events{of} in {shown(', '.join(files))}: {_EXPECTED}.")
+
+
+def _records(
+    path: str, reading: Reading, names: frozenset[str], job: str | None
+) -> Iterator[tuple[bytes, Record]]:
+    renamed = _renamed(path)
+    has_event, torn = False, 0
+    for line in _lines(path):
+        record = _record(line)
+        if record is None:
+            torn += bool(line.strip())
+            continue
+        has_event = True
+        if job is not None and record["job"] != job:
+            continue
+        if record["name"] not in names or record["version"] != VERSION:
+            reading.unknown += 1
+            continue
+        if record["name"] == "events.lost" and isinstance(record.get("lines"), int):
+            reading.lost += record["lines"]
+        if renamed:
+            record["node"] = _name_given(record, renamed)
+        reading.files.setdefault(record["node"], set()).add(path)
+        yield line, record
+    if torn and not has_event:
+        raise UsageError(f"no line of {shown(path)} is an event in JSON: {_EXPECTED}.")
+    reading.torn += torn
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a line; None: it is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    time, uptime_s = record.get("time"), record.get("uptime_s")
+    is_event = (
+        all(isinstance(record.get(key), str) for key in ("name", "job", "node", "text"))
+        and all(isinstance(record.get(key), int) for key in ("version", "attempt"))
+        and isinstance(time, str)
+        and _TIME.fullmatch(time) is not None
+        and isinstance(uptime_s, int | float)
+    )
+    return record if is_event else None
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    """Yield the lines of a file, which is open only while a block is read: there may be many."""
+    offset, rest = 0, b""
+    while True:
+        try:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                block = file.read(_BLOCK)
+        except OSError as error:
+            raise UsageError(
+                f"cannot read events from {shown(path)}: {error.strerror}; {_EXPECTED}."
+            ) from error
+        if not block:
+            break
+        offset += len(block)
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+        if len(rest) > _LINE_MAX:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
+
+def _renamed(path: str) -> list[tuple[str, str, float]]:
+    """Return which nodes the master has renamed: the first id, the other one, and their start."""
+    found = []
+    for line in _lines(path):
+        if _RENAMED in line:
+            record = _record(line)
+            if record is not None and record["name"] == "agent.renamed":
+                began_s = _began_s(record)
+                found.append((str(record.get("proposed")), str(record.get("given")), began_s))
+    return found
+
+
+def _name_given(record: Record, renamed: Sequence[tuple[str, str, float]]) -> str:
+    for proposed, given, began_s in renamed:
+        if record["node"] == proposed and abs(_began_s(record) - began_s) < _SAME_START_S:
+            return given
+    return str(record["node"])
+
+
+def _began_s(record: Record) -> float:
+    return seconds_of(record["time"]) - float(record["uptime_s"])

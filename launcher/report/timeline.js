@@ -1,0 +1,578 @@
+"use strict";
+// The timeline: nodes as rows, phases as bars, failures and restarts as marks; on one canvas, of
+// which only the rows in view are drawn. `drawSwatch` and `fillOf` are for the rest of the page too.
+
+const PATTERNS = {
+  "training": "", "running": "", "importing and building": "steep", "starting workers": "cross",
+  "waiting for nodes": "dots", "standing by": "lines", "checking": "columns", "starting ft-run": "dots",
+  "no progress": "cross", "draining": "flat", "stopping": "flat", "suspended": "columns",
+  "between attempts": "lines",
+};
+const SEVERITY = ["no progress", "stopping", "draining", "suspended", "starting workers",
+  "importing and building", "waiting for nodes", "checking", "starting ft-run", "standing by"];
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function colourOf(phase) {
+  return colour("--p-" + phase.replace(/[^a-z]+/g, "-")) || colour("--p-other");
+}
+
+let fills = new Map();
+
+/** Return the fill of a phase: its colour with a pattern, so that it is known without colour. */
+function fillOf(context, phase) {
+  if (!fills.has(phase)) {
+    const size = 8;
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = size;
+    const c = tile.getContext("2d");
+    c.fillStyle = colourOf(phase);
+    c.fillRect(0, 0, size, size);
+    c.strokeStyle = c.fillStyle = colour("--hatch");
+    c.lineWidth = 1.2;
+    const line = (...points) => {
+      c.beginPath();
+      c.moveTo(points[0], points[1]);
+      c.lineTo(points[2], points[3]);
+      c.stroke();
+    };
+    const kind = PATTERNS[phase] ?? "steep";
+    if (kind === "steep" || kind === "cross") for (const x of [-8, 0, 8]) line(x, 8, x + 8, 0);
+    if (kind === "cross" || kind === "lines") for (const x of [-8, 0, 8]) line(x, 0, x + 8, 8);
+    if (kind === "columns") line(4, 0, 4, 8);
+    if (kind === "flat") line(0, 4, 8, 4);
+    if (kind === "dots") for (const [x, y] of [[2, 2], [6, 6]]) c.fillRect(x - 0.8, y - 0.8, 1.7, 1.7);
+    fills.set(phase, context.createPattern(tile, "repeat"));
+  }
+  return fills.get(phase);
+}
+
+function sized(canvas, width, height) {
+  const scale = window.devicePixelRatio || 1;
+  canvas.width = Math.max(1, Math.round(width * scale));
+  canvas.height = Math.max(1, Math.round(height * scale));
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  return context;
+}
+
+/** Return an element that shows the fill of a phase; the page draws it again when colours change. */
+function swatch(phase, width = 13, height = 13, name = "swatch") {
+  const canvas = document.createElement("canvas");
+  canvas.className = name;
+  canvas.setAttribute("aria-hidden", "true");
+  canvas.redraw = () => {
+    const context = sized(canvas, width, height);
+    context.fillStyle = fillOf(context, phase);
+    context.fillRect(0, 0, width, height);
+  };
+  canvas.redraw();
+  return canvas;
+}
+
+/** Decode a lane: each number is the time since the one before, times 32, plus the phase. */
+function decoded(lane) {
+  const starts = new Float64Array(lane.length);
+  const phases = new Uint8Array(lane.length);
+  let at = 0;
+  for (let i = 0; i < lane.length; i++) {
+    const phase = lane[i] % 32;
+    at += (lane[i] - phase) / 32;
+    starts[i] = at / 100;
+    phases[i] = phase;
+  }
+  return {starts, phases};
+}
+
+/** Return the index of the last entry that is not after a time; -1: there is none. */
+function indexAt(starts, time) {
+  let low = 0, high = starts.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (starts[middle] <= time) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+const AXIS = 26, JOB = 24, MARKS = 20, RATE = 40, ROW = 18, GAP = 4;
+
+class Timeline {
+  /**
+   * @param {object} data the report
+   * @param {object[]} marks {at, kind: "failure"|"restart"|"checkpoint", node, text}, in order
+   * @param {object} format functions clock(seconds since the start), duration(seconds)
+   */
+  constructor(data, marks, format) {
+    this.data = data;
+    this.format = format;
+    this.phases = data.phases;
+    this.job = decoded(data.job_lane);
+    this.all = data.nodes.map((node) => ({node, ...decoded(node.lane)}));
+    this.rows = this.all;
+    this.marks = marks;
+    this.marksOf = new Map();
+    for (const mark of marks) {
+      if (!mark.node) continue;
+      if (!this.marksOf.has(mark.node)) this.marksOf.set(mark.node, []);
+      this.marksOf.get(mark.node).push(mark);
+    }
+    const ends = this.all.map((row) => row.starts[row.starts.length - 1] || 0);
+    this.end = ends.reduce((most, one) => Math.max(most, one), 1);
+    this.from = 0;
+    this.to = this.end;
+    this.rank = new Map(SEVERITY.map((name, i) => [this.phases.indexOf(name), SEVERITY.length - i]));
+    this.cursor = null;
+    this.drag = null;
+    this.build();
+  }
+
+  build() {
+    const make = (tag, name, text) => {
+      const element = document.createElement(tag);
+      if (name) element.className = name;
+      if (text) element.textContent = text;
+      return element;
+    };
+    this.root = make("div");
+    const bar = make("div", "toolbar");
+    const button = (text, label, act) => {
+      const one = make("button", "", text);
+      one.type = "button";
+      one.setAttribute("aria-label", label);
+      one.addEventListener("click", act);
+      bar.append(one);
+    };
+    button("+", "Zoom in", () => this.zoom(0.5));
+    button("−", "Zoom out", () => this.zoom(2));
+    button("All", "Show the whole time", () => this.show(0, this.end));
+    this.filter = make("input");
+    this.filter.type = "search";
+    this.filter.placeholder = "Filter nodes";
+    this.filter.setAttribute("aria-label", "Filter nodes by name, host or address");
+    this.filter.addEventListener("input", () => this.choose());
+    this.order = make("select");
+    this.order.setAttribute("aria-label", "Order of the nodes");
+    for (const text of ["By name", "Failures first", "Least training first"]) {
+      this.order.append(make("option", "", text));
+    }
+    this.order.addEventListener("change", () => this.choose());
+    if (this.all.length > 1) bar.append(this.filter, this.order);
+    bar.append(make("span", "quiet", "Drag or Ctrl + wheel to zoom; arrow keys, +, − and 0"));
+    this.panel = make("div", "panel timeline");
+    this.canvas = make("canvas");
+    this.canvas.tabIndex = 0;
+    this.canvas.setAttribute("role", "application");
+    this.canvas.setAttribute("aria-label",
+      "Timeline. Up and down choose a node, left and right an interval; plus and minus zoom.");
+    this.spacer = make("div", "spacer");
+    this.panel.append(this.canvas, this.spacer);
+    this.tip = make("div", "tip");
+    this.tip.hidden = true;
+    this.spoken = make("div", "spoken");
+    this.spoken.setAttribute("role", "status");
+    this.root.append(bar, this.panel, this.tip, this.spoken);
+    this.listen();
+  }
+
+  listen() {
+    const canvas = this.canvas;
+    this.panel.addEventListener("scroll", () => this.draw());
+    canvas.addEventListener("wheel", (event) => this.wheel(event), {passive: false});
+    canvas.addEventListener("pointermove", (event) => this.moved(event));
+    canvas.addEventListener("pointerleave", () => this.hide());
+    canvas.addEventListener("pointerdown", (event) => {
+      const {x} = this.point(event);
+      if (event.button || x < this.left || event.pointerType === "touch") return;
+      this.drag = {x, to: x};
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointerup", () => this.dropped());
+    canvas.addEventListener("dblclick", () => this.show(0, this.end));
+    canvas.addEventListener("keydown", (event) => this.key(event));
+    canvas.addEventListener("blur", () => {
+      this.cursor = null;
+      this.hide();
+      this.draw();
+    });
+    new ResizeObserver(() => this.resize()).observe(this.panel);
+  }
+
+  choose() {
+    const text = this.filter.value.trim().toLowerCase();
+    const has = ({node}) => [node.node, node.host, node.address].some((one) =>
+      one.toLowerCase().includes(text));
+    this.rows = this.all.filter(has);
+    const training = ({node}) => (node.phases.training || 0) + (node.phases.running || 0);
+    if (this.order.selectedIndex === 1) this.rows.sort((a, b) => b.node.failures - a.node.failures);
+    if (this.order.selectedIndex === 2) this.rows.sort((a, b) => training(a) - training(b));
+    this.cursor = null;
+    this.resize();
+  }
+
+  get top() {
+    return AXIS + JOB + MARKS + (this.data.rates.length > 1 ? RATE : 0);
+  }
+
+  resize() {
+    const whole = this.top + this.rows.length * ROW + 8;
+    this.width = this.panel.clientWidth;
+    this.height = Math.min(whole, 560);
+    this.left = Math.round(Math.min(170, this.width * 0.24));
+    this.canvas.style.height = this.height + "px";
+    this.spacer.style.height = Math.max(0, whole - this.height) + "px";
+    this.context = sized(this.canvas, this.width, this.height);
+    this.draw();
+  }
+
+  x(time) {
+    return this.left + (time - this.from) / (this.to - this.from) * (this.width - this.left - 8);
+  }
+
+  time(x) {
+    return this.from + (x - this.left) / (this.width - this.left - 8) * (this.to - this.from);
+  }
+
+  show(from, to) {
+    const least = Math.min(0.05, this.end);
+    const span = Math.min(this.end, Math.max(least, to - from));
+    this.from = Math.max(0, Math.min(from, this.end - span));
+    this.to = this.from + span;
+    this.draw();
+  }
+
+  zoom(factor, at = (this.from + this.to) / 2) {
+    this.show(at - (at - this.from) * factor, at + (this.to - at) * factor);
+  }
+
+  // --- drawing ----------------------------------------------------------------------------------
+
+  draw() {
+    const c = this.context;
+    if (!c) return;
+    c.clearRect(0, 0, this.width, this.height);
+    this.drawRows(c);
+    c.fillStyle = colour("--panel");
+    c.fillRect(0, 0, this.width, this.top);
+    this.drawAxis(c);
+    this.label(c, "job", AXIS + JOB / 2, true);
+    this.drawLane(c, this.job, AXIS + 2, JOB - 4);
+    this.label(c, "events", AXIS + JOB + MARKS / 2, false);
+    this.drawMarks(c, this.marks, AXIS + JOB + MARKS / 2, true);
+    if (this.data.rates.length > 1) this.drawRates(c);
+    c.strokeStyle = colour("--rule-strong");
+    c.lineWidth = 1;
+    c.beginPath();
+    c.moveTo(0, this.top - 0.5);
+    c.lineTo(this.width, this.top - 0.5);
+    c.stroke();
+    this.drawCursor(c);
+  }
+
+  drawRows(c) {
+    const scrolled = this.panel.scrollTop;
+    const first = Math.max(0, Math.floor(scrolled / ROW));
+    const last = Math.min(this.rows.length, Math.ceil((scrolled + this.height - this.top) / ROW) + 1);
+    for (let i = first; i < last; i++) {
+      const row = this.rows[i];
+      const y = this.top + GAP + i * ROW - scrolled;
+      this.label(c, row.node.node, y + ROW / 2 - GAP / 2, false);
+      this.drawLane(c, row, y, ROW - GAP);
+      this.drawMarks(c, this.marksOf.get(row.node.node) || [], y + ROW / 2 - GAP / 2, false);
+    }
+  }
+
+  label(c, text, y, isStrong) {
+    c.font = `${isStrong ? 600 : 400} 12px system-ui, sans-serif`;
+    c.fillStyle = colour(isStrong ? "--ink" : "--soft");
+    c.textBaseline = "middle";
+    c.textAlign = "left";
+    let shown = text;
+    const room = this.left - 18;
+    if (c.measureText(text).width > room) {
+      let keep = text.length;
+      while (keep > 1 && c.measureText("…" + text.slice(-keep)).width > room) keep--;
+      shown = "…" + text.slice(-keep);  // names of nodes differ at their end
+    }
+    c.fillText(shown, 10, y);
+  }
+
+  drawLane(c, lane, y, height) {
+    const {starts, phases} = lane;
+    let pixel = -1, worst = -1;
+    const flush = () => {
+      if (worst >= 0) this.fillPhase(c, worst, pixel, y, 1, height);
+      worst = -1;
+    };
+    for (let i = Math.max(0, indexAt(starts, this.from)); i < starts.length; i++) {
+      if (starts[i] > this.to) break;
+      if (phases[i] >= this.phases.length) continue;
+      const end = i + 1 < starts.length ? starts[i + 1] : this.end;
+      const x = Math.max(this.left, this.x(starts[i]));
+      const right = Math.min(this.width - 8, this.x(end));
+      if (right - x >= 1) {
+        this.fillPhase(c, phases[i], x, y, right - x, height);
+        continue;
+      }
+      const at = Math.floor(x);
+      if (at !== pixel) flush();
+      pixel = at;
+      if (worst < 0 || (this.rank.get(phases[i]) || 0) > (this.rank.get(worst) || 0)) worst = phases[i];
+    }
+    flush();
+  }
+
+  fillPhase(c, phase, x, y, width, height) {
+    c.fillStyle = fillOf(c, this.phases[phase]);
+    c.fillRect(x, y, width, height);
+  }
+
+  drawAxis(c) {
+    const steps = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
+      3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000, 2592000];
+    const room = (this.to - this.from) / Math.max(1, (this.width - this.left) / 96);
+    const step = steps.find((one) => one >= room) || room;
+    c.font = "11.5px system-ui, sans-serif";
+    c.textBaseline = "middle";
+    c.textAlign = "left";
+    c.lineWidth = 1;
+    const offset = this.data.began_s % step;
+    for (let at = Math.ceil((this.from + offset) / step) * step - offset; at <= this.to; at += step) {
+      const x = Math.round(this.x(at)) + 0.5;
+      c.strokeStyle = colour("--rule");
+      c.beginPath();
+      c.moveTo(x, 4);
+      c.lineTo(x, this.top);
+      c.stroke();
+      if (x > this.width - 50) continue;
+      c.fillStyle = colour("--soft");
+      c.fillText(this.format.tick(at, step), x + 4, 13);
+    }
+  }
+
+  drawRates(c) {
+    const y = AXIS + JOB + MARKS, rates = this.data.rates;
+    const most = rates.reduce((top, one) => Math.max(top, one[2]), 0);
+    this.label(c, "steps/s", y + RATE / 2, false);
+    c.strokeStyle = colour("--accent");
+    c.lineWidth = 1.5;
+    c.beginPath();
+    let last = -Infinity;
+    for (const [at, , rate] of rates) {
+      const x = this.x(at), height = rate / most * (RATE - 12);
+      if (x < this.left || x > this.width - 8) continue;
+      if (at - last > 150) c.moveTo(x, y + RATE - 6 - height);  // no report: no line
+      else c.lineTo(x, y + RATE - 6 - height);
+      last = at;
+    }
+    c.stroke();
+    c.font = "11px system-ui, sans-serif";
+    c.fillStyle = colour("--faint");
+    c.textAlign = "right";
+    c.fillText("max " + this.format.number(most), this.width - 10, y + 8);
+  }
+
+  drawMarks(c, marks, y, isJob) {
+    for (const mark of marks) {
+      const x = this.x(mark.at);
+      if (x < this.left - 1 || x > this.width - 7) continue;
+      if (mark.kind === "restart" && isJob) {
+        c.strokeStyle = colour("--soft");
+        c.setLineDash([2, 3]);
+        c.lineWidth = 1;
+        c.beginPath();
+        c.moveTo(x, AXIS);
+        c.lineTo(x, this.height);
+        c.stroke();
+        c.setLineDash([]);
+        c.fillStyle = colour("--ink");
+        c.beginPath();
+        c.moveTo(x - 4, y - 5);
+        c.lineTo(x + 4, y);
+        c.lineTo(x - 4, y + 5);
+        c.fill();
+      } else if (mark.kind === "failure") {
+        c.strokeStyle = colour("--panel");
+        c.lineWidth = 5;
+        for (let i = 0; i < 2; i++) {
+          c.beginPath();
+          c.moveTo(x - 4, y - 4);
+          c.lineTo(x + 4, y + 4);
+          c.moveTo(x + 4, y - 4);
+          c.lineTo(x - 4, y + 4);
+          c.stroke();
+          c.strokeStyle = colour("--bad");
+          c.lineWidth = 2.2;
+        }
+      } else if (mark.kind === "checkpoint" && isJob) {
+        c.fillStyle = c.strokeStyle = colour("--accent");
+        c.lineWidth = 1.4;
+        c.beginPath();
+        c.moveTo(x, y - 4);
+        c.lineTo(x + 3.5, y);
+        c.lineTo(x, y + 4);
+        c.lineTo(x - 3.5, y);
+        c.closePath();
+        if (mark.isLost) c.stroke();
+        else c.fill();
+      }
+    }
+  }
+
+  drawCursor(c) {
+    if (this.drag) {
+      c.fillStyle = colour("--accent");
+      c.globalAlpha = 0.18;
+      c.fillRect(Math.min(this.drag.x, this.drag.to), AXIS, Math.abs(this.drag.to - this.drag.x), this.height);
+      c.globalAlpha = 1;
+    }
+    if (!this.cursor) return;
+    const {lane, y, height} = this.laneAt(this.cursor.row);
+    const {starts} = lane, i = this.cursor.index;
+    const x = Math.max(this.left, this.x(starts[i]));
+    const right = Math.min(this.width - 8, this.x(i + 1 < starts.length ? starts[i + 1] : this.end));
+    c.strokeStyle = colour("--focus");
+    c.lineWidth = 2;
+    c.strokeRect(x - 1, y - 1, Math.max(3, right - x + 2), height + 2);
+  }
+
+  laneAt(row) {
+    if (row < 0) return {lane: this.job, y: AXIS + 2, height: JOB - 4, name: "job"};
+    const y = this.top + GAP + row * ROW - this.panel.scrollTop;
+    return {lane: this.rows[row], y, height: ROW - GAP, name: this.rows[row].node.node};
+  }
+
+  // --- pointer and keys -------------------------------------------------------------------------
+
+  point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return {x: event.clientX - box.left, y: event.clientY - box.top};
+  }
+
+  wheel(event) {
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      this.zoom(Math.exp(event.deltaY * 0.0022), this.time(this.point(event).x));
+    } else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      event.preventDefault();
+      const moved = event.deltaX / this.width * (this.to - this.from);
+      this.show(this.from + moved, this.to + moved);
+    }
+  }
+
+  moved(event) {
+    const {x, y} = this.point(event);
+    if (this.drag) {
+      this.drag.to = Math.max(this.left, Math.min(x, this.width - 8));
+      this.draw();
+      return;
+    }
+    const text = this.textAt(x, y);
+    if (text) this.tell(text, event.clientX, event.clientY);
+    else this.hide();
+  }
+
+  dropped() {
+    const drag = this.drag;
+    this.drag = null;
+    if (drag && Math.abs(drag.to - drag.x) > 4) {
+      const [from, to] = [this.time(drag.x), this.time(drag.to)].sort((a, b) => a - b);
+      this.show(from, to);
+    } else this.draw();
+  }
+
+  textAt(x, y) {
+    const row = Math.floor((y - this.top - GAP + this.panel.scrollTop) / ROW);
+    const isNode = y >= this.top && row >= 0 && row < this.rows.length;
+    const isJob = y >= AXIS && y < AXIS + JOB + MARKS;
+    if (x < this.left) return isNode ? this.aboutNode(this.rows[row].node) : "";
+    if (isNode || isJob) {
+      const marks = isJob ? this.marks : this.marksOf.get(this.rows[row].node.node) || [];
+      const near = marks.filter((mark) => Math.abs(this.x(mark.at) - x) <= 5);
+      if (near.length && (isNode || y >= AXIS + JOB)) {
+        const texts = near.slice(0, 4).map((mark) => `${mark.text}\n${this.format.clock(mark.at)}`);
+        return texts.join("\n") + (near.length > 4 ? `\nand ${near.length - 4} more` : "");
+      }
+      const {lane, name} = this.laneAt(isNode ? row : -1);
+      return this.aboutPhase(lane, indexAt(lane.starts, this.time(x)), name);
+    }
+    return "";
+  }
+
+  aboutNode(node) {
+    const lines = [node.node, node.host, node.address, node.release && `ft-run ${node.release}`];
+    return lines.filter(Boolean).join("\n");
+  }
+
+  aboutPhase(lane, i, name) {
+    if (i < 0 || lane.phases[i] >= this.phases.length) return "";
+    const start = lane.starts[i];
+    const end = i + 1 < lane.starts.length ? lane.starts[i + 1] : this.end;
+    const {clock, duration} = this.format;
+    return `${this.phases[lane.phases[i]]}, ${duration(end - start)}\n${name}\n${clock(start)} to ${clock(end)}`;
+  }
+
+  tell(text, x, y) {
+    this.tip.textContent = text;
+    this.tip.hidden = false;
+    const box = this.tip.getBoundingClientRect();
+    this.tip.style.left = Math.max(8, Math.min(x + 14, innerWidth - box.width - 12)) + "px";
+    const below = y + 18 + box.height < innerHeight;
+    this.tip.style.top = (below ? y + 18 : Math.max(8, y - box.height - 12)) + "px";
+  }
+
+  hide() {
+    this.tip.hidden = true;
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const span = this.to - this.from;
+    const cursor = this.cursor || {row: -1, index: Math.max(0, indexAt(this.job.starts, this.from))};
+    const at = this.laneAt(cursor.row).lane.starts[cursor.index] || 0;
+    const acts = {
+      "+": () => this.zoom(0.5, at), "=": () => this.zoom(0.5, at), "-": () => this.zoom(2, at),
+      "0": () => this.show(0, this.end), Escape: () => this.hide(),
+      ArrowLeft: () => this.go(cursor.row, cursor.index - 1),
+      ArrowRight: () => this.go(cursor.row, cursor.index + (this.cursor ? 1 : 0)),
+      ArrowUp: () => this.goRow(cursor.row - 1, at), ArrowDown: () => this.goRow(cursor.row + 1, at),
+      Home: () => this.go(cursor.row, 0), End: () => this.go(cursor.row, Infinity),
+      PageUp: () => this.show(this.from - span, this.from),
+      PageDown: () => this.show(this.to, this.to + span),
+    };
+    const act = acts[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  }
+
+  goRow(row, at) {
+    const to = Math.max(-1, Math.min(row, this.rows.length - 1));
+    if (to >= 0) {
+      const y = to * ROW, room = this.height - this.top - ROW - 8;
+      if (y < this.panel.scrollTop) this.panel.scrollTop = y;
+      if (y > this.panel.scrollTop + room) this.panel.scrollTop = y - room;
+    }
+    const {starts} = this.laneAt(to).lane;
+    this.go(to, Math.max(0, indexAt(starts, at)));
+  }
+
+  go(row, index) {
+    const {lane, y, name} = this.laneAt(row);
+    const last = lane.starts.length - 1;
+    const to = Math.max(0, Math.min(index, last > 0 ? last - 1 : 0));
+    this.cursor = {row, index: to};
+    const start = lane.starts[to] || 0;
+    if (start < this.from || start > this.to) {
+      const half = (this.to - this.from) / 2;
+      this.show(start - half, start + half);
+    }
+    this.draw();
+    const text = this.aboutPhase(lane, to, name);
+    this.spoken.textContent = text;
+    const box = this.canvas.getBoundingClientRect();
+    if (text) this.tell(text, box.left + Math.max(this.left, this.x(start)), box.top + y + 4);
+  }
+}
