@@ -5,11 +5,11 @@ from typing import Any, Final
 
 from ...events.record import Record
 from ...values import dataclass, field
-from ..reporting.accounting import Account, Accounting, seconds_of
+from ..reporting.accounting import Account, Accounting, Phase, seconds_of
 from ..reporting.answers import FailureNote, JobSummary
 from ..reporting.job_rounds import failure_note
 from ..reporting.job_summary import JobHistory
-from .lanes import Lane, accountable
+from .lanes import Lane, PhaseNames, accountable
 from .restarts import RestartParts, RestartTimes
 
 _FAILURES: Final = 500
@@ -90,6 +90,8 @@ class JobReport:
     account: Account
     """Since the first start; its ``goodput`` is the effective training time ratio (ETTR)."""
     job_lane: Lane
+    names: PhaseNames
+    """Of the phases of all lanes."""
     rates: list[tuple[float, int, float]]
     """Time, step and steps per second of the node that stands for the job."""
     restarts: list[RestartParts]
@@ -117,16 +119,21 @@ def make_report(
         lane.end()
         lane.account = folds.history.account(lane.node).account(of_all=True)
     chosen = accountable(folds.lanes)
-    total = _Total(folds.attempts)
+    total = _Total(folds.attempts, folds.names)
     for record in again([node for node, _ in chosen]):
         total.add(record, chosen)
     total.end()
+    total.lane.end()
+    for entry in folds.failures.entries:
+        if entry.is_root and entry.node in folds.lanes:
+            folds.lanes[entry.node].failures += 1
     return JobReport(
         summary=folds.history.summary(),
         lanes=sorted(folds.lanes.values(), key=lambda lane: _natural(lane.node)),
         attempts=list(folds.attempts.values()),
         account=total.accounting.account(of_all=True),
         job_lane=total.lane,
+        names=folds.names,
         rates=total.rates[:: -(-len(total.rates) // _RATES) or 1],
         restarts=folds.times.restarts,
         failures=folds.failures.entries,
@@ -145,6 +152,7 @@ class _Folds:
         self.times = RestartTimes()
         self.failures = _Failures()
         self.lanes: dict[str, Lane] = {}
+        self.names = PhaseNames()
         self.attempts: dict[int, Attempt] = {}
         self.checkpoints: list[Saved] = []
         self.checks: list[Notice] = []
@@ -163,7 +171,7 @@ class _Folds:
         accounting = self.history.account(node)
         lane = self.lanes.get(node)
         if lane is None:
-            lane = self.lanes[node] = Lane(node)
+            lane = self.lanes[node] = Lane(node, self.names)
         lane.add(record, at_s, run, accounting)
         self.times.add(record, at_s, run, accounting)
         self.failures.add(record, at_s, run)
@@ -206,9 +214,13 @@ class _Failures:
         """Since the last restart."""
         self._more = 0
         self._last = 0, -1
+        self._lost = ""
+        """The node that the master has lost last."""
 
     def add(self, record: Record, at_s: float, run: int) -> None:
         match record["name"]:
+            case "node.lost":
+                self._lost = record["node_id"]
             case "worker.failed":
                 note = failure_note(record["failure"], record["round"], at_s)
                 self._since.append(FailureEntry(run, record["node"], False, note))
@@ -226,7 +238,7 @@ class _Failures:
         same = next((one for one in self._since if _alike(one.note, cause)), None)
         rest = [one for one in self._since if one is not same]
         note = same.note if same is not None else cause
-        node = same.node if same is not None else ""
+        node = same.node if same is not None else self._lost * (cause.kind == "node_lost")
         self.entries.append(FailureEntry(run, node, True, note, self._more))
         self.entries += rest
         del self.entries[:-_FAILURES]
@@ -240,8 +252,9 @@ def _alike(one: FailureNote, other: FailureNote) -> bool:
 class _Total:
     """The second pass: where the time of the job went, by one process for each start."""
 
-    def __init__(self, attempts: dict[int, Attempt]) -> None:
-        self.accounting, self.lane = Accounting(), Lane("job")
+    def __init__(self, attempts: dict[int, Attempt], names: PhaseNames) -> None:
+        self.accounting = Accounting()
+        self.lane = Lane("job", names, gap=names.number(Phase.ENDED.value))
         self.rates: list[tuple[float, int, float]] = []
         self._attempts = [attempts[run] for run in sorted(attempts)]
         self._counts: dict[str, Lane] = {}
@@ -249,7 +262,7 @@ class _Total:
 
     def add(self, record: Record, chosen: Sequence[tuple[str, int]]) -> None:
         node, at_s = record["node"], seconds_of(record["time"])
-        count = self._counts.setdefault(node, Lane(node))
+        count = self._counts.setdefault(node, Lane(node, PhaseNames()))
         try:
             count.add(record, at_s, 0, self.accounting)
             key = node, len(count.processes) - 1
@@ -271,7 +284,6 @@ class _Total:
         """End a process."""
         if 0 <= self._at < len(self._attempts):
             self._attempts[self._at].account = self.accounting.account()
-        self.lane.end()
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -1,14 +1,35 @@
 """What each node did over time, as the timeline of the page and the trace show it."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from ...events.record import Record
 from ...values import dataclass, field
 from ..reporting.accounting import Account, Accounting, Phase
 
-PHASES: Final = tuple(Phase)
-GONE: Final = len(PHASES)
+GONE: Final = 63
 """The number of a phase in which there is no ft-run."""
+_STARTUP: Final = ("importing and building", "joining", "restoring", "first step")
+"""What workers do before they train, in this order, as ``round.progressed`` names it."""
+_OTHERS: Final = "other activities"
+_WORKERS: Final = frozenset({Phase.BUILDING, Phase.TRAINING})
+
+
+class PhaseNames:
+    """The names of phases, and of the activities that workers report, by their numbers."""
+
+    def __init__(self) -> None:
+        """Start with the phases of a node."""
+        self._numbers = {phase.value: number for number, phase in enumerate(Phase)}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def number(self, name: str) -> int:
+        """Return the number of a name, below ``GONE``; the last one stands for all others."""
+        if name not in self._numbers and len(self._numbers) >= GONE - 1:
+            name = _OTHERS
+        return self._numbers.setdefault(name, len(self._numbers))
 
 
 @dataclass(slots=True)
@@ -29,6 +50,7 @@ class Lane:
     """One node."""
 
     node: str
+    names: PhaseNames
     host: str = ""
     address: str = ""
     machine_id: str = ""
@@ -40,24 +62,32 @@ class Lane:
     starts_s: list[float] = field(default_factory=list)
     """When each phase began, as Unix time."""
     phases: list[int] = field(default_factory=list)
-    """Each phase: its number in ``PHASES``, or ``GONE``."""
+    """Each phase: its number in ``names``, or ``GONE``."""
     processes: list[Process] = field(default_factory=list)
     account: Account = field(default_factory=Account)
     """Where its time went, over all processes."""
+    gap: int = GONE
+    """What is between two processes."""
     at_s: float = 0.0
     """The time of its last event."""
     has_started: bool = False
     """Whether the current process has reported ``agent.started``."""
+    phase: Phase = Phase.STARTING
+    reported: dict[str, float] = field(default_factory=dict)
+    """What its workers have reported in this round: seconds by phase."""
+    reported_at_s: float = 0.0
+    """When they have, or when the phase of the node began."""
 
     def add(self, record: Record, at_s: float, run: int, accounting: Accounting) -> None:
         """Take the next event of the node; ``accounting`` has it."""
         uptime_s = float(record["uptime_s"])
         is_start = record["name"] == "agent.started"
         if self.is_another(record):
-            self.end()
+            if self.processes:
+                self._enter(self.at_s, self.gap)
             self.processes.append(Process(at_s - uptime_s))
-            self._enter(at_s - uptime_s, PHASES.index(Phase.STARTING))
-            self.has_started = False
+            self._enter(at_s - uptime_s, self.names.number(Phase.STARTING.value))
+            self.has_started, self.phase = False, Phase.STARTING
         self.has_started |= is_start
         process, self.at_s = self.processes[-1], max(self.at_s, at_s)
         process.seconds = uptime_s
@@ -65,7 +95,29 @@ class Lane:
             self._about(record)
         elif record["name"] == "round.started":
             process.run, process.node_rank = run, record["node_rank"]
-        self._enter(at_s, _NUMBERS[accounting.phase])
+            self.reported = {}
+        elif record["name"] == "round.progressed" and record.get("phases"):
+            self._split(record["phases"], at_s)
+        if accounting.phase is not self.phase:
+            self.phase, self.reported_at_s = accounting.phase, at_s
+            self._enter(at_s, self.names.number(accounting.phase.value))
+
+    def _split(self, phases: dict[str, float], at_s: float) -> None:
+        """Show what the workers did since the last report, in place of the phase of the node."""
+        spent = {name: s - self.reported.get(name, 0.0) for name, s in phases.items()}
+        since_s, self.reported, self.reported_at_s = self.reported_at_s, phases, at_s
+        if self.phase not in _WORKERS or not spent:
+            return
+        if self.phase is Phase.BUILDING:
+            for name in _STARTUP:
+                if spent.get(name, 0.0) > 0 and since_s < at_s:
+                    self._enter(since_s, self.names.number(name))
+                    since_s += spent[name]
+            return
+        most = max(spent, key=lambda name: spent[name])
+        if most != self.phase.value:
+            self._enter(since_s, self.names.number(most))
+            self._enter(at_s, self.names.number(self.phase.value))
 
     def is_another(self, record: Record) -> bool:
         """Return whether an event is of a later ft-run than the one before."""
@@ -84,12 +136,8 @@ class Lane:
 
     def _enter(self, at_s: float, phase: int) -> None:
         if not self.phases or self.phases[-1] != phase:
-            at_s = max(at_s, self.starts_s[-1]) if self.starts_s else at_s
-            self.starts_s.append(at_s)
+            self.starts_s.append(max([at_s, *self.starts_s[-1:]]))
             self.phases.append(phase)
-
-
-_NUMBERS: Final = {phase: number for number, phase in enumerate(PHASES)}
 
 
 def accountable(lanes: dict[str, Lane]) -> list[tuple[str, int]]:

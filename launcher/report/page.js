@@ -70,14 +70,21 @@ function section(title, ...content) {
 }
 
 /** A table; the columns are [title, "number" | "wide" | ""]. The first cell of a row is its head. */
-function table(columns, rows, last = null) {
+function table(columns, rows, last = null, limit = Infinity) {
   const row = (cells, name) => h("tr" + (name ? "." + name : ""), cells.map((cell, i) => {
     const tag = i ? "td" : "th", type = columns[i][1];
     return h(tag + (type ? "." + type : ""), ...(i ? [] : [{scope: "row"}]), cell);
   }));
   const head = h("tr", columns.map(([title, type]) => h("th" + (type ? "." + type : ""), {scope: "col"}, title)));
-  return h("div.panel.scroll", h("table", h("thead", head),
-    h("tbody", rows.map((cells) => row(cells, "")), last && row(last, "total"))));
+  const body = h("tbody", rows.slice(0, limit).map((cells) => row(cells, "")), last && row(last, "total"));
+  const panel = h("div.panel.scroll", h("table", h("thead", head), body));
+  if (rows.length <= limit) return panel;
+  const more = h("button.more", {type: "button"}, `Show all ${count(rows.length)}`);
+  more.addEventListener("click", () => {
+    body.append(...rows.slice(limit).map((cells) => row(cells, "")));
+    more.remove();
+  });
+  return h("div", panel, more);
 }
 
 function title() {
@@ -216,10 +223,12 @@ function restarts() {
   const part = (seconds) => seconds === null ? "–" : seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1);
   const rows = data.restarts.map((one) => [
     moment(one.at_s), one.round, kind(one.kind) + (one.is_free ? " (free)" : ""), part(one.detect_s), part(one.stop_s),
-    part(one.form_s), part(one.start_s), part(one.restore_s), part(one.down_s), part(one.redo_s),
+    part(one.form_s), part(one.start_s),
+    h("span", part(one.restore_s), Object.entries(one.building).filter(([, s]) => s >= 0.005).map(([name, s]) =>
+      h("div.quiet", `${name} ${part(s)}`))), part(one.down_s), part(one.redo_s),
     one.redo_steps === null ? "–" : count(one.redo_steps), one.cause + (one.rule ? ` (${one.rule})` : ""),
   ]);
-  return section("Restarts", table(columns, rows), h("p.quiet",
+  return section("Restarts", table(columns, rows, null, 50), h("p.quiet",
     "Seconds. Detect: from the failure to the stop; form: until the next round; start: of the workers; restore: until the first " +
     "step, imports included; down: all of these; redo: training and steps that were done again."));
 }
@@ -245,20 +254,19 @@ function failures() {
 
 function checkpoints() {
   if (!data.checkpoints.length) return null;
-  const rows = data.checkpoints.slice(-100).reverse().map((one) => [
+  const rows = data.checkpoints.slice().reverse().map((one) => [
     moment(one.at_s), count(one.step), one.reason ? "–" : size(one.bytes), one.reason ? "–" : duration(one.seconds), one.node,
     one.reason ? h("span.bad", "not written: ", one.reason) : one.path,
   ]);
   return section("Checkpoints", table([["Time (UTC)", ""], ["Step", "number"], ["Size", "number"], ["Took", "number"],
-    ["Node", ""], ["Path", "wide"]], rows),
-  data.checkpoints.length > 100 && h("p.quiet", `The last 100 of ${count(data.checkpoints.length)}.`));
+    ["Node", ""], ["Path", "wide"]], rows, null, 10));
 }
 
 function notices(title, all) {
   if (!all.length) return null;
   const rows = all.map((one) => [moment(one.at_s), h(`span.${one.severity === "error" ? "bad" : one.severity === "warning" ? "warn" : "quiet"}`, one.severity),
     one.node, one.text + (one.count > 1 ? ` (${one.count} times)` : "")]);
-  return section(title, table([["Time (UTC)", ""], ["Severity", ""], ["Node", ""], ["Event", "wide"]], rows));
+  return section(title, table([["Time (UTC)", ""], ["Severity", ""], ["Node", ""], ["Event", "wide"]], rows, null, 20));
 }
 
 function nodes() {
@@ -268,7 +276,7 @@ function nodes() {
     duration(phase(node, "waiting for nodes", "checking")), moment(node.last_s), node.release]);
   return section("Nodes", table([["Node", ""], ["Host", ""], ["Address", ""], ["Workers", "number"], ["Starts", "number"],
     ["Failures", "number"], ["Training", "number"], ["Spare", "number"], ["Waiting", "number"], ["Last event (UTC)", ""],
-    ["ft-run", ""]], rows));
+    ["ft-run", ""]], rows, null, 50));
 }
 
 function redraw() {

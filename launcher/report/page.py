@@ -15,14 +15,14 @@ from ...events.record import json_value
 from ..reporting.accounting import Account
 from ..reporting.time_report import accounted
 from .job_report import JobReport
-from .lanes import PHASES, Lane
+from .lanes import Lane
 from .reading import Reading
 
 _HERE: Final = Path(__file__).parent
 _SCRIPTS: Final = ("timeline.js", "page.js")
 _PER_S: Final = 100
 """Times of lanes are in 1/100 s."""
-_NUMBERS: Final = 32
+_NUMBERS: Final = 64
 """Each entry of a lane is the time since the one before times this, plus the number of the
 phase."""
 
@@ -37,7 +37,7 @@ def page_of(report: JobReport, reading: Reading) -> str:
     began_s = _began_s(report)
     data = _data(report, reading) | {
         "began_s": began_s,
-        "phases": [phase.value for phase in PHASES],
+        "phases": list(report.names),
         "job_lane": _coded(report.job_lane, began_s),
         "rates": [[round(at_s - began_s, 2), *more] for at_s, *more in report.rates],
     }

@@ -7,7 +7,7 @@ own clock. The first compares the clocks of two hosts.
 from typing import Final
 
 from ...events.record import Record
-from ...values import dataclass
+from ...values import dataclass, field
 from ..reporting.accounting import Accounting
 from ..reporting.job_rounds import failure_note
 
@@ -41,6 +41,8 @@ class RestartParts:
     """Until the workers have started."""
     restore_s: float | None = None
     """Until the first step is done: imports, restore, compilation."""
+    building: dict[str, float] = field(default_factory=dict)
+    """Of ``restore_s``, the seconds by what the workers did, if they report it."""
     redo_s: float = 0.0
     """Training that is done again."""
     redo_steps: int | None = None
@@ -72,6 +74,8 @@ class _Times:
     stop_s: float | None = None
     ended_s: float | None = None
     steps: int = -1
+    phases: dict[str, float] = field(default_factory=dict)
+    """What its workers have reported last."""
 
 
 class RestartTimes:
@@ -111,6 +115,8 @@ class RestartTimes:
                 self._begins(record, accounting)
             case "round.started" | "workers.started" | "training.started":
                 self._goes_on(record, now_s, run, accounting)
+            case "round.progressed" if record.get("phases"):
+                self._nodes.setdefault(node, _Times()).phases = record["phases"]
             case "round.ended":
                 times = self._nodes.setdefault(node, _Times())
                 times.ended_s, times.steps = now_s, record["steps"]
@@ -159,7 +165,7 @@ class RestartTimes:
         if was is None or was.ended_s is None:
             return  # it was not in the round before
         times.ended_before_s, times.steps_before = was.ended_s, was.steps
-        times.lost_before_s = _lost_s(accounting)
+        times.lost_before_s = accounting.lost_s
         if self._best and self._nodes[self._best].rank <= rank:
             return
         self._best, parts = node, self.restarts[-1]
@@ -183,11 +189,8 @@ class RestartTimes:
             parts.start_s = now_s - times.started_s
         elif name == "training.started" and times.spawned_s is not None:
             parts.restore_s = now_s - times.spawned_s
-            parts.redo_s = _lost_s(accounting) - times.lost_before_s
+            parts.redo_s = accounting.lost_s - times.lost_before_s
+            parts.building = dict(times.phases)
             resumed = times.resumes_from if times.resumes_from >= 0 else record["step"]
             if times.steps_before >= 0 and resumed >= 0:
                 parts.redo_steps = max(0, times.steps_before - resumed)
-
-
-def _lost_s(accounting: Accounting) -> float:
-    return sum(accounting.account(of_all=True).lost.values())

@@ -6,7 +6,8 @@ const PATTERNS = {
   "training": "", "running": "", "importing and building": "steep", "starting workers": "cross",
   "waiting for nodes": "dots", "standing by": "lines", "checking": "columns", "starting ft-run": "dots",
   "no progress": "cross", "draining": "flat", "stopping": "flat", "suspended": "columns",
-  "between attempts": "lines",
+  "between attempts": "lines", "joining": "columns", "restoring": "dots", "first step": "flat",
+  "saving": "columns",
 };
 const SEVERITY = ["no progress", "stopping", "draining", "suspended", "starting workers",
   "importing and building", "waiting for nodes", "checking", "starting ft-run", "standing by"];
@@ -72,14 +73,14 @@ function swatch(phase, width = 13, height = 13, name = "swatch") {
   return canvas;
 }
 
-/** Decode a lane: each number is the time since the one before, times 32, plus the phase. */
+/** Decode a lane: each number is the time since the one before, times 64, plus the phase. */
 function decoded(lane) {
   const starts = new Float64Array(lane.length);
   const phases = new Uint8Array(lane.length);
   let at = 0;
   for (let i = 0; i < lane.length; i++) {
-    const phase = lane[i] % 32;
-    at += (lane[i] - phase) / 32;
+    const phase = lane[i] % 64;
+    at += (lane[i] - phase) / 64;
     starts[i] = at / 100;
     phases[i] = phase;
   }
@@ -126,6 +127,13 @@ class Timeline {
     this.rank = new Map(SEVERITY.map((name, i) => [this.phases.indexOf(name), SEVERITY.length - i]));
     this.cursor = null;
     this.drag = null;
+    const stops = marks.filter((mark) => mark.kind === "restart").map((mark) => mark.at);
+    let stop = 0;
+    this.breaks = data.rates.map(([at]) => {  // whether a restart is before it
+      const from = stop;
+      while (stop < stops.length && stops[stop] <= at) stop++;
+      return stop > from;
+    });
     this.build();
   }
 
@@ -355,23 +363,20 @@ class Timeline {
   drawRates(c) {
     const y = AXIS + JOB + MARKS, rates = this.data.rates;
     const most = rates.reduce((top, one) => Math.max(top, one[2]), 0);
-    this.label(c, "steps/s", y + RATE / 2, false);
+    this.label(c, "steps/s", y + RATE / 2 - 7, false);
+    this.label(c, "max " + this.format.number(most), y + RATE / 2 + 8, false);
     c.strokeStyle = colour("--accent");
     c.lineWidth = 1.5;
     c.beginPath();
     let last = -Infinity;
-    for (const [at, , rate] of rates) {
+    for (const [i, [at, , rate]] of rates.entries()) {
       const x = this.x(at), height = rate / most * (RATE - 12);
       if (x < this.left || x > this.width - 8) continue;
-      if (at - last > 150) c.moveTo(x, y + RATE - 6 - height);  // no report: no line
+      if (at - last > 150 || this.breaks[i]) c.moveTo(x, y + RATE - 6 - height);  // no report: no line
       else c.lineTo(x, y + RATE - 6 - height);
       last = at;
     }
     c.stroke();
-    c.font = "11px system-ui, sans-serif";
-    c.fillStyle = colour("--faint");
-    c.textAlign = "right";
-    c.fillText("max " + this.format.number(most), this.width - 10, y + 8);
   }
 
   drawMarks(c, marks, y, isJob) {

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .job_report import JobReport
-from .lanes import GONE, PHASES, Lane
+from .lanes import GONE, Lane
 
 _JOB = 0
 _PHASES, _RESTARTS = 1, 2
@@ -79,12 +79,13 @@ def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def _phases(lane: Lane, pid: int, began_s: float) -> Iterator[dict[str, Any]]:
+    names = list(lane.names)
     for number, phase in enumerate(lane.phases[:-1]):
         at_s, end_s = lane.starts_s[number : number + 2]
         if phase != GONE:
             yield {
                 "ph": "X",
-                "name": PHASES[phase].value,
+                "name": names[phase],
                 "cat": "phase",
                 "pid": pid,
                 "tid": _PHASES,

@@ -183,6 +183,11 @@ class Accounting:
             _add(account.restart_phases, self.phase, since_s)
         return account
 
+    @property
+    def lost_s(self) -> float:
+        """Training that was lost since the first start; unlike ``account``, it changes nothing."""
+        return sum(self._total.lost.values())
+
     # --- time --------------------------------------------------------------------------------
 
     def _pass_time(self, record: Record) -> None:
