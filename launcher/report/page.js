@@ -116,8 +116,9 @@ function tiles() {
   const gone = ["missing", "lost", "excluded"].filter((word) => nodes[word].length)
     .map((word) => `${word}: ${nodes[word].slice(0, 6).join(", ")}${nodes[word].length > 6 ? " …" : ""}`);
   return h("dl.tiles",
-    tile(data.attempts.length > 1 ? "Goodput of all attempts (ETTR)" : "Goodput",
+    tile(data.attempts.length > 1 ? "Goodput, all attempts" : "Goodput",
       time.goodput === null ? "not known" : percent(time.goodput),
+      data.attempts.length > 1 && "effective training time ratio",
       time.goodput === null ? "steps are not watched" : `${duration(lost)} of training lost`,
       last !== null && `last attempt ${percent(last)}`),
     tile("Last step", training.step < 0 ? "not known" : count(training.step), state,
@@ -210,7 +211,7 @@ function timeline() {
   });
   const legend = h("div.legend",
     data.phases.filter((phase) => used.has(phase)).map((phase) => h("span", swatch(phase), phase)),
-    h("span", h("b.bad", "✕ "), "failure"), h("span", "▶ restart"), h("span", h("b", "◆ "), "checkpoint"));
+    h("span", h("b.bad", "✕ "), "failure"), h("span", "▼ restart"), h("span", h("b", "◆ "), "checkpoint"));
   window.timeline = shown;
   return section("Timeline", shown.root, legend);
 }
@@ -280,7 +281,7 @@ function nodes() {
 }
 
 function redraw() {
-  fills = new Map();
+  [colours, fills] = [new Map(), new Map()];
   for (const canvas of document.querySelectorAll("canvas")) if (canvas.redraw) canvas.redraw();
   window.timeline.draw();
 }

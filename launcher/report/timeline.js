@@ -12,15 +12,18 @@ const PATTERNS = {
 const SEVERITY = ["no progress", "stopping", "draining", "suspended", "starting workers",
   "importing and building", "waiting for nodes", "checking", "starting ft-run", "standing by"];
 
+let colours = new Map(), fills = new Map();
+
 function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (!colours.has(name)) {
+    colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  }
+  return colours.get(name);
 }
 
 function colourOf(phase) {
   return colour("--p-" + phase.replace(/[^a-z]+/g, "-")) || colour("--p-other");
 }
-
-let fills = new Map();
 
 /** Return the fill of a phase: its colour with a pattern, so that it is known without colour. */
 function fillOf(context, phase) {
@@ -114,6 +117,8 @@ class Timeline {
     this.all = data.nodes.map((node) => ({node, ...decoded(node.lane)}));
     this.rows = this.all;
     this.marks = marks;
+    const order = ["restart", "checkpoint", "failure"];  // the last ones are above the others
+    this.drawn = marks.slice().sort((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind));
     this.marksOf = new Map();
     for (const mark of marks) {
       if (!mark.node) continue;
@@ -134,6 +139,10 @@ class Timeline {
       while (stop < stops.length && stops[stop] <= at) stop++;
       return stop > from;
     });
+    const measure = document.createElement("canvas").getContext("2d");
+    measure.font = "12px system-ui, sans-serif";
+    const names = data.nodes.map((node) => measure.measureText(node.node).width);
+    this.longest = names.reduce((most, one) => Math.max(most, one), 0);
     this.build();
   }
 
@@ -228,7 +237,7 @@ class Timeline {
     const whole = this.top + this.rows.length * ROW + 8;
     this.width = this.panel.clientWidth;
     this.height = Math.min(whole, 560);
-    this.left = Math.round(Math.min(170, this.width * 0.24));
+    this.left = Math.round(Math.max(76, Math.min(this.longest + 22, this.width * 0.26, 190)));
     this.canvas.style.height = this.height + "px";
     this.spacer.style.height = Math.max(0, whole - this.height) + "px";
     this.context = sized(this.canvas, this.width, this.height);
@@ -268,7 +277,7 @@ class Timeline {
     this.label(c, "job", AXIS + JOB / 2, true);
     this.drawLane(c, this.job, AXIS + 2, JOB - 4);
     this.label(c, "events", AXIS + JOB + MARKS / 2, false);
-    this.drawMarks(c, this.marks, AXIS + JOB + MARKS / 2, true);
+    this.drawMarks(c, this.drawn, AXIS + JOB + MARKS / 2, true);
     if (this.data.rates.length > 1) this.drawRates(c);
     c.strokeStyle = colour("--rule-strong");
     c.lineWidth = 1;
@@ -394,9 +403,9 @@ class Timeline {
         c.setLineDash([]);
         c.fillStyle = colour("--ink");
         c.beginPath();
-        c.moveTo(x - 4, y - 5);
-        c.lineTo(x + 4, y);
-        c.lineTo(x - 4, y + 5);
+        c.moveTo(x - 4.5, AXIS - 6);
+        c.lineTo(x + 4.5, AXIS - 6);
+        c.lineTo(x, AXIS + 1);
         c.fill();
       } else if (mark.kind === "failure") {
         c.strokeStyle = colour("--panel");
