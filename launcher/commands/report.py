@@ -21,7 +21,7 @@ def show_report(options: ReportOptions) -> int:
         UsageError: a file cannot be read or written, has no events, or has those of several jobs.
     """
     reading = Reading()
-    report = _report(options, reading)
+    report = read_report(options.paths, options.job_id, reading)
     if options.page is not None:
         from ..report.page import page_of
 
@@ -44,12 +44,22 @@ def show_report(options: ReportOptions) -> int:
     return exit_codes.SUCCESS
 
 
-def _report(options: ReportOptions, reading: Reading) -> JobReport:
-    records = merged(event_files(options.paths), reading, options.job_id)
+def read_report(paths: Sequence[str], job: str | None, reading: Reading) -> JobReport:
+    """Read the events.
+
+    Args:
+        paths: files, and folders with files.
+        job: its id; None: that of all events.
+        reading: counts what was read.
+
+    Raises:
+        UsageError: as for ``show_report``.
+    """
+    records = merged(event_files(paths), reading, job)
 
     def again(nodes: Sequence[str]) -> Iterator[Record]:
         files = sorted({path for node in nodes for path in reading.files[node]})
-        return merged(files, Reading(), options.job_id)
+        return merged(files, Reading(), job)
 
     report = make_report(records, again)
     reading.torn += report.damaged

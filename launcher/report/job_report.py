@@ -259,6 +259,8 @@ class _Total:
         self._attempts = [attempts[run] for run in sorted(attempts)]
         self._counts: dict[str, Lane] = {}
         self._at = -1
+        self._is_closed = False
+        """Whether the process has shown its closing table, which this is to agree with."""
 
     def add(self, record: Record, chosen: Sequence[tuple[str, int]]) -> None:
         node, at_s = record["node"], seconds_of(record["time"])
@@ -274,7 +276,10 @@ class _Total:
     def _add(self, record: Record, at_s: float, number: int) -> None:
         if number != self._at:
             self.end()
-            self._at = number
+            self._at, self._is_closed = number, False
+        if self._is_closed:
+            return
+        self._is_closed = record["name"] == "time.accounted"
         self.accounting.add(record)
         self.lane.add(record, at_s, 0, self.accounting)
         if record["name"] == "round.progressed" and record["steps_per_s"] > 0:

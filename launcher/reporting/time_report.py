@@ -101,7 +101,7 @@ def table(event: TimeAccounted) -> str:
         shown.append(("other", other_s))
     lines = ["Where the time went:"]
     for name, seconds in [*shown, ("total", event.seconds)]:
-        share = seconds / event.seconds
+        share = seconds / (event.seconds or 1.0)
         lines.append(f"  {name:<24}{duration(seconds):>12}{share:>9.1%}")
     if event.restarts:
         parts = _joined(_largest_first(event.restart_phases))

@@ -24,11 +24,15 @@ class Page:
         host, port, path = re.fullmatch(r"ws://([^:/]+):(\d+)(/.*)", url).groups()  # type: ignore[union-attr]
         self._socket = socket.create_connection((host, int(port)), timeout_s)
         self._stream = self._socket.makefile("rb")
-        key = base64.b64encode(os.urandom(16)).decode()
-        self._socket.sendall(
-            f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\n"
-            f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
+        lines = [
+            f"GET {path} HTTP/1.1",
+            f"Host: {host}:{port}",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}",
+            "Sec-WebSocket-Version: 13",
+        ]
+        self._socket.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         assert b" 101 " in self._stream.readline()
         while self._stream.readline().strip():
             pass

@@ -1,0 +1,119 @@
+"""Event files of several nodes: found, merged, and what in them is no event."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ft_run.errors import UsageError
+from ft_run.events.record import Record
+from ft_run.launcher.report import reading
+from ft_run.launcher.report.reading import Reading, event_files, merged
+
+
+def line(second: float, node: str = "a/0", name: str = "master.connected", **more: Any) -> str:
+    record = {
+        "time": f"2026-11-25T10:00:{second:09.6f}Z",
+        "uptime_s": second,
+        "name": name,
+        "version": 1,
+        "severity": "info",
+        "job": "j",
+        "attempt": 0,
+        "node": node,
+        "round": None,
+        "text": "",
+    }
+    return json.dumps(record | more) + "\n"
+
+
+def read(*paths: Path, job: str | None = None) -> tuple[list[Record], Reading]:
+    found = Reading()
+    return list(merged(event_files([str(path) for path in paths]), found, job)), found
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines))
+    return path
+
+
+def test_the_files_of_all_nodes_are_merged_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_BLOCK", 100)  # a line is longer
+    first = write(tmp_path / "a", *(line(second, "a/0") for second in (1, 4, 5)))
+    other = write(tmp_path / "b", *(line(second, "b/0") for second in (2, 3, 6)))
+    records, found = read(first, other)
+    assert [record["uptime_s"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert found.events == 6
+    assert found.files == {"a/0": {str(first)}, "b/0": {str(other)}}
+    assert not found.note
+
+
+def test_a_folder_stands_for_its_event_files_with_the_rotated_ones_first(tmp_path: Path) -> None:
+    old = write(tmp_path / "x/run/events.jsonl.1", line(1))
+    new = write(tmp_path / "x/run/events.jsonl", line(2))
+    other = write(tmp_path / "x/events-b.jsonl", line(3))
+    write(tmp_path / "x/run/agent.log", "no event")
+    assert event_files([str(tmp_path / "x")]) == [str(other), str(old), str(new)]
+    assert event_files([str(new)]) == [str(old), str(new)]
+
+
+def test_an_event_that_two_files_have_is_one(tmp_path: Path) -> None:
+    twice = write(tmp_path / "a", line(1), line(2)), write(tmp_path / "b", line(1), line(2))
+    assert len(read(*twice)[0]) == 2
+
+
+def test_incomplete_lines_are_counted(tmp_path: Path) -> None:
+    torn = write(
+        tmp_path / "a", line(1), line(2)[:50], "\n", '{"time": 5}\n', "[1]\n", line(3)[:-9]
+    )
+    records, found = read(torn)
+    assert [record["uptime_s"] for record in records] == [1]
+    assert found.note == "4 incomplete line(s) skipped"
+
+
+def test_events_of_a_later_release_are_counted(tmp_path: Path) -> None:
+    later = write(
+        tmp_path / "a",
+        *(line(1), line(2, name="worker.levitated"), line(3, version=2)),
+        line(4, name="events.lost", lines=7, reason="disk full"),
+    )
+    records, found = read(later)
+    assert [record["uptime_s"] for record in records] == [1, 4]
+    assert found.note == (
+        "2 event(s) of a later release skipped; "
+        "7 event(s) that could not be written when they happened"
+    )
+
+
+def test_a_node_that_the_master_has_renamed_has_one_name(tmp_path: Path) -> None:
+    renamed = line(3, "vm/1", "agent.renamed", proposed="vm/0", given="vm/1")
+    other = write(tmp_path / "b", line(2, "vm/0"), renamed, line(4, "vm/1"))
+    records, _ = read(write(tmp_path / "a", line(1, "vm/0")), other)
+    assert [record["node"] for record in records] == ["vm/0", "vm/1", "vm/1", "vm/1"]
+    earlier = line(2, "vm/0", uptime_s=50.0)  # of an ft-run before it, in the same file
+    records, _ = read(write(tmp_path / "c", earlier, renamed))
+    assert [record["node"] for record in records] == ["vm/0", "vm/1"]
+
+
+def test_one_of_several_jobs(tmp_path: Path) -> None:
+    both = write(tmp_path / "a", line(1), line(2, job="k"))
+    with pytest.raises(UsageError, match="events of several jobs, 'j' and 'k': expected those of"):
+        read(both)
+    assert [record["job"] for record in read(both, job="k")[0]] == ["k"]
+    with pytest.raises(UsageError, match="no events of job 'm' in"):
+        read(both, job="m")
+
+
+def test_what_is_no_event_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read events from .*: no such file; expected"):
+        read(tmp_path / "none")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match=r"no event files in .*folder'"):
+        read(tmp_path / "folder")
+    with pytest.raises(UsageError, match=r"no events in .*empty"):
+        read(write(tmp_path / "empty", ""))
+    with pytest.raises(UsageError, match=r"no line of .*train.log' is an event in JSON: expected"):
+        read(write(tmp_path / "train.log", "step 1\nstep 2\n"))
