@@ -167,6 +167,7 @@ function whereTimeWent() {
     return [h("span", swatch(name), name), duration(seconds), percent(seconds / time.seconds), share];
   });
   const columns = [["Phase", ""], ["Time", "number"], ["Share", "number"], ["", "sharecell"]];
+  const also = [["data wait", time.data_wait_s], ["slow steps", time.slow_steps_s]].filter(([, seconds]) => seconds);
   const lost = Object.entries(time.lost).map(([name, seconds]) => [kind(name), duration(seconds)]);
   const attempts = data.attempts.map((one) => [
     moment(one.began_s), duration(one.time.seconds),
@@ -177,6 +178,8 @@ function whereTimeWent() {
     table(columns, rows, ["total", duration(time.seconds), "100.0 %", ""]),
     h("div",
       lost.length > 0 && table([["Training lost by", ""], ["Time", "number"]], lost), lost.length > 0 && h("p", "\u00a0"),
+      also.length > 0 && table([["Of the training time", ""], ["Time", "number"]], also.map(([name, seconds]) => [name, duration(seconds)])),
+      also.length > 0 && h("p", "\u00a0"),
       data.attempts.length > 1 && table(
         [["Attempt", ""], ["Time", "number"], ["Goodput", "number"], ["Nodes", "number"], ["Exit", "number"]], attempts),
       data.attempts.length < 2 && lost.length === 0 && h("p.quiet", time.goodput === null
@@ -202,7 +205,7 @@ function marks() {
 function timeline() {
   const {began_s} = data;
   const used = new Set(data.nodes.flatMap((node) => Object.keys(node.phases)).concat(Object.keys(data.time.phases)));
-  const shown = new Timeline(data, marks(), {
+  const shown = new LiveTimeline(data, marks(), {
     clock: (at) => `${day(began_s + at)} ${clock(began_s + at, shown.to - shown.from < 120 ? 2 : 0)}`,
     duration,
     number: rate,

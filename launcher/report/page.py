@@ -19,7 +19,7 @@ from .lanes import Lane
 from .reading import Reading
 
 _HERE: Final = Path(__file__).parent
-_SCRIPTS: Final = ("timeline.js", "page.js")
+_SCRIPTS: Final = ("fills.js", "timeline.js", "timeline_input.js", "page.js")
 _PER_S: Final = 100
 """Times of lanes are in 1/100 s."""
 _NUMBERS: Final = 64

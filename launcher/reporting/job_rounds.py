@@ -17,6 +17,8 @@ _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
 _SAMPLES_MIN: Final = 10
 """Of a window that the rate is compared with."""
+_DATA_WAIT_MIN_S: Final = 20.0
+"""Training between two reports, of which a share is meaningful."""
 _LINES: Final = 20
 _LINE: Final = 500
 """Characters."""
@@ -80,13 +82,17 @@ class StepFold:
         self._step = -1
         self._at_s: float | None = None
         self._rate: float | None = None
+        self._data_wait: float | None = None
+        self._waited_s = self._training_s = 0.0
+        """In this round, by the last report that ``data_wait`` is of."""
         self._hours, self._days = _Rates(_HOUR_S), _Rates(_DAY_S)
 
     def add(self, record: Record, at_s: float, world_size: int) -> None:
         """Take the next event of that node; ``world_size`` is that of the round."""
         match record["name"]:
             case "round.started":
-                self._rate = None
+                self._rate = self._data_wait = None
+                self._waited_s = self._training_s = 0.0
             case "training.started":
                 self._done(record["step"], at_s)
             case "round.progressed":
@@ -102,10 +108,21 @@ class StepFold:
         if not rate and not idle_s:
             return  # not watched, or no step yet
         self._done(record["steps"], at_s - idle_s)
+        self._waits(record)
         self._rate = 0.0 if is_late(rate, idle_s) else rate
         if self._rate:
             self._hours.add(at_s, world_size, rate)
             self._days.add(at_s, world_size, rate)
+
+    def _waits(self, record: Record) -> None:
+        """Take how long the workers have waited for data; the longest wait of a rank counts."""
+        waited_s = max(record.get("data_wait_s", ()), default=None)
+        training_s = record.get("phases", {}).get(Phase.TRAINING.value, 0.0)
+        more_s = training_s - self._training_s
+        if waited_s is None or more_s < _DATA_WAIT_MIN_S:
+            return
+        self._data_wait = min(1.0, max(0.0, waited_s - self._waited_s) / more_s)
+        self._waited_s, self._training_s = waited_s, training_s
 
     def training(self, phase: Phase, world_size: int, *, has_ended: bool) -> Training:
         """Return the answers, for the phase of that node."""
@@ -120,6 +137,7 @@ class StepFold:
             best,
             self._days.best(world_size),
             best / rate if best and rate else None,
+            self._data_wait,
         )
 
 

@@ -72,6 +72,18 @@ def test_it_is_slower_than_in_its_best_hour(job: Job) -> None:
     assert training.best_day_steps_per_s == 1.0
 
 
+def test_the_share_of_training_that_waits_for_data(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    for training_s, waits in ((50.0, [5.0, 0.0]), (100.0, [20.0, 30.0]), (101.0, [31.0, 31.0])):
+        job.minutes("a/0", 1, rate=2.0)
+        record = job.records.pop()
+        more = {"phases": {"training": training_s}, "data_wait_s": waits}
+        job.history.add({**record, **more})  # the last report is too short to tell
+    assert job.summary.training.data_wait == pytest.approx(25.0 / 50.0)
+    job.round(1, "a/0", "b/0")
+    assert job.summary.training.data_wait is None
+
+
 def test_rates_of_other_numbers_of_workers_are_not_compared(job: Job) -> None:
     job.round(0, "a/0", "b/0")
     job.minutes("a/0", 20, rate=4.0)
