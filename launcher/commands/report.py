@@ -1,6 +1,5 @@
 """``ft-run report``: what happened in a job, as a text, a page, a trace or JSON."""
 
-import sys
 from collections.abc import Iterator, Sequence
 
 from ... import exit_codes
@@ -68,9 +67,6 @@ def read_report(paths: Sequence[str], job: str | None, reading: Reading) -> JobR
 
 def _write(path: str, flag: str, text: str) -> None:
     try:
-        if path == "-":
-            sys.stdout.write(text)
-            return
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:

@@ -8,20 +8,21 @@ import heapq
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ...errors import UsageError
 from ...events.record import VERSION, Record
-from ...events.schema import event_classes
 from ...values import dataclass, field
 from ..flags.values import shown
 from ..reporting.accounting import seconds_of
+from .validity import Check, checks
 
 _BLOCK: Final = 1 << 18
 _LINE_MAX: Final = 1 << 24
 """Bytes of a line; no event is as long."""
+_UPTIME_MAX_S: Final = 1e9
 _RENAMED: Final = b'"agent.renamed"'
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", re.ASCII)
 _SAME_START_S: Final = 2.0
@@ -36,7 +37,7 @@ class Reading:
     unknown: int = 0
     """Events that a later release added."""
     torn: int = 0
-    """Lines that are no event, e.g. the part of one that was written when a host failed."""
+    """Lines that are no event, e.g. the part of one, or have fields of other types."""
     lost: int = 0
     """Events that could not be written, as ``events.lost`` counts them."""
     files: dict[str, set[str]] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class Reading:
         }
         found = [f"{count} event(s) {what}" for what, count in parts.items() if count]
         if self.torn:
-            found.append(f"{self.torn} incomplete line(s) skipped")
+            found.append(f"{self.torn} incomplete or invalid line(s) skipped")
         return "; ".join(found)
 
 
@@ -92,8 +93,8 @@ def merged(files: Sequence[str], reading: Reading, job: str | None = None) -> It
     Raises:
         UsageError: a file cannot be read or has no event, or there are several jobs.
     """
-    names = frozenset(kind.name for kind in event_classes())
-    streams = [_records(path, reading, names, job) for path in files]
+    known = checks()
+    streams = [_records(path, reading, known, job) for path in files]
     jobs: set[str] = set()
     at = ""
     seen: set[bytes] = set()
@@ -118,7 +119,7 @@ def merged(files: Sequence[str], reading: Reading, job: str | None = None) -> It
 
 
 def _records(
-    path: str, reading: Reading, names: frozenset[str], job: str | None
+    path: str, reading: Reading, known: Mapping[str, Check], job: str | None
 ) -> Iterator[tuple[bytes, Record]]:
     renamed = _renamed(path)
     has_event, torn = False, 0
@@ -130,10 +131,14 @@ def _records(
         has_event = True
         if job is not None and record["job"] != job:
             continue
-        if record["name"] not in names or record["version"] != VERSION:
+        is_valid = known.get(record["name"]) if record["version"] == VERSION else None
+        if is_valid is None:
             reading.unknown += 1
             continue
-        if record["name"] == "events.lost" and isinstance(record.get("lines"), int):
+        if not is_valid(record):
+            torn += 1
+            continue
+        if record["name"] == "events.lost":
             reading.lost += record["lines"]
         if renamed:
             record["node"] = _name_given(record, renamed)
@@ -159,6 +164,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
         and isinstance(time, str)
         and _TIME.fullmatch(time) is not None
         and isinstance(uptime_s, int | float)
+        and 0 <= uptime_s < _UPTIME_MAX_S
     )
     return record if is_event else None
 

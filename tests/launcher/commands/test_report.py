@@ -60,4 +60,4 @@ def test_what_was_skipped_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixtu
     torn = tmp_path / "a.jsonl"
     torn.write_bytes(Path(FILES[0]).read_bytes()[:-20])
     assert main(["report", str(torn)]) == 0
-    assert capfd.readouterr().err == "ft-run report: 1 incomplete line(s) skipped\n"
+    assert capfd.readouterr().err == "ft-run report: 1 incomplete or invalid line(s) skipped\n"

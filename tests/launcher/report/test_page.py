@@ -92,7 +92,7 @@ def test_lanes_are_coded_in_whole_numbers(job: Job) -> None:
 def test_the_json_is_the_page_without_what_each_node_did_when(job: Job) -> None:
     report, reading = report_of(job), Reading(events=9, torn=2)
     found, data = json.loads(json_of(report, reading)), data_of(page_of(report, reading))
-    assert found["note"] == "2 incomplete line(s) skipped"
+    assert found["note"] == "2 incomplete or invalid line(s) skipped"
     assert found["time"] == data["time"]
     assert found["restarts"][0]["down_s"] == data["restarts"][0]["down_s"]
     assert data.keys() - found.keys() == {"began_s", "phases", "job_lane", "rates"}

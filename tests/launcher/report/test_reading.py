@@ -11,7 +11,9 @@ from ft_run.launcher.report import reading
 from ft_run.launcher.report.reading import Reading, event_files, merged
 
 
-def line(second: float, node: str = "a/0", name: str = "master.connected", **more: Any) -> str:
+def line(
+    second: float = 1.0, node: str = "a/0", name: str = "master.connected", **more: Any
+) -> str:
     record = {
         "time": f"2026-11-25T10:00:{second:09.6f}Z",
         "uptime_s": second,
@@ -23,6 +25,7 @@ def line(second: float, node: str = "a/0", name: str = "master.connected", **mor
         "node": node,
         "round": None,
         "text": "",
+        "is_again": False,
     }
     return json.dumps(record | more) + "\n"
 
@@ -71,7 +74,30 @@ def test_incomplete_lines_are_counted(tmp_path: Path) -> None:
     )
     records, found = read(torn)
     assert [record["uptime_s"] for record in records] == [1]
-    assert found.note == "4 incomplete line(s) skipped"
+    assert found.note == "4 incomplete or invalid line(s) skipped"
+
+
+def test_events_with_fields_of_other_types_are_counted(tmp_path: Path) -> None:
+    progress = {"name": "round.progressed", "round": 1, "node_rank": 0, "steps": 1}
+    progress |= {"steps_per_s": 1.0, "idle_s": 0}
+    failure = {"kind": "meteor", "rank": 0, "local_rank": 0, "node_rank": 0, "host": "h"}
+    failed = {"name": "worker.failed", "round": 1, "node_rank": 0}
+    failure |= {"pid": 1, "exit_code": 1, "time_s": 1}
+    limit = {"name": "workers.fenced", "limit_s": None}  # was infinite
+    good = [progress, limit, failed | {"failure": failure | {"crater": 3}}]
+    bad: list[dict[str, Any]] = [
+        {"is_again": 1},
+        *({"uptime_s": -1}, {"uptime_s": 1e12}, {"time": "yesterday"}),
+        *(progress | {"steps": "1"}, progress | {"idle_s": None}, progress | {"node_rank": True}),
+        *({**limit, "limit_s": "1"}, {"name": "round.progressed"}),
+        *(failed | {"failure": one} for one in (None, {}, failure | {"host": 7})),
+        {"name": "workers.outlived_kill", "pids": ["1"], "after_s": 1, "with_gpus_s": 2},
+        {"name": "gpu.memory_held", "held": {"GPU-1": "much"}},
+    ]
+    lines = [line(second, **more) for second, more in enumerate([*good, *bad])]
+    records, found = read(write(tmp_path / "a", *lines))
+    assert [record["uptime_s"] for record in records] == [0, 1, 2]
+    assert found.torn == len(bad)
 
 
 def test_events_of_a_later_release_are_counted(tmp_path: Path) -> None:
