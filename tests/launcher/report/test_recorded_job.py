@@ -5,6 +5,7 @@ too much; in the second a node is lost, and the spare takes its place.
 """
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from ft_run.launcher.commands.report import read_report
 from ft_run.launcher.report.job_report import JobReport
 from ft_run.launcher.report.lanes import GONE
+from ft_run.launcher.report.page import json_of, page_of
 from ft_run.launcher.report.reading import Reading
 from ft_run.launcher.report.text import text_of
 from ft_run.launcher.report.trace import trace_of
@@ -153,3 +155,49 @@ def test_the_trace_has_what_the_format_documents(report: JobReport) -> None:
     assert steps == sorted(steps)
     training = [e for e in events if e["name"] == "training" and e["pid"] == 1]
     assert sum(e["dur"] for e in training) / 1e6 == pytest.approx(277.9, abs=0.5)
+
+
+WRONG: tuple[Any, ...] = (
+    None,
+    -1,
+    10**18,
+    1e300,
+    "",
+    "x",
+    [],
+    {},
+    [1],
+    {"kind": 3},
+    True,
+    "\ud800",
+)
+
+
+def changed(line: str, chance: random.Random) -> str:
+    """Return a line with a value of another type somewhere, or a part of the line."""
+    if chance.random() < 0.2:
+        return line[: chance.randrange(len(line))]
+    record = at = json.loads(line)
+    while True:
+        key = chance.choice(list(at))
+        if not (isinstance(at[key], dict) and at[key] and chance.random() < 0.7):
+            break
+        at = at[key]
+    at[key] = json.loads(json.dumps(chance.choice(WRONG)))
+    return json.dumps(record) + "\n"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lines_that_a_broken_disk_or_a_bad_node_wrote(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    for path in RECORDED.glob("*.jsonl"):
+        lines = path.read_text().splitlines(keepends=True)
+        bad = [changed(line, chance) if chance.random() < 0.1 else line for line in lines]
+        (tmp_path / f"events-{path.name}").write_text("".join(bad))
+    reading = Reading()
+    report = read_report([str(tmp_path)], "digits-7b", reading)
+    for show in (page_of, json_of):
+        assert show(report, reading)
+    assert text_of(report)
+    assert trace_of(report)
+    assert reading.torn > 0
