@@ -135,8 +135,12 @@ class Lane:
         self.workers = record["workers"]
 
     def _enter(self, at_s: float, phase: int) -> None:
+        at_s = max([at_s, *self.starts_s[-1:]])
+        if self.starts_s and self.starts_s[-1] == at_s:  # nothing of it would be seen
+            self.starts_s.pop()
+            self.phases.pop()
         if not self.phases or self.phases[-1] != phase:
-            self.starts_s.append(max([at_s, *self.starts_s[-1:]]))
+            self.starts_s.append(at_s)
             self.phases.append(phase)
 
 

@@ -102,6 +102,16 @@ def test_a_hang_is_detected_from_the_last_step_on(job: Job) -> None:
     assert parts(job)[0].detect_s == pytest.approx(34.0)
 
 
+def test_the_node_with_the_lowest_rank_counts_in_any_order(job: Job) -> None:
+    stops(job, "a/0", 0)
+    stops(job, "b/0", 1)
+    job.happens("a/0", RestartBegun(1, 0, KILLED, "", False, 1, 3))
+    job.happens("b/0", 3.0, RestartBegun(1, 1, KILLED, "", False, 1, 3))
+    starts(job, "a/0", 0, resumes_from=-1)
+    starts(job, "b/0", 1, resumes_from=-1)
+    assert parts(job)[0].form_s == pytest.approx(2.0 + 3.0 + 0.25)
+
+
 def test_a_regroup_has_no_failure(job: Job) -> None:
     stops(job, "a/0", 0)
     job.happens("a/0", RegroupBegun(1, 0, 3, "a node has joined"))

@@ -17,6 +17,7 @@ from ft_run.events.workers import (
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind, node_lost
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict, Waiting
 from ft_run.tests.harness.job_events import T0, Job
+from ft_run.values import replace
 
 KILLED = Failure(FailureKind.WORKER, 3, 1, 1, "b", 77, -9, 5, stderr_tail="one\ntwo\n")
 LOST = node_lost(1, "b", "r", "its connection was closed")
@@ -213,6 +214,18 @@ def test_clocks_that_differ_make_no_start() -> None:
     job.starts("b/0")
     job.happens("b/0", RoundStarted(0, 1, 2, 2, 0, "r"))
     assert job.summary.runs == 1
+
+
+def test_the_lines_of_a_failure_are_its_traceback_if_standard_error_was_not_captured(
+    job: Job,
+) -> None:
+    stack = "Traceback (most recent call last):\n  File x\nValueError: no data\n"
+    error = {"message": {"message": "no data", "extraInfo": {"py_callstack": stack}}}
+    raised = replace(KILLED, exit_code=1, stderr_tail="", error_json=json.dumps(error))
+    job.round(0, "a/0", "b/0")
+    job.happens("b/0", WorkerFailed(0, 1, raised))
+    (failure,) = job.summary.restarts.failures
+    assert failure.lines == tuple(stack.splitlines())
 
 
 def test_the_summary_is_json(job: Job) -> None:
