@@ -102,7 +102,8 @@ class Timeline {
     canvas.addEventListener("pointerleave", () => this.hide());
     canvas.addEventListener("pointerdown", (event) => {
       const {x} = this.point(event);
-      if (event.button || x < this.left || event.pointerType === "touch") return;
+      if (event.pointerType === "touch") this.moved(event);
+      if (event.pointerType === "touch" || event.button || x < this.left) return;
       this.drag = {x, to: x};
       canvas.setPointerCapture(event.pointerId);
     });

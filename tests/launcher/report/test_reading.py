@@ -78,12 +78,18 @@ def test_incomplete_lines_are_counted(tmp_path: Path) -> None:
 
 
 def test_events_with_fields_of_other_types_are_counted(tmp_path: Path) -> None:
-    progress = {"name": "round.progressed", "round": 1, "node_rank": 0, "steps": 1}
+    progress: dict[str, Any] = {"name": "round.progressed", "round": 1, "node_rank": 0, "steps": 1}
     progress |= {"steps_per_s": 1.0, "idle_s": 0}
-    failure = {"kind": "meteor", "rank": 0, "local_rank": 0, "node_rank": 0, "host": "h"}
-    failed = {"name": "worker.failed", "round": 1, "node_rank": 0}
+    failure: dict[str, Any] = {
+        "kind": "meteor",
+        "rank": 0,
+        "local_rank": 0,
+        "node_rank": 0,
+        "host": "h",
+    }
+    failed: dict[str, Any] = {"name": "worker.failed", "round": 1, "node_rank": 0}
     failure |= {"pid": 1, "exit_code": 1, "time_s": 1}
-    limit = {"name": "workers.fenced", "limit_s": None}  # was infinite
+    limit: dict[str, Any] = {"name": "workers.fenced", "limit_s": None}  # was infinite
     good = [progress, limit, failed | {"failure": failure | {"crater": 3}}]
     bad: list[dict[str, Any]] = [
         {"is_again": 1},
