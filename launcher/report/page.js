@@ -228,8 +228,8 @@ function restarts() {
   const rows = data.restarts.map((one) => [
     moment(one.at_s), one.round, kind(one.kind) + (one.is_free ? " (free)" : ""), part(one.detect_s), part(one.stop_s),
     part(one.form_s), part(one.start_s),
-    h("span", part(one.restore_s), Object.entries(one.building).filter(([, s]) => s >= 0.005).map(([name, s]) =>
-      h("div.quiet", `${name} ${part(s)}`))), part(one.down_s), part(one.redo_s),
+    h("span", part(one.restore_s), Object.entries(one.building).filter(([, s]) => s >= one.restore_s / 20)
+      .sort((a, b) => b[1] - a[1]).map(([name, s]) => h("div.quiet", `${name} ${part(s)}`))), part(one.down_s), part(one.redo_s),
     one.redo_steps === null ? "–" : count(one.redo_steps), one.cause + (one.rule ? ` (${one.rule})` : ""),
   ]);
   return section("Restarts", table(columns, rows, null, 50), h("p.quiet",
