@@ -166,7 +166,7 @@ def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) 
             for log in logs
         ]
         try:
-            place, port = _leading(logs, masters)
+            place, port = leading(logs, masters)
             result = _swarm(port, masters[place].pid, agents, args)
             for master in masters:
                 assert master.stdin is not None
@@ -187,7 +187,7 @@ def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) 
     return result
 
 
-def _leading(logs: Sequence[IO[str]], masters: "list[subprocess.Popen[bytes]]") -> tuple[int, int]:
+def leading(logs: Sequence[IO[str]], masters: "list[subprocess.Popen[bytes]]") -> tuple[int, int]:
     """Return the index of the leading master, and its port."""
     deadline = time.monotonic() + _MASTER_START_S
     while time.monotonic() < deadline and all(master.poll() is None for master in masters):

@@ -80,7 +80,7 @@ class RoundCost:
     received_bytes: int = 0
 
 
-class _Node:
+class SimulatedNode:
     """One simulated agent."""
 
     __slots__ = ("_call", "_index", "_job", "_swarm", "_writing", "stacks", "stopped")
@@ -164,8 +164,12 @@ class _Node:
             body = message.WhichOneof("body")
             if body == "start":
                 swarm.started(message.start.assignment)
+                self.begin(message.start.assignment.round)
             elif body == "stop":
+                await self.end()
                 await self.send(self.stopped)
+            elif body == "workgrant":
+                self.granted(message.workgrant)
             elif body == "stackorder":
                 await self.send(self.stacks)
             elif body == "verdict":
@@ -176,16 +180,32 @@ class _Node:
             elif body == "waiting":
                 swarm.admitted()
 
+    def begin(self, round_number: int) -> None:
+        """Start the workers of a round."""
+
+    async def end(self) -> None:
+        """Stop them."""
+
+    def granted(self, grant: Any) -> None:
+        """Take pieces of shared work."""
+
 
 class Swarm:
     """All simulated agents of one job."""
 
-    def __init__(self, port: int, agents: int, streams_per_channel: int, master_pid: int) -> None:
+    def __init__(
+        self,
+        port: int,
+        agents: int,
+        streams_per_channel: int,
+        master_pid: int,
+        kind: type[SimulatedNode] = SimulatedNode,
+    ) -> None:
         job = JobSpec("scale", agents, agents, 1, 1_000_000)
         self.cost = RoundCost()
         self._port, self._master_pid = port, master_pid
         self._streams_per_channel = streams_per_channel
-        self._nodes = [_Node(index, job, self) for index in range(agents)]
+        self._nodes = [kind(index, job, self) for index in range(agents)]
         self._round = -1
         self._ranks: set[int] = set()
         self._complete = asyncio.Event()
@@ -302,7 +322,7 @@ def _channel(port: int) -> grpc.aio.Channel:
 
 
 @asynccontextmanager
-async def _steady() -> AsyncIterator[None]:
+async def steady() -> AsyncIterator[None]:
     """Disable the client's garbage collection during the measurement."""
     gc.collect()
     gc.disable()
@@ -314,7 +334,7 @@ async def _steady() -> AsyncIterator[None]:
 
 async def _run(args: argparse.Namespace) -> dict[str, object]:
     swarm = Swarm(args.port, args.agents, args.streams_per_channel, args.master_pid)
-    async with _steady():
+    async with steady():
         join = await swarm.join()
         rounds = [await swarm.reform() for _ in range(args.repeats)]
         cpu_before, idle_since = cpu_s(args.master_pid), time.perf_counter()
@@ -335,7 +355,7 @@ async def _run(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _raise_open_files_limit() -> None:
+def raise_open_files_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -347,7 +367,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--idle-s", type=float, required=True)
     args = parser.parse_args()
-    _raise_open_files_limit()
+    raise_open_files_limit()
     json.dump(asyncio.run(_run(args)), sys.stdout)
     return 0
 

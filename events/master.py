@@ -212,6 +212,30 @@ class RoundTakenOver(MasterEvent):
     )
 
 
+class WorkAdvanced(MasterEvent):
+    """The progress of a name of ``shared_work``: about once a minute, and at its end."""
+
+    work: str
+    done: int
+    size: int
+    per_s: float
+    left_s: float
+
+    name = "work.advanced"
+    line = "master: shared work {work!r}: {done} of {size} items done, {per_s:.1f} per second"
+
+
+class PieceFails(MasterEvent):
+    """A piece of ``shared_work`` has failed so many workers."""
+
+    piece: str
+    workers: int
+
+    name = "work.piece_failed"
+    severity = Severity.WARNING
+    line = "master: {workers} workers have failed while doing {piece}"
+
+
 class JobFinished(MasterEvent):
     """The job has finished."""
 

@@ -236,7 +236,7 @@ class Offer(_message.Message):
     def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop")
+    __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop", "piece")
     KIND_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class Failure(_message.Message):
     STDERR_TAIL_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
     AFTER_STOP_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
     kind: FailureKind
     rank: int
     local_rank: int
@@ -267,7 +268,8 @@ class Failure(_message.Message):
     stderr_tail: str
     out_of_memory: bool
     after_stop: bool
-    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ...) -> None: ...
+    piece: str
+    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ..., piece: _Optional[str] = ...) -> None: ...
 
 class Past(_message.Message):
     __slots__ = ("restart_ages_s", "excluded", "since_s", "failures", "progress")
@@ -336,7 +338,7 @@ class Claim(_message.Message):
     def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., checked: bool = ..., term: _Optional[int] = ...) -> None: ...
 
 class Attend(_message.Message):
-    __slots__ = ("protocol", "version", "job", "node", "offer", "claim", "leaving")
+    __slots__ = ("protocol", "version", "job", "node", "offer", "claim", "leaving", "work")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -344,6 +346,7 @@ class Attend(_message.Message):
     OFFER_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     job: JobSpec
@@ -351,7 +354,36 @@ class Attend(_message.Message):
     offer: Offer
     claim: Claim
     leaving: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., job: _Optional[_Union[JobSpec, _Mapping]] = ..., node: _Optional[_Union[NodeSpec, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., leaving: _Optional[str] = ...) -> None: ...
+    work: _containers.RepeatedCompositeFieldContainer[WorkClaim]
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., job: _Optional[_Union[JobSpec, _Mapping]] = ..., node: _Optional[_Union[NodeSpec, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., leaving: _Optional[str] = ..., work: _Optional[_Iterable[_Union[WorkClaim, _Mapping]]] = ...) -> None: ...
+
+class WorkClaim(_message.Message):
+    __slots__ = ("name", "size", "grain", "confirmed", "held")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    GRAIN_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    grain: int
+    confirmed: _containers.RepeatedScalarFieldContainer[int]
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., grain: _Optional[int] = ..., confirmed: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkReport(_message.Message):
+    __slots__ = ("round", "number", "claim", "rate", "idle")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    number: int
+    claim: WorkClaim
+    rate: float
+    idle: int
+    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ..., claim: _Optional[_Union[WorkClaim, _Mapping]] = ..., rate: _Optional[float] = ..., idle: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("round", "failure")
@@ -368,14 +400,16 @@ class Done(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Stopped(_message.Message):
-    __slots__ = ("round", "offer", "progress")
+    __slots__ = ("round", "offer", "progress", "work")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     round: int
     offer: Offer
     progress: Progress
-    def __init__(self, round: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    work: _containers.RepeatedCompositeFieldContainer[WorkClaim]
+    def __init__(self, round: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., work: _Optional[_Iterable[_Union[WorkClaim, _Mapping]]] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("reason",)
@@ -496,7 +530,7 @@ class StepsReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_age_s: _Optional[float] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport", "notice", "drained")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport", "notice", "drained", "workreport")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -510,6 +544,7 @@ class NodeMessage(_message.Message):
     STEPSREPORT_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    WORKREPORT_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     failed: Failed
     done: Done
@@ -523,7 +558,8 @@ class NodeMessage(_message.Message):
     stepsreport: StepsReport
     notice: Notice
     drained: Drained
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+    workreport: WorkReport
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., workreport: _Optional[_Union[WorkReport, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")
@@ -661,6 +697,22 @@ class MayLeave(_message.Message):
     step: int
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
+class WorkGrant(_message.Message):
+    __slots__ = ("number", "name", "pieces", "confirmed_to", "batch_s", "refusal")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_TO_FIELD_NUMBER: _ClassVar[int]
+    BATCH_S_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    name: str
+    pieces: _containers.RepeatedScalarFieldContainer[int]
+    confirmed_to: int
+    batch_s: float
+    refusal: str
+    def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ..., pieces: _Optional[_Iterable[int]] = ..., confirmed_to: _Optional[int] = ..., batch_s: _Optional[float] = ..., refusal: _Optional[str] = ...) -> None: ...
+
 class Challenge(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -768,7 +820,7 @@ class Renamed(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang", "stepsorder", "drain", "mayleave", "canceldrain")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang", "stepsorder", "drain", "mayleave", "canceldrain", "workgrant")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -786,6 +838,7 @@ class MasterMessage(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     MAYLEAVE_FIELD_NUMBER: _ClassVar[int]
     CANCELDRAIN_FIELD_NUMBER: _ClassVar[int]
+    WORKGRANT_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -803,7 +856,8 @@ class MasterMessage(_message.Message):
     drain: Drain
     mayleave: MayLeave
     canceldrain: CancelDrain
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ..., canceldrain: _Optional[_Union[CancelDrain, _Mapping]] = ...) -> None: ...
+    workgrant: WorkGrant
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ..., canceldrain: _Optional[_Union[CancelDrain, _Mapping]] = ..., workgrant: _Optional[_Union[WorkGrant, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("until_end",)
@@ -835,8 +889,22 @@ class NodeStatus(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[RankSteps]
     def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ...) -> None: ...
 
+class WorkProgress(_message.Message):
+    __slots__ = ("name", "done", "size", "per_s", "left_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    PER_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    done: int
+    size: int
+    per_s: float
+    left_s: float
+    def __init__(self, name: _Optional[str] = ..., done: _Optional[int] = ..., size: _Optional[int] = ..., per_s: _Optional[float] = ..., left_s: _Optional[float] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ("job_id", "phase", "round", "restarts", "max_restarts", "min_nodes", "max_nodes", "world_nodes", "uptime_s", "round_uptime_s", "nodes", "version", "last_stop", "hosts", "leader", "term", "lease_s", "checkpoint_step", "checkpoint_age_s", "exit_code", "ended", "report")
+    __slots__ = ("job_id", "phase", "round", "restarts", "max_restarts", "min_nodes", "max_nodes", "world_nodes", "uptime_s", "round_uptime_s", "nodes", "version", "last_stop", "hosts", "leader", "term", "lease_s", "checkpoint_step", "checkpoint_age_s", "exit_code", "ended", "report", "work")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -859,6 +927,7 @@ class StatusReply(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     phase: str
     round: int
@@ -881,7 +950,8 @@ class StatusReply(_message.Message):
     exit_code: int
     ended: str
     report: str
-    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_nodes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., round_uptime_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., version: _Optional[str] = ..., last_stop: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., lease_s: _Optional[float] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_age_s: _Optional[float] = ..., exit_code: _Optional[int] = ..., ended: _Optional[str] = ..., report: _Optional[str] = ...) -> None: ...
+    work: _containers.RepeatedCompositeFieldContainer[WorkProgress]
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_nodes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., round_uptime_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., version: _Optional[str] = ..., last_stop: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., lease_s: _Optional[float] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_age_s: _Optional[float] = ..., exit_code: _Optional[int] = ..., ended: _Optional[str] = ..., report: _Optional[str] = ..., work: _Optional[_Iterable[_Union[WorkProgress, _Mapping]]] = ...) -> None: ...
 
 class LeaseAsk(_message.Message):
     __slots__ = ("step", "host", "process", "number", "term", "lease_ms", "round", "exit_code", "round_term")

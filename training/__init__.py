@@ -1,12 +1,13 @@
 """The API of ft-run for training scripts.
 
 It also works without ft-run (torchrun, plain Python): then ``progress`` does nothing, ``preempted``
-returns False, and ``Checkpointer`` writes checkpoints only. It imports nothing else of ft-run, and
-torch only with the names that need it.
+returns False, ``Checkpointer`` writes checkpoints only, and ``shared_work`` splits work by rank. It
+imports nothing else of ft-run, and torch only with the names that need it.
 """
 
 import operator
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from .data.batches import ElasticBatches
     from .data.seeded import seeded
 
-__all__ = ["Checkpointer", "ElasticBatches", "preempted", "progress", "seeded"]
+__all__ = ["Checkpointer", "ElasticBatches", "preempted", "progress", "seeded", "shared_work"]
 
 _MODULES = {
     "Checkpointer": ".checkpointer",
@@ -70,6 +71,39 @@ def preempted() -> bool:
     from .worker.preemption import preempted as is_preempted
 
     return is_preempted()
+
+
+def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Iterator[range]:
+    """Yield pieces of work for ranks that do not wait for each other: inference, preprocessing.
+
+    Each piece is a range of items. Ranks get pieces as fast as they do them, on any node, and in
+    any later round of the job::
+
+        for piece in shared_work("embed", size, grain=1000):
+            write(piece, embed(piece))
+
+    A piece is confirmed when the body has ended. A piece that was not is done again, after a
+    failure by any rank: **at least once, confirmed once**, so write results under a temporary name
+    and rename them. A loop that was left by ``break`` or an exception may be entered again. All
+    ranks must use the same size and grain. The call returns at once; the loop waits for pieces that
+    other ranks are doing, which it gets if they fail.
+
+    Without ft-run (torchrun, plain Python) pieces are split by rank.
+
+    Args:
+        name: of this work in the job, 1 to 128 printable characters; each loop has another one.
+        size: number of items, >= 0.
+        grain: items in a piece, >= 1: some tenths of a second of work or more.
+
+    Raises:
+        TypeError: size or grain is not a whole number.
+        ValueError: an argument is invalid; or, in the loop, another rank has given another size or
+            grain.
+        ConnectionError: in the loop: the agent of this node has ended.
+    """
+    from .work_loop import shared_work as loop
+
+    return loop(name, size, grain)
 
 
 def __getattr__(name: str) -> Any:

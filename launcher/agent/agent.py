@@ -51,6 +51,7 @@ from ...rendezvous.protocol.messages import (
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder
 from ...rendezvous.protocol.steps import StepsOrder
+from ...rendezvous.protocol.work_messages import WorkGrant
 from ...tasks import show_bug
 from ...values import replace
 from ..machine.network import PortReservation
@@ -96,6 +97,7 @@ from .lifecycle import (
 from .news import LinkNews, is_news, round_begun, waits
 from .orphans import adopt_orphans, kill_orphans
 from .reports import NodeReports
+from .shared_work import SharedWork
 from .signals import hear, unless_asked
 from .snapshots import HeldSnapshots, NodeOffers
 from .step_events import StepEvents
@@ -157,6 +159,7 @@ class Agent:
         self._life = Lifecycle(options)
         self._wake: asyncio.TimerHandle | None = None
         self._draining = Draining(self._send, saves=options.save_on_exit)
+        self._work = SharedWork(local_world_size, self._send)
         self._reports = NodeReports(
             self._claim,
             self._life,
@@ -164,6 +167,7 @@ class Agent:
             self._send,
             lambda: self._live(WorkersGone()),
             self._draining.are_ready,
+            self._work,
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
         )
         self._workers = Supervisor(
@@ -203,6 +207,7 @@ class Agent:
             offer=offer,
             claim=self._claim.present(),
             leaving=signal_name(self._life.signal) if self._life.signal is not None else "",
+            work=self._work.node.claims(),
         )
 
     def post(self, event: _Event) -> None:
@@ -228,6 +233,7 @@ class Agent:
         self._workers.listen(loop)
         self._snapshots.listen(loop)
         self._draining.listen(loop)
+        self._work.listen(loop)
         if (source := self._options.preemption_notice) is not None:
             self._watch_for_notices(source, loop)
         if relay is not None:
@@ -240,7 +246,7 @@ class Agent:
             await self._handle(await self._events.get())
         if self._watching is not None:
             self._watching.cancel()
-        for part in (self._workers, self._hangs, self._step_events, self._fencing):
+        for part in (self._workers, self._work, self._hangs, self._step_events, self._fencing):
             part.close()
         await unless_asked(self._conclude(), self._options.signals)
         self._saves.close()
@@ -299,6 +305,8 @@ class Agent:
                 self._renamed(node_id)
             case Challenge():
                 self._send(ChallengeReply())
+            case WorkGrant():
+                self._work.granted(event)
             case StackOrder(number):
                 self._hangs.report(number, self._workers.group)
             case NoHang():
@@ -363,6 +371,7 @@ class Agent:
         self.status.connected = True
         self._checks.connected()
         self._hangs.repeat()
+        self._work.connected()
         self._live(LinkUp(again))
         self._link_news.up(again)
 
@@ -404,6 +413,7 @@ class Agent:
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
         self._draining.begin()
+        self._work.begin(assignment)
         self._workers.start(assignment)
         self.status.started(assignment)
 

@@ -11,8 +11,10 @@ from ...rendezvous.protocol.messages import (
     Progress,
     Stopped,
 )
+from ...values import replace
 from .claim import OwnClaim
 from .lifecycle import Lifecycle
+from .shared_work import SharedWork
 from .snapshots import NodeOffers
 
 Report = Failed | Done | Stopped
@@ -29,6 +31,7 @@ class NodeReports:
         send: Callable[[Report], None],
         left: Callable[[], None],
         are_ready: Callable[[int], bool],
+        work: SharedWork,
         *,
         rank0_decides: bool,
     ) -> None:
@@ -42,6 +45,7 @@ class NodeReports:
             left: is called when no process of a round is left here.
             are_ready: returns whether workers that exited with 0 did so only because nodes are
                 being preempted; it then reports this to the master.
+            work: the shared work of this node.
             rank0_decides: ``--success-policy rank0``.
         """
         self._claim = claim
@@ -50,6 +54,7 @@ class NodeReports:
         self._send = send
         self._left = left
         self._are_ready = are_ready
+        self._work = work
         self._rank0_decides = rank0_decides
         self._told_to_stop = -1
 
@@ -70,6 +75,7 @@ class NodeReports:
 
     def worker_succeeded(self, assignment: Assignment, rank: int) -> None:
         """Report success of the job if rank 0 decides and this is rank 0."""
+        self._work.succeeded(rank)
         if rank == 0 and self._rank0_decides:
             self.workers_done(assignment)
 
@@ -77,6 +83,7 @@ class NodeReports:
         """Report a failed worker to the master, now and in every claim."""
         if self._has_won() and failure.kind is FailureKind.WORKER:
             return  # it failed because rank 0, which has succeeded, is gone
+        failure = replace(failure, piece=self._work.node.piece_of(failure.rank))
         self._claim.failed(failure)
         self._send(Failed(assignment.round, failure))
 
@@ -91,8 +98,9 @@ class NodeReports:
         if self._has_won() and self._told_to_stop != assignment.round and self._life.signal is None:
             return  # the verdict will follow, from this master or a new one
         self._claim.stopped(assignment.round)
+        work = self._work.end()
         if self._life.verdict is None:
-            self._send(Stopped(assignment.round, self._offers.renew(), progress))
+            self._send(Stopped(assignment.round, self._offers.renew(), progress, work))
         self._left()
 
     def goes_on(self) -> bool:

@@ -4,7 +4,7 @@ Is it training? How much would be lost? How often was it restarted, and why? Whi
 missing? Is it slower than it was, and is it the data? The status is that of ``status_dict``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ...events.node import nodes_wanted
@@ -16,6 +16,8 @@ Status: TypeAlias = Mapping[str, Any]
 _BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
 """Phases of a group without a running round; values of ``GroupPhase``, which is not imported here,
 since the master may have another version."""
+_COMPLETE_SHOWN = 3
+"""With more names of ``shared_work`` that are complete, these have one line."""
 _SLOWER: float = 1.1
 _NAMES_SHOWN = 6
 
@@ -27,6 +29,7 @@ def status_lines(status: Status) -> list[str]:
     lines = [*_job(status)]
     lines[-1] += f" · master up {duration(status['uptime_s'])}"
     lines += filter(None, (_training(status), _saves(status), _restarts(status), _nodes(status)))
+    lines += _shared_work(status.get("work") or ())
     if status["last_stop"] and not any(status["last_stop"] in line for line in lines):
         lines.append(f"last stop: {status['last_stop']}")
     if status.get("hosts"):
@@ -149,6 +152,26 @@ def _nodes(status: Status) -> str:
             more = f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN)
             parts.append(f"{what}: {', '.join(names[:_NAMES_SHOWN])}{more}")
     return "nodes: " + " · ".join(parts) if parts else ""
+
+
+def _shared_work(works: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of ``shared_work``: one for each name, but one for many that are done."""
+    lines, complete = [], 0
+    for work in works:
+        done, size = work["done"], work["size"]
+        line = f"shared work {work['name']}: {done} of {size} items"
+        if done == size:
+            complete += 1
+            line += ", complete"
+        else:
+            line += f" ({100 * done // size} %)"
+            if work["per_s"]:
+                line += f", {rate(work['per_s'])} items/s, {duration(work['left_s'])} left"
+        lines.append(line)
+    if complete > _COMPLETE_SHOWN:
+        lines = [line for line in lines if not line.endswith("complete")]
+        lines.append(f"shared work: {complete} names complete")
+    return lines
 
 
 def ranks(node: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import os
 import re
 import sysconfig
 
+from ... import training
 from ...rendezvous.protocol.stacks import FRAMES_MAX, TEXT_MAX, Frame
 from ...training.worker import hook
 
@@ -17,6 +18,7 @@ _THREAD = re.compile(r"^(?:Thread|Current thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _FORK_SERVER = "forkserver_main.py"
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
+_TRAINING = os.path.dirname(os.path.abspath(training.__file__)) + os.sep
 _STDLIB = tuple(
     path + os.sep
     for name in ("stdlib", "platstdlib")
@@ -56,6 +58,8 @@ def short_name(file: str) -> tuple[str, bool]:
     package = _PACKAGES.sub("", file)
     if package != file:
         return package, True
+    if file.startswith(_TRAINING):  # in a checkout of ft-run
+        return f"ft_run/training/{file.removeprefix(_TRAINING)}", True
     # The workers' interpreter may be another one: its library is identified by its folder's name.
     standard = re.sub(r"^.*/lib/python3\.\d+/", "", os.path.realpath(file))
     if file.startswith(_STDLIB) or standard != os.path.realpath(file):

@@ -8,9 +8,10 @@ The stacks are those of ranks without progress. The checks, in this order:
 4. all wait at the same place: the network or the library.
 
 A rank *waits for others* where its stack says so: a frame of ``torch.distributed`` or of a wrapper
-that communicates (DDP, FSDP), the engine of the backward pass, inside which gradients are reduced,
-or a line of the user's own that waits for earlier asynchronous work (``work.wait()``, ``.item()``
-on a GPU). Seen with gloo under torch 2.13; ``tests/rendezvous/diagnosis/dumps`` has the recordings.
+that communicates (DDP, FSDP), the request of ``shared_work`` for a piece, the engine of the
+backward pass, inside which gradients are reduced, or a line of the user's own that waits for
+earlier asynchronous work (``work.wait()``, ``.item()`` on a GPU). Seen with gloo under torch 2.13;
+``tests/rendezvous/diagnosis/dumps`` has the recordings.
 """
 
 import enum
@@ -21,6 +22,8 @@ from ...values import dataclass
 from ..protocol.stacks import Frame, RankStack, RankState
 
 _COMMUNICATES = ("torch/distributed/", "torch/nn/parallel/distributed.py")
+_SHARES_WORK = ("ft_run/training/work_loop.py", "_next_piece")
+"""Waits for pieces that other ranks are doing."""
 _PASSED_OVER = frozenset({"wrapper", "_fn", "decorate_context", "inner"})
 """Functions around a collective that are not shown."""
 _BACKWARD = "_engine_run_backward"
@@ -165,6 +168,8 @@ def wait_of(stack: RankStack) -> str | None:
             if frame is stack.frames[0] and (found := _WAITS.search(frame.source)):
                 return found.group(1) or found.group(2)
             return None
+        if (frame.file, frame.function) == _SHARES_WORK:
+            return "shared_work"
         if frame.function == _BACKWARD:
             return "backward"
         if frame.file.startswith(_COMMUNICATES) and frame.function not in _PASSED_OVER:

@@ -7,9 +7,10 @@ docs/internals/architecture.md.
 
 It is made of parts: ``joining`` (how nodes come), ``formation`` (when a round is formed and of
 which nodes), ``rounds`` (what becomes of it), ``drains`` (before the world changes as
-planned), ``checks`` (the gate before it), ``takeover`` (what an earlier master left), ``waiting``,
-``liveness`` and ``ending``. They share a ``JobState`` and an ``Outbox``. Here events and time are
-handed to them, and every part that remembers a node is told when it is gone.
+planned), ``work`` (pieces that no step waits for), ``checks`` (the gate before it), ``takeover``
+(what an earlier master left), ``waiting``, ``liveness`` and ``ending``. They share a ``JobState``
+and an ``Outbox``. Here events and time are handed to them, and every part that remembers a node is
+told when it is gone.
 """
 
 import math
@@ -31,6 +32,7 @@ from ..protocol.messages import (
     Stopped,
     Verdict,
 )
+from ..protocol.work_messages import WorkReport
 from .checks import Checks
 from .drains import Drains
 from .ending import Ending
@@ -46,6 +48,7 @@ from .rounds import IN_ROUND, Rounds
 from .state import JobState
 from .takeover import Takeover
 from .waiting import WaitingNodes
+from .work import SharedWork
 
 __all__ = ["Group", "GroupPhase"]
 
@@ -73,8 +76,9 @@ class Group:
         checks = Checks(self.state, self._out, examiner, self._gone)
         self._rounds = Rounds(self.state, self._out, self._waiting, checks, self._gone)
         self._formation = Formation(self.state, self._out, self._waiting, self._rounds)
+        self.work = SharedWork(self.state, self._out)
         self._joining = Joining(
-            self.state, self._out, self._waiting, self._rounds, examiner, self._gone
+            self.state, self._out, self._waiting, self._rounds, self.work, examiner, self._gone
         )
         self._liveness = Liveness(self.settings)
         self._drains = Drains(self.state, self._out, self._rounds)
@@ -225,6 +229,7 @@ class Group:
         self.roster.remove(node)
         self._rounds.gate.forget(name)
         self._drains.forget(name)
+        self.work.forget(name)
         self._joining.contest.postpone(node.spec, -math.inf)
 
     # --- events ------------------------------------------------------------------------------
@@ -241,11 +246,13 @@ class Group:
             return
         if node is None or isinstance(phase, Ending):
             return  # a stream that was replaced or refused; nothing changes a verdict
+        if isinstance(message, Stopped):
+            self.work.confirmed(message.work)
         if isinstance(phase, Takeover) and phase.take(node, message):
             return
         match message:
             case Failed(round_number, failure):
-                self._rounds.failed(node, round_number, failure)
+                self._rounds.failed(node, round_number, self.work.failed(round_number, failure))
             case Done(round_number):
                 self._rounds.done(node, round_number)
             case Stopped(round_number, offer, progress):
@@ -261,6 +268,8 @@ class Group:
                 self._joining.answered(node, now)
             case CheckResult():
                 self._rounds.gate.result(node, message, now)
+            case WorkReport():
+                self.work.reported(node, message)
 
     def _link_gone(self, link: int, now: float) -> None:
         self._joining.contest.withdraw(link)
@@ -336,6 +345,7 @@ class Group:
             self._formation.try_form(now)
         if isinstance(phase := self.state.phase, Running):
             self._drains.advance(phase)
+        self.work.advance()
         if isinstance(phase := self.state.phase, Ending):
             newcomers = self._joining.contest.dissolve()
             self._out.add([phase.tell(newcomer.link) for newcomer in newcomers])

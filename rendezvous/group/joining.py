@@ -36,6 +36,7 @@ from .rounds import IN_ROUND, Rounds
 from .state import JobState
 from .takeover import Takeover, is_spare, over
 from .waiting import WaitingNodes
+from .work import SharedWork
 
 _NO_PAST = Past()
 _TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
@@ -50,6 +51,7 @@ class Joining:
         out: Outbox,
         waiting: WaitingNodes,
         rounds: Rounds,
+        work: SharedWork,
         examiner: Examiner | None,
         gone: Callable[[Node], None],
     ) -> None:
@@ -60,11 +62,12 @@ class Joining:
             out: where messages go.
             waiting: where nodes wait for the next round.
             rounds: told of what nodes bring with them.
+            work: told of the pieces that they bring.
             examiner: knows whether the options of checks make sense.
             gone: told of each node that is gone; ``Group`` tells the parts.
         """
         self._state, self._roster, self._out = state, state.roster, out
-        self._waiting, self._rounds = waiting, rounds
+        self._waiting, self._rounds, self._work = waiting, rounds, work
         self._examiner = examiner
         self._gone = gone
         self.contest = Contest()
@@ -261,6 +264,7 @@ class Joining:
             return
         node = self._roster.add(spec, attend.offer, link, NodePhase.READY)
         self._admitted.add(spec.incarnation)
+        self._work.attended(node, attend)
         former = self._state.former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
         self._rounds.gate.admit(node, claim if self._may_teach(node) else None)
@@ -330,6 +334,7 @@ class Joining:
         if isinstance(ending := self._state.phase, Ending):
             self._out.add([ending.tell(link, node.spec.node_id)])
             return
+        self._work.attended(node, attend)
         self._out.note(NodeReconnected(node.spec.node_id))
         if node.leaving:
             self.rival_leaves(node)

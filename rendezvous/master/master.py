@@ -240,6 +240,10 @@ class Master:
         for command in held:
             self._carry_out(command)
 
+    def now(self) -> float:
+        """Return the time on the clock of the group, in seconds."""
+        return self._clock()
+
     def uptime_s(self) -> tuple[float, float]:
         """Return the seconds since the master started, and since its round was formed."""
         now = self._clock()

@@ -15,6 +15,7 @@ from .bounded import (
     ErrorText,
     ExitCode,
     Name,
+    ShortText,
     StderrTail,
     Text,
 )
@@ -72,6 +73,8 @@ class Failure:
     """Whether the kernel's OOM killer killed the worker."""
     after_stop: bool = False
     """Whether it occurred after the stop of its round was ordered."""
+    piece: ShortText = ""
+    """The piece of ``shared_work`` that the worker was doing; empty if it did none."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
         """Return it restricted to what a node may report: itself and its own workers."""
@@ -81,7 +84,10 @@ class Failure:
         return replace(self, node_rank=node_rank, rank=rank)
 
     def summary(self) -> str:
-        """Return one readable clause that names node, rank and reason."""
+        """Return one readable clause that names node, rank, reason and piece."""
+        return self._reason() + (f", while doing {self.piece}" if self.piece else "")
+
+    def _reason(self) -> str:
         if self.kind is FailureKind.NODE_LOST:
             number = "" if self.node_rank < 0 else f" {self.node_rank}"
             return f"node{number} ({self.host}) was lost: {self.message}"

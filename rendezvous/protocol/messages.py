@@ -3,7 +3,7 @@
 ``protos/rendezvous.proto`` has the same names and fields, and ``transport.codec`` converts. They
 are separate from protobuf so that the rules are pure and a standalone job never loads it. Messages
 about checks are in ``check_messages``, those about preemption in ``drain_messages``, those about
-stacks and steps in ``stacks`` and ``steps``.
+stacks and steps in ``stacks`` and ``steps``, those about shared work in ``work_messages``.
 """
 
 import enum
@@ -36,6 +36,7 @@ from .lease_messages import SuccessionSpec
 from .offer import Offer, Resumption, Saving
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
 from .steps import STEPS_MAX, StepsOrder, StepsReport
+from .work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
 
 FurthestStep = Annotated[int, Whole(-1, STEPS_MAX)]
 """-1: none."""
@@ -217,6 +218,8 @@ class Attend:
     claim: Claim | None
     leaving: ShortText = ""
     """Why the node is leaving, as in ``Leave``; empty if it is not."""
+    work: Annotated[tuple[WorkClaim, ...], Length(NAMES_MAX)] = ()
+    """Of ``shared_work``; what it holds is of the round of ``claim``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +245,8 @@ class Stopped:
     offer: Offer
     progress: Progress | None = None
     """None: unknown, e.g. if workers are not watched."""
+    work: Annotated[tuple[WorkClaim, ...], Length(NAMES_MAX)] = ()
+    """Pieces of ``shared_work`` that were confirmed since the last report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +280,7 @@ NodeMessage = (
     | StepsReport
     | Notice
     | Drained
+    | WorkReport
 )
 
 
@@ -440,4 +446,5 @@ MasterMessage = (
     | Drain
     | MayLeave
     | CancelDrain
+    | WorkGrant
 )

@@ -26,6 +26,21 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkProgress:
+    """Progress of one name of ``shared_work``."""
+
+    name: str
+    done: int
+    """Confirmed items."""
+    size: int
+    """All items."""
+    per_s: float
+    """Items per second; 0: not known."""
+    left_s: float
+    """Time left, in seconds; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatusReply:
     """A job, as its master sees it. All times in seconds."""
 
@@ -68,3 +83,5 @@ class StatusReply:
     """How it ended."""
     report: str = ""
     """JSON: what the process of the master knows from events; empty: nothing."""
+    work: tuple[WorkProgress, ...] = ()
+    """Of ``shared_work``."""

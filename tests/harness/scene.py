@@ -44,6 +44,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
 )
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.work_messages import WorkClaim
 
 _M = TypeVar("_M", bound=MasterMessage)
 
@@ -163,6 +164,7 @@ class Scene:
         protocol: int = PROTOCOL_VERSION,
         address: str = "",
         leaving: str = "",
+        work: tuple[WorkClaim, ...] = (),
     ) -> None:
         """Open a (new) stream for a node. ``name`` is its identity unless ``node_id`` is given."""
         link = len(self._names) + 1
@@ -179,7 +181,7 @@ class Scene:
             drains_to_grow=self.drains_to_grow,
         )
         offer = self.offer(name)
-        attend = Attend(protocol, "1", job or self.job, spec, offer, claim, leaving)
+        attend = Attend(protocol, "1", job or self.job, spec, offer, claim, leaving, work)
         self.handle(Received(link, attend))
 
     def offer(self, name: str) -> Offer:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ft_run.launcher.agent.node_work import NodeWork, Taker
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ft_run.rendezvous.protocol.drain_messages import (
     CancelDrain,
@@ -45,6 +46,7 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant
 
 
 class Broken:
@@ -183,6 +185,19 @@ class Agent:
         """The order of this round that was cancelled last."""
         self.drains_at: int | None = None
         """The step whose state all ranks leave, as they have agreed."""
+        self.work = NodeWork(self._send, self._answer_worker)
+        self.pieces: dict[Taker, int] = {}
+        """What its loops of shared work have in hand."""
+        self.is_over: set[Taker] = set()
+        """The loops that have come to the end."""
+        self.waits: set[Taker] = set()
+        """The loops that wait for a piece."""
+        self.refusals: list[str] = []
+        """Why its loops got no piece."""
+        self.did: list[tuple[str, int]] = []
+        """The pieces whose bodies have ended, by name."""
+        self.loop_of: dict[Taker, str] = {}
+        """The names of all loops."""
         self.offer = self._new_offer()
 
     @property
@@ -209,7 +224,13 @@ class Agent:
         leaving = "SIGTERM" if self.is_leaving else ""
         claim = self._present_claim()
         self.offer = replace(self.offer, snapshots=self._held())
-        self._send(Attend(PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, claim, leaving))
+        self._send(
+            Attend(
+                PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, claim, leaving,
+                self.work.claims(),
+            )
+        )  # fmt: skip
+        self.work.connected(self._clock())
         if self.is_leaving and self._repeats_leave:
             self._send(Leave("SIGTERM"))
         if self.notice is not None:
@@ -272,6 +293,8 @@ class Agent:
             case MayLeave(round_number):
                 if self.notice is not None and self.live == round_number and not self.is_leaving:
                     self.leave()
+            case WorkGrant():
+                self.work.granted(message, self._clock())
             case Challenge():
                 self._send(ChallengeReply())
             case Verdict():
@@ -298,6 +321,7 @@ class Agent:
         return False
 
     def _end(self) -> None:
+        self._no_loops()
         self.has_ended = True
         self.live = None
         if self.stream is not None:
@@ -352,6 +376,41 @@ class Agent:
         )
         self.left = {step: self.left[step] for step in sorted(self.left)[-2:]}
         self._say_drained()
+
+    # --- shared work -------------------------------------------------------------------------
+
+    def ask(self, taker: Taker, claim: WorkClaim) -> None:
+        """A loop begins, or the body of its piece has ended."""
+        piece = self.pieces.pop(taker, None)
+        if piece is not None:
+            self.did.append((claim.name, piece))
+        self.loop_of[taker] = claim.name
+        self.waits.add(taker)
+        self.work.ask(taker, claim, self._clock())
+
+    def leave_loop(self, taker: Taker, claim: WorkClaim) -> None:
+        """A loop is left before its end."""
+        self.pieces.pop(taker, None)
+        self.waits.discard(taker)
+        self.work.leave(taker, claim.name)
+        self.work.give_back(taker, claim.name, self._clock())
+
+    def _answer_worker(self, taker: Taker, piece: int | str) -> None:
+        if self.live is None:
+            return  # it is exiting
+        assert taker in self.waits, f"{self.name} answers {taker}, which does not wait"
+        self.waits.discard(taker)
+        if isinstance(piece, str):
+            self.refusals.append(piece)
+        elif piece >= 0:
+            self.pieces[taker] = piece
+        else:
+            self.is_over.add(taker)
+
+    def _no_loops(self) -> None:
+        self.pieces.clear()
+        self.waits.clear()
+        self.is_over.clear()
 
     # --- it will be gone ---------------------------------------------------------------------
 
@@ -440,6 +499,8 @@ class Agent:
         self.progress = Progress()
         self.order = None
         self.starts.append(assignment.round)
+        self.work.begin(assignment.round, self._clock())
+        self._no_loops()
         return True
 
     def _stop(self, round_number: int) -> None:
@@ -462,10 +523,12 @@ class Agent:
 
     def _has_stopped(self) -> None:
         assert self._claim is not None
+        self._no_loops()
+        work = self.work.end(self._clock())
         self.live, self.is_stopping = None, False
         self._claim = replace(self._claim, state=ClaimState.STOPPED)
         self.offer = self._new_offer()
-        self._send(Stopped(self._claim.round, self.offer, self.progress))
+        self._send(Stopped(self._claim.round, self.offer, self.progress, work))
         if self.is_leaving:
             self._go()
 
@@ -490,6 +553,7 @@ class Agent:
             pid=self._new_port(),
             exit_code=exit_code,
             time_s=0,
+            piece=self.work.piece_of(self.assignment.rank_offset),
             after_stop=self.is_stopping and kind is FailureKind.WORKER,
         )
         self._claim = replace(self._claim, failures=(*self._claim.failures, failure))
@@ -499,7 +563,11 @@ class Agent:
     def finish(self) -> None:
         """All workers exit 0."""
         assert self._claim is not None
+        assert self.assignment is not None
+        self._no_loops()
         self.live = None
+        for rank in range(self.spec.local_world_size):
+            self.work.exited(self.assignment.rank_offset + rank, self._clock())
         self._claim = replace(self._claim, state=ClaimState.DONE)
         self._send(Done(self._claim.round))
 
@@ -523,5 +591,6 @@ class Agent:
 
     def kill(self) -> None:
         """SIGKILL: its workers die with it."""
+        self._no_loops()
         self.is_alive = False
         self.live = None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ft_run import exit_codes
 from ft_run.checks.ladder import Ladder
 from ft_run.checks.records import Phase, Record, record_to_json
+from ft_run.launcher.agent.node_work import Taker
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,
@@ -31,6 +32,7 @@ from ft_run.rendezvous.protocol.failure import FailureKind, hung
 from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec, Progress
 from ft_run.tests.harness.invariants import InvariantError, Invariants
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
+from ft_run.tests.harness.work_invariants import LOOPS, WorkWatch
 
 _T = TypeVar("_T")
 SETUP_BYTES = 6
@@ -145,6 +147,7 @@ class Simulation:
         self._checks = Invariants(
             setup.job, self._settings, self.agents, bad_alone=setup.bad_alone, bad=setup.bad
         )
+        self._work = WorkWatch(self.agents)
         self._node_ids = [f"node-{n}" for n in range(setup.job.max_nodes + _NODES_BEYOND_MAX)]
         self._new_master()
         for _ in range(setup.nodes_at_start):
@@ -182,6 +185,7 @@ class Simulation:
                     raise InvariantError("I5: finished twice")
                 self.has_finished = True
         self._checks.after(group, event, commands, self.now)
+        self._work.look(group, event, commands)
         return list(commands)
 
     def _stream_of(self, link: int) -> Stream:
@@ -192,6 +196,7 @@ class Simulation:
         self.group = self._group_factory(self._settings, master, self._examine)
         self.has_finished = False
         self._checks.new_master()
+        self._work.new_master()
         self._log("a master starts")
 
     def _examine(
@@ -254,6 +259,7 @@ class Simulation:
         self._log(f"{agent.name} gets {message}")
         if agent.receive(stream, message):
             self._checks.started(agent)
+        self._work.held_by_one()
 
     def _deliver_some(self, choice: int) -> None:
         for _ in range(1 + choice % 8):
@@ -537,6 +543,55 @@ class Simulation:
                 peer.take_replica(step, sender.left[step])
                 self._log(f"{peer.name} has step {step} of {sender.name}")
 
+    def _share_work(self, choice: int) -> None:
+        """A rank begins a loop, ends a piece, leaves its loop, or its agent's clock strikes."""
+        agents = [a for a in self._working() if not a.is_frozen]
+        if not (agent := _pick(agents, choice)):
+            return
+        assert agent.assignment is not None
+        rank = agent.assignment.rank_offset + choice // 4 % agent.spec.local_world_size
+        claim = LOOPS[choice // 16 % 3 == 2]
+        taker = next(
+            (t for t in (*agent.pieces, *agent.waits) if t.rank == rank),
+            Taker(rank, self._number()),
+        )
+        claim = next((one for one in LOOPS if one.name == agent.loop_of.get(taker)), claim)
+        if choice >= 240:
+            agent.leave_loop(taker, claim)
+        elif choice >= 220:
+            agent.work.tick(self.now)
+        elif taker not in agent.waits:
+            agent.ask(taker, claim)
+        self._log(f"{agent.name}: {taker} of {claim.name} has {agent.pieces.get(taker)}")
+        self._work.held_by_one()
+
+    def _share_all_work(self) -> None:
+        """All ranks do all pieces."""
+        assert self.group is not None
+        for claim in LOOPS:
+            for agent in self._working():
+                assert agent.assignment is not None
+                for rank in range(agent.spec.local_world_size):
+                    taker = Taker(agent.assignment.rank_offset + rank, self._number())
+                    if not any(t.rank == taker.rank for t in (*agent.pieces, *agent.waits)):
+                        agent.ask(taker, claim)
+            for _ in range(_SETTLE_STEPS):
+                self._flush(0)
+                busy = [agent for agent in self._working() if agent.pieces]
+                for agent in busy[:1]:
+                    taker = next(iter(agent.pieces))
+                    name = agent.loop_of[taker]
+                    agent.ask(taker, next(one for one in LOOPS if one.name == name))
+                due_at = min((a.work.due_at() for a in self._working()), default=math.inf)
+                if not busy and due_at == math.inf:
+                    break
+                if not busy:
+                    self.now = max(self.now, due_at)
+                    for agent in self._working():
+                        agent.work.tick(self.now)
+                self._work.held_by_one()
+        self._work.ended(self.group)
+
     def _working(self) -> list[Agent]:
         return [a for a in self._there() if a.live is not None and not a.is_stopping]
 
@@ -576,6 +631,7 @@ class Simulation:
         else:
             raise InvariantError("I7: time passes without end")
         self._checks.settled(self.group)
+        self._share_all_work()
         for agent in self._working():
             agent.finish()
             self._checks.done(agent)
@@ -630,6 +686,7 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._start_master: 4,
     Simulation._cut_off_master: 1,
     Simulation._mend_master: 3,
+    Simulation._share_work: 16,
 }
 _ACTIONS = tuple(action for action, weight in _WEIGHTS.items() for _ in range(weight))
 _OF_GROWTH: dict[Callable[[Simulation, int], None], int] = {

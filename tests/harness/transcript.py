@@ -11,6 +11,7 @@ from typing import Any
 
 from ft_run import exit_codes
 from ft_run.events.master import MasterEvent
+from ft_run.launcher.agent.node_work import Taker
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,
@@ -34,6 +35,7 @@ from ft_run.rendezvous.protocol.messages import (
     Past,
     PolicySpec,
 )
+from ft_run.rendezvous.protocol.work_messages import WorkClaim
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.transcript_words import words
 
@@ -190,6 +192,16 @@ class Transcript:
         agent.drains_at, agent.steps = int(step), int(step) - 1
         agent.take_snapshot()
 
+    def _ask(self, name: str, work: str, size: str) -> None:
+        agent = self._agents[name]
+        assert agent.assignment is not None
+        taker = Taker(agent.assignment.rank_offset, 0)
+        agent.ask(taker, WorkClaim(work, int(size), 1))
+
+    def _leave_loop(self, name: str, work: str) -> None:
+        for taker in list(self._agents[name].pieces):
+            self._agents[name].leave_loop(taker, WorkClaim(work, 1, 1))
+
     def _repeat(self, name: str, text: str) -> None:
         number, message = self._said[f"{name} {text}"]
         self._received(number, message)
@@ -279,6 +291,9 @@ _EVENTS: dict[str, Callable[..., None]] = {
         float(s)
     ),
     rf"the workers of {_NAME} leave the state of step (\d+)": Transcript._drain,
+    rf"the worker of {_NAME} (?:asks for|has done) a piece of (\w+) of (\d+)": Transcript._ask,
+    rf"the worker of {_NAME} leaves its loop of (\w+)": Transcript._leave_loop,
+    rf"the clock of {_NAME} strikes": lambda self, name: self._agents[name].work.tick(self._now),
     rf"{_NAME} gets SIGTERM": lambda self, name: self._agents[name].leave(),
     rf"{_NAME} has checked: (.+)": lambda self, name, text: self._agents[name].finish_check(text),
     rf"{_NAME} -> (.+) comes again": Transcript._repeat,

@@ -1,7 +1,7 @@
 """Messages between nodes and a master, each in one line: as transcripts show them."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ft_run.rendezvous.protocol.check_messages import (
@@ -17,6 +17,7 @@ from ft_run.rendezvous.protocol.drain_messages import (
     MayLeave,
     Notice,
 )
+from ft_run.rendezvous.protocol.intervals import pairs
 from ft_run.rendezvous.protocol.messages import (
     Attend,
     Challenge,
@@ -38,6 +39,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
+from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
 
 
 def hold(path: Path, perform: Callable[[str], str]) -> None:
@@ -69,8 +71,8 @@ def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
             return f"failed in round {number}: rank {failure.rank} exited with {failure.exit_code}"
         case Done(number):
             return f"done with round {number}"
-        case Stopped(number):
-            return f"stopped round {number}"
+        case Stopped(number, _, _, work):
+            return "; ".join([f"stopped round {number}", *map(_work, work)])
         case Leave(reason):
             return f"leaves: {reason}"
         case Notice(reason, seconds):
@@ -83,6 +85,8 @@ def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
             return "is here"
         case Heard():
             return "heard the verdict"
+        case WorkReport(_, _, claim, _, idle):
+            return f"{_work(claim)}; " + (f"{idle} idle" if idle else "none idle")
         case CheckResult(number, report):
             return f"check {number}: {report}"
         case _:
@@ -99,6 +103,7 @@ def _attend(message: Attend, job: JobSpec) -> str:
         parts.append("with other options")
     if message.claim is not None:
         parts.append(_claim(message.claim))
+    parts += [_work(claim) for claim in message.work]
     if message.leaving:
         parts.append("and leaves")
     return ", ".join(parts)
@@ -142,6 +147,10 @@ def _from_master(message: NodeMessage | MasterMessage) -> str:
             )
         case CancelDrain(number):
             return f"go on with round {number}: the world does not grow"
+        case WorkGrant(_, name, _, _, _, refusal) if refusal:
+            return f"{name}: {refusal}"
+        case WorkGrant(_, name, pieces, confirmed_to):
+            return f"{name}: do {_pieces(pieces)}; all below {confirmed_to} are confirmed"
         case MayLeave(number, step):
             return f"you may leave round {number}: all have left step {step}"
         case Challenge():
@@ -164,6 +173,15 @@ def _from_master(message: NodeMessage | MasterMessage) -> str:
         case CheckProgress(text):
             return f"checks go on: {text}"
     raise TypeError(type(message))
+
+
+def _work(claim: WorkClaim) -> str:
+    return f"{claim.name}: has done {_pieces(claim.confirmed)}, has {_pieces(claim.held)}"
+
+
+def _pieces(bounds: Sequence[int]) -> str:
+    spans = [str(low) if high == low + 1 else f"{low}-{high - 1}" for low, high in pairs(bounds)]
+    return ",".join(spans) or "none"
 
 
 def _waiting(message: Waiting) -> str:

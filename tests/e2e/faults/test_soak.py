@@ -35,6 +35,8 @@ class Soak:
     """A job on four hosts, its master on a fifth, and what can be done to them."""
 
     endpoint = f"m:{PORT}"
+    arguments: tuple[object, ...] = ARGUMENTS
+    nodes = "4"
 
     def __init__(self, ft, network, seed: int, options: tuple[str, ...]) -> None:
         self.ft, self.network = ft, network
@@ -57,10 +59,10 @@ class Soak:
 
     def start_agent(self, name: str) -> None:
         self.agents[name] = self.ft.start(
-            "--nnodes", 4, "--rdzv-endpoint", self.endpoint, "--rdzv-id", "soak",
+            "--nnodes", self.nodes, "--rdzv-endpoint", self.endpoint, "--rdzv-id", "soak",
             "--max-restarts", 1000,
-            "--log-dir", self.ft.folder / "logs" / name, *self.options, *ARGUMENTS,
-            host=self.hosts[name],
+            "--log-dir", self.ft.folder / "logs" / name, *self.options,
+            *self.arguments, host=self.hosts[name],
         )  # fmt: skip
 
     # --- faults: each returns what it did ----------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 from ft_run.launcher.agent.claim import OwnClaim
 from ft_run.launcher.agent.lifecycle import Judged, Lifecycle, Signalled, Situation
 from ft_run.launcher.agent.reports import NodeReports, Report
+from ft_run.launcher.agent.shared_work import SharedWork
 from ft_run.launcher.agent.snapshots import HeldSnapshots, NodeOffers
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
@@ -21,6 +22,7 @@ from ft_run.rendezvous.protocol.messages import (
     Stopped,
     Verdict,
 )
+from ft_run.rendezvous.protocol.work_messages import WorkReport
 from ft_run.tests.harness.scene import worker_failure
 
 PLACE = Assignment(3, "m", 0, 0, 2, 0, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
@@ -31,7 +33,7 @@ class Node:
     """A node in round 3, which notes what it sends and that it was left."""
 
     def __init__(self, *, rank0_decides: bool = False) -> None:
-        self.sent: list[Report] = []
+        self.sent: list[Report | WorkReport] = []
         self.times_left = 0
         self.claim = OwnClaim()
         self.claim.started(PLACE)
@@ -47,6 +49,7 @@ class Node:
             self.sent.append,
             self._left,
             lambda _: self.are_ready,
+            SharedWork(1, self.sent.append),
             rank0_decides=rank0_decides,
         )
 

@@ -54,3 +54,25 @@ def test_steps_are_shown_where_workers_are_watched(
     assert table[3][-2:] == ["-", "-"]
     _print_table(as_status(pb.StatusReply(job_id="j", nodes=[node(0)])))
     assert "STEP" not in capsys.readouterr().out
+
+
+def test_the_progress_of_shared_work_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    works = [
+        pb.WorkProgress(name="new", size=7),
+        pb.WorkProgress(name="embed", done=250, size=1000, per_s=12.5, left_s=60.0),
+        pb.WorkProgress(name="empty"),
+    ]
+    _print_table(as_status(pb.StatusReply(job_id="j", phase="running", work=works)))
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "shared work new: 0 of 7 items (0 %)",
+        "shared work embed: 250 of 1000 items (25 %), 12.5 items/s, 0:01:00 left",
+        "shared work empty: 0 of 0 items, complete",
+    ]
+    works += [pb.WorkProgress(name=str(number), done=9, size=9) for number in range(3)]
+    status = as_status(pb.StatusReply(job_id="j", phase="running", work=works))
+    _print_table(status)
+    assert capsys.readouterr().out.splitlines()[-1] == "shared work: 4 names complete"
+    assert status["work"][1]["left_s"] == 60.0

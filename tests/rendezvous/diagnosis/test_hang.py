@@ -239,6 +239,15 @@ def test_stopped_ranks_are_told_apart_by_what_has_stopped_them() -> None:
             id="it is not yet in what the line says",
         ),
         pytest.param((Frame("job.py", 13, "train", source="loss.item()"),), "item", id="on a GPU"),
+        pytest.param(
+            (
+                Frame("ft_run/training/work_loop.py", 90, "_next_piece", is_library=True),
+                Frame("ft_run/training/work_loop.py", 50, "_loop", is_library=True),
+                Frame("job.py", 13, "train", source="for piece in shared_work('w', 9):"),
+            ),
+            "shared_work",
+            id="for pieces of other ranks",
+        ),
     ],
 )
 def test_a_wait_is_called_by_its_name(frames: tuple[Frame, ...], wait: str | None) -> None:

@@ -38,6 +38,7 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsReport
+from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkReport
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
@@ -63,10 +64,12 @@ MESSAGES: list[NodeMessage] = [
             Past((1,), ("a",), 1, (NodeFailures("a", (1,)),), PastProgress(1, 1)),
         ),
         leaving="x",
+        work=(WorkClaim("w", 1, 1, (0, 1), (1, 2)),),
     ),
+    WorkReport(0, 1, WorkClaim("w", 1, 1, (0, 1), (1, 2)), 1.0, 1),
     Failed(0, FAILURE),
     Done(0),
-    Stopped(0, OFFER, Progress(1, True)),
+    Stopped(0, OFFER, Progress(1, True), (WorkClaim("w", 1, 1, (0, 1), (1, 2)),)),
     Leave("x"),
     StackReport(
         0, (RankStack(0, 0, "h", RankState.ANSWERED, (Frame("f", 1, "g", True, "s"),), 1, "r"),)
@@ -102,7 +105,7 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, "x" * 300_000
     elif hint is int:
         bits = {"time_s": 64, "furthest": 63, "steps": 63, "step": 64, "term": 64}
-        bits["checkpoint_step"] = 64
+        bits |= {"checkpoint_step": 64, "size": 64, "grain": 64, "confirmed": 64, "held": 64}
         yield name, 2 ** bits.get(name, 31) - 1
     elif hint is float:
         yield name, 1e308

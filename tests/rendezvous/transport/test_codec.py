@@ -245,7 +245,7 @@ def test_everything_that_is_said_has_its_place(wrapper: str, plains: tuple[type,
 def test_nothing_in_the_proto_is_forgotten() -> None:
     known = {plain.__name__ for plain in plain_types()}
     envelopes = {"NodeMessage", "MasterMessage", "StatusRequest", "StatusReply", "NodeStatus"}
-    envelopes |= {"StacksRequest", "StacksReply", "StackGroup"}
+    envelopes |= {"StacksRequest", "StacksReply", "StackGroup", "WorkProgress"}
     envelopes |= {plain.__name__ for plain in (LeaseAsk, LeaseAnswer)}
     assert set(pb.DESCRIPTOR.message_types_by_name) == known | envelopes
     assert messages.PROTOCOL_VERSION == 1

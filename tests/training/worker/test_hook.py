@@ -127,6 +127,15 @@ match sys.argv[1]:
             first.step()
             progress(number)
             first.step()
+    case "pieces":
+        for _ in range(5):
+            sys.modules["_ft_run_hook"].piece()
+    case "pieces beside steps":
+        train()
+        sys.modules["_ft_run_hook"].piece()
+    case "pieces and a number":
+        progress(5)
+        sys.modules["_ft_run_hook"].piece()
     case "batches":
         for _ in DataLoader(range(3)):  # before the first step: nothing is known yet
             pass
@@ -155,6 +164,9 @@ TICKS = {
     "accumulation": [5, 5],
     "progress": [0, 5],
     "progress with a number": [5, 15],
+    "pieces": [5, 5],
+    "pieces beside steps": [5, 6],
+    "pieces and a number": [5, 2],
 }
 """Steps and signs of progress of each case of ``STEPS``."""
 

@@ -1,0 +1,88 @@
+"""What nodes and the master say about ``shared_work``: pieces of work that no step waits for.
+
+Pieces are numbered from 0. A set of them is sent as the bounds of its intervals
+(``intervals.Intervals``). Values only.
+"""
+
+from typing import Annotated
+
+from ...values import dataclass
+from .bounded import Count, Length, Real, Whole, Workers
+
+NAME_MAX = 128
+SIZE_MAX = 1 << 53
+BOUNDS_MAX = 20_000
+"""Of one message: more confirmed pieces between unconfirmed ones are claimed later, or repeated."""
+NAMES_MAX = 1_000
+RATE_MAX = 1e9
+
+WorkSize = Annotated[int, Whole(0, SIZE_MAX)]
+WorkName = Annotated[str, Length(NAME_MAX, is_name=True)]
+Pieces = Annotated[tuple[WorkSize, ...], Length(BOUNDS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkClaim:
+    """What a node knows and has of the pieces of one name."""
+
+    name: WorkName
+    size: WorkSize
+    """The number of items."""
+    grain: WorkSize
+    """The number of items in a piece; the last one may have fewer."""
+    confirmed: Pieces = ()
+    """In ``Attend``: by its own workers in all rounds, and all below ``WorkGrant.confirmed_to``.
+    In ``WorkReport``: since the last one on this stream."""
+    held: Pieces = ()
+    """Granted to this node, and not confirmed yet."""
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces."""
+        return -(-self.size // self.grain)
+
+    def difference(self, other: "WorkClaim") -> str:
+        """Return why another claim of this name does not fit; empty if it does."""
+        if (self.size, self.grain) == (other.size, other.grain):
+            return ""
+        return (
+            f"invalid size {other.size} and grain {other.grain} for shared_work({self.name!r}): "
+            f"expected size {self.size} and grain {self.grain}, as in other calls in this job"
+        )
+
+    def range_text(self, piece: int) -> str:
+        """Return which items a piece has, as text."""
+        first, last = piece * self.grain, min(self.size, (piece + 1) * self.grain) - 1
+        items = f"items {first} to {last}" if last > first else f"item {first}"
+        return f"{items} of {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReport:
+    """Pieces of this node that are confirmed, and a request for more if workers are idle."""
+
+    round: Count
+    number: Count
+    """Grows with each report of an agent; the answer has it."""
+    claim: WorkClaim
+    rate: Annotated[float, Real(RATE_MAX)]
+    """The pieces that this node's workers confirm per second; 0: not known yet."""
+    idle: Workers
+    """The number of workers that wait for a piece; 0: this is not a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkGrant:
+    """The answer to a request: pieces for this node's workers."""
+
+    number: int
+    """Of the report; a grant for an earlier one has been taken back by then."""
+    name: str
+    pieces: tuple[int, ...]
+    """Empty: all are confirmed, or the request is refused."""
+    confirmed_to: int
+    """All pieces below this one are confirmed."""
+    batch_s: float = 1.0
+    """How long the pieces that a node has at a time shall last, in seconds."""
+    refusal: str = ""
+    """Why the name cannot be shared; empty if it can."""

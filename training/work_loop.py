@@ -1,0 +1,131 @@
+"""``shared_work``: pieces of work for ranks that do not wait for each other.
+
+The agent of this node hands out pieces; the loop confirms each when its body has ended.
+"""
+
+import operator
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import SupportsIndex
+
+from .worker import work_messages as messages
+from .worker.agent_socket import ancestors, connect
+from .worker.log import log
+
+_SIZE_MAX = 1 << 53
+_NAME_MAX = 128
+_LEAVE_S = 10.0
+
+_used: set[tuple[int, str]] = set()
+"""Process id and name of the loops that run, or have come to their end."""
+
+
+def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Iterator[range]:
+    """Yield ranges of items that no other rank does; see ``ft_run.training.shared_work``."""
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX or not name.isprintable():
+        raise ValueError(
+            f"invalid value {name!r} for name: expected 1 to {_NAME_MAX} printable characters"
+        )
+    items, of_piece = _whole("size", size, 0), _whole("grain", grain, 1)
+    used = (os.getpid(), name)
+    if used in _used:
+        raise ValueError(
+            f"invalid value {name!r} for name: a loop of this process has used it; expected a name "
+            f"for each loop, e.g. {name + '-2'!r}"
+        )
+    return _loop(used, items, of_piece)
+
+
+def _loop(used: tuple[int, str], size: int, grain: int) -> Iterator[range]:
+    pid, name = used
+    if used in _used:
+        raise ValueError(f"invalid value {name!r} for name: another loop is using it")
+    _used.add(used)
+    is_over = False
+    try:
+        channel = _connect(name, size, grain)
+        if channel is None:
+            yield from _own_share(name, size, grain)
+        else:
+            with channel:
+                while (piece := _next_piece(channel)) is not None:
+                    try:
+                        yield range(piece * grain, min(size, (piece + 1) * grain))
+                    except BaseException:  # the loop is left
+                        if os.getpid() == pid:  # not by a fork that ends
+                            _leave(channel)
+                        raise
+                    _confirm(channel)
+        is_over = True
+    finally:
+        if not is_over:  # it may be entered again
+            _used.discard(used)
+
+
+def _connect(name: str, size: int, grain: int) -> socket.socket | None:
+    """Return a connection to the agent with a request for a piece; None: there is no agent."""
+    rank = int(os.environ.get("RANK", "0"))
+    request = messages.OPEN.pack(messages.MAGIC, rank, size, grain) + name.encode()
+    for pid in ancestors():
+        with suppress(OSError):
+            channel = connect(messages.address_of(pid))
+            channel.settimeout(None)  # a piece may be free only when another rank has failed
+            channel.send(request)
+            return channel
+    return None
+
+
+def _next_piece(channel: socket.socket) -> int | None:
+    """Wait for a piece; return None when all are confirmed.
+
+    Raises:
+        ValueError: other ranks have given another size or grain, or use the name otherwise.
+        ConnectionError: the agent has ended.
+    """
+    answer = channel.recv(messages.PIECE.size + messages.REASON_BYTES)
+    if not answer:
+        raise ConnectionError("the ft-run agent of this node has closed the connection")
+    (piece,) = messages.PIECE.unpack_from(answer)
+    if piece == messages.REFUSED:
+        raise ValueError(answer[messages.PIECE.size :].decode())
+    return int(piece) if piece != messages.OVER else None
+
+
+def _confirm(channel: socket.socket) -> None:
+    """Confirm the piece, request the next one, and report that this rank makes progress."""
+    hook = sys.modules.get("_ft_run_hook")
+    if hook is not None:
+        hook.piece()
+    channel.send(messages.CONFIRM)
+
+
+def _leave(channel: socket.socket) -> None:
+    """Give the piece back."""
+    with suppress(OSError):
+        channel.settimeout(_LEAVE_S)
+        channel.send(messages.LEAVE)
+        channel.recv(messages.PIECE.size)  # the agent knows of it before another loop begins
+
+
+def _own_share(name: str, size: int, grain: int) -> Iterator[range]:
+    """Yield this rank's part of a split by rank."""
+    rank, ranks = (int(os.environ.get(key, "0")) for key in ("RANK", "WORLD_SIZE"))
+    if not rank and len(_used) == 1:
+        log(
+            f"does not run this script: the pieces of shared_work({name!r}) are split by rank, and "
+            "those of a rank that fails are not done by others"
+        )
+    for first in range(rank * grain, size, max(1, ranks) * grain):
+        yield range(first, min(size, first + grain))
+
+
+def _whole(name: str, value: SupportsIndex, least: int) -> int:
+    number = operator.index(value)
+    if not least <= number <= _SIZE_MAX:
+        raise ValueError(
+            f"invalid value {number} for {name}: expected a whole number, {least} to 2**53"
+        )
+    return number
