@@ -307,6 +307,11 @@ class TimeAccounted(Event):
     """Seconds of training whose steps were lost, by the kind of the failure."""
     goodput: float | None
     """Training less what was lost, as a share of ``seconds``; null: steps are not watched."""
+    data_wait_s: float | None = None
+    """Seconds of training that waited for data, of the worker that waited most in each round; null:
+    no ``DataLoader`` was waited for."""
+    slow_steps_s: float | None = None
+    """Training beyond as many steps of the median time of the best hour; null: not known."""
 
     name = "time.accounted"
 

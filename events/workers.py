@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..rendezvous.protocol.failure import Failure
+from ..values import field
 from .event import Event, RoundEvent, Severity
 
 _PIDS_SHOWN = 8
@@ -114,7 +115,7 @@ class TrainingStarted(RoundEvent):
 
 
 class RoundProgressed(RoundEvent):
-    """The workers of this node run; reported once a minute."""
+    """The workers of this node run; once a minute, and before what ends or interrupts training."""
 
     steps: int
     """Completed steps of the furthest worker, as the script counts them; -1: not known."""
@@ -126,6 +127,15 @@ class RoundProgressed(RoundEvent):
     """The step of the newest snapshot that all workers of this node have saved; -1: none."""
     replica: int = -1
     """The step of the newest shards of other nodes that this node holds; -1: none."""
+    doing: str = ""
+    """The phase of this node's first worker; empty: not known."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase of this node's first worker in this round; empty: it is not watched."""
+    counted_steps: int = 0
+    """Completed steps of this node's first worker: as it counts them, else those of this round."""
+    data_wait_s: tuple[float, ...] = ()
+    """Seconds for which training waited for torch's ``DataLoader`` in this round, by local rank; on
+    a GPU, while that was idle. Empty: no loader was used."""
 
     name = "round.progressed"
     severity = Severity.DEBUG

@@ -1,8 +1,8 @@
 """The API of ft-run for training scripts.
 
-It also works without ft-run (torchrun, plain Python): then ``progress`` does nothing, ``preempted``
-returns False, ``Checkpointer`` writes checkpoints only, and ``shared_work`` splits work by rank. It
-imports nothing else of ft-run, and torch only with the names that need it.
+It also works without ft-run (torchrun, plain Python): then ``progress`` and ``activity`` do
+nothing, ``preempted`` returns False, ``Checkpointer`` writes checkpoints only, and ``shared_work``
+splits work by rank. It imports nothing else of ft-run, and torch only with the names that need it.
 """
 
 import operator
@@ -12,18 +12,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
+    from .activities import activity
     from .checkpointer import Checkpointer
     from .data.batches import ElasticBatches
     from .data.seeded import seeded
 
-__all__ = ["Checkpointer", "ElasticBatches", "preempted", "progress", "seeded", "shared_work"]
+__all__ = [
+    "Checkpointer",
+    "ElasticBatches",
+    "activity",
+    "preempted",
+    "progress",
+    "seeded",
+    "shared_work",
+]
 
 _MODULES = {
     "Checkpointer": ".checkpointer",
     "ElasticBatches": ".data.batches",
+    "activity": ".activities",
     "seeded": ".data.seeded",
 }
-"""Of what needs torch: imported when asked for."""
+"""Imported when asked for: most of it needs torch."""
 
 
 def progress(step: SupportsIndex | None = None, total: SupportsIndex | None = None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from . import progress
+from .activities import activity
 from .checkpoints.data_position import DataPosition
 from .checkpoints.folder import CheckpointFolder
 from .checkpoints.generators import GENERATORS, Generators
@@ -149,8 +150,12 @@ class Checkpointer:
         Raises:
             RuntimeError: a checkpoint cannot be read, or belongs to other objects.
         """
-        if self._done is not None:
-            return self._done
+        if self._done is None:
+            self._done = self._restore()
+        return self._done
+
+    @activity("restoring")
+    def _restore(self) -> int:
         done, source, newest, error = -1, "snapshot", -1, None
         try:
             newest = self._folder.newest(cleans=self._snapshots.is_first_round)
@@ -181,7 +186,6 @@ class Checkpointer:
         if done:
             self._rank_state.report()
         self._state.resume(done)
-        self._done = done
         self._position.resumed(done, is_logging=self._ranks.rank == 0)
         self.seed_step(done)
         self._ranks.all_true(True)  # no rank continues while another still has older snapshots
@@ -205,8 +209,9 @@ class Checkpointer:
         if saves or self._rank_state.gathered < 0:  # the first one makes room for those that follow
             self._gather(number)
         own = self._make_report(merged)
-        complete = self._snapshots.take(number) if takes_snapshot else None
-        self._snapshots.send_report(complete, own)
+        with activity("saving"):
+            complete = self._snapshots.take(number) if takes_snapshot else None
+            self._snapshots.send_report(complete, own)
         if saves:
             self.save(number)
         if merged.notice:
@@ -238,6 +243,7 @@ class Checkpointer:
             notice=self._notice.code if self._notice is not None and not merged.notice else 0,
         )
 
+    @activity("saving")
     def save(self, number: int) -> bool:
         """Write a checkpoint; return whether it succeeded. Older checkpoints stay if it fails.
 
@@ -292,6 +298,7 @@ class Checkpointer:
         if self._seed is not None:
             seed_generators(key_of(self._seed, number, self._state.data_rank(self._ranks.rank)))
 
+    @activity("saving")
     def finish(self, number: int) -> None:
         """Write the checkpoint at the end of training, if there is none, and wait for it.
 
@@ -306,6 +313,7 @@ class Checkpointer:
             self._checkpoints.write_last(number, self.save)
         self.wait()
 
+    @activity("saving")
     def wait(self) -> None:
         """Wait until the checkpoint that was begun last is complete, on all ranks.
 
@@ -316,6 +324,7 @@ class Checkpointer:
         self._checkpoints.wait_or_raise()
         self._ranks.all_true(True)
 
+    @activity("saving")
     def _drain(self, number: int, need: int) -> None:
         """Save the state of this step on all ranks before the world changes, and wait.
 

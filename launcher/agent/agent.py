@@ -137,7 +137,8 @@ class Agent:
         """
         self._options, self._display, self._starter = options, display, starter
         self._identity = identity
-        self._event = display.event
+        self._step_events = StepEvents(display.event, lambda: self._snapshots.held())
+        self._event = self._step_events.note
         self._saves = Saves(self._event)
         local_world_size = starter.commands.local_world_size
         self._snapshots = HeldSnapshots(local_world_size, self._saves, options.snapshot_replicas)
@@ -182,7 +183,6 @@ class Agent:
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
         self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
-        self._step_events = StepEvents(self._event, self._snapshots.held)
         self._fencing = Fencing(
             options.rendezvous.timeouts,
             self.post,
@@ -209,6 +209,10 @@ class Agent:
             leaving=signal_name(self._life.signal) if self._life.signal is not None else "",
             work=self._work.node.claims(),
         )
+
+    def report_phases(self) -> None:
+        """Have the time of this node's phases, which the workers measure, known up to now."""
+        self._step_events.report()
 
     def post(self, event: _Event) -> None:
         """Queue an event; events are handled in order."""

@@ -1,14 +1,21 @@
-"""Reports the progress of this node's workers: the first step of a round, then once a minute."""
+"""Reports the progress of this node's workers: the first step of a round, then once a minute.
+
+Of workers that are watched it also reports the seconds in each phase, once a minute and before
+each event at which the time of this node begins to count as something else.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from ...events.event import Event
-from ...events.workers import RoundProgressed, TrainingStarted
+from ...events.workers import RoundProgressed, TrainingStarted, WorkerExited
 from ...rendezvous.protocol.offer import Snapshots
+from ..processes.worker_watch import Progress
+from ..reporting.accounted import STOPS
 from .worker_group import WorkerGroup, WorkerGroupState
+from .worker_phases import FirstWorker
 
 _SOONEST_S: Final = 0.02
 _LATEST_S: Final = 15.0
@@ -16,6 +23,9 @@ _SHARE: Final = 0.05
 """Until the first step it looks again after this share of the time since the start, so that the
 time of the event is known to 5 %."""
 _INTERVAL_S: Final = 60.0
+_CHANGES: Final = STOPS | {
+    *("training.started", "hang.suspected", "hang.dismissed", "drain.ordered", "agent.preempted"),
+}
 
 
 class StepEvents:
@@ -32,42 +42,56 @@ class StepEvents:
         """
         self._note, self._held = note, held
         self._timer: asyncio.TimerHandle | None = None
+        self._group: WorkerGroup | None = None
+        self._first: FirstWorker | None = None
+        """Until the workers stop, if it is watched."""
         self._reported_at = 0.0
 
     def begin(self, group: WorkerGroup | None) -> None:
         """Follow the workers of a round, which were started now."""
         self.close()
         if group is not None:
-            is_watched = any(worker.watch is not None for worker in group.running)
+            self._group = group
+            is_watched = any(watch is not None for watch in group.watches)
+            self._first = FirstWorker(group) if is_watched else None
             self._reported_at = time.monotonic()
             self._look(group, self._reported_at, awaits_step=is_watched)
 
     def close(self) -> None:
         """Stop following."""
+        self._group = self._first = None
+        self._stop_looking()
+
+    def report(self) -> None:
+        """Report the seconds in each phase now, if the workers train and are watched."""
+        if self._group is not None and self._first is not None:
+            self._report(self._group, time.monotonic(), needs_phases=True)
+
+    def note(self, event: Event) -> None:
+        """Pass on an event of this node, after the seconds of the phases if it ends one."""
+        is_exit = isinstance(event, WorkerExited) and event.local_rank == 0
+        if event.name in _CHANGES or is_exit:
+            self.report()
+        if event.name in STOPS:
+            self._first = None
+        self._note(event)
+
+    def _stop_looking(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _look(self, group: WorkerGroup, since: float, *, awaits_step: bool) -> None:
-        self.close()
+        self._stop_looking()
         if group.state is not WorkerGroupState.RUNNING:
             return
         now, at = time.monotonic(), group.assignment
-        watches = [worker.watch for worker in group.running if worker.watch is not None]
-        known = [watch.progress() for watch in watches]
-        stepped = [progress for progress in known if progress is not None and progress.ticks]
-        steps = max((progress.furthest for progress in stepped), default=-1)
-        if awaits_step and stepped:
+        if awaits_step and (stepped := _stepped(group)):
             awaits_step = False
-            self._note(TrainingStarted(at.round, at.node_rank, steps))
+            self.note(TrainingStarted(at.round, at.node_rank, _furthest(stepped)))
         if now - self._reported_at >= _INTERVAL_S:
             self._reported_at = now
-            rate = max((progress.steps_per_s for progress in stepped), default=0.0)
-            last_s = max((progress.last_s or 0.0 for progress in stepped), default=now)
-            idle_s, (snapshot, replica) = now - last_s, _newest(self._held())
-            self._note(
-                RoundProgressed(at.round, at.node_rank, steps, rate, idle_s, snapshot, replica)
-            )
+            self._report(group, now)
         delay_s = _INTERVAL_S - (now - self._reported_at)
         if awaits_step:
             delay_s = min(delay_s, _LATEST_S, max(_SOONEST_S, _SHARE * (now - since)))
@@ -76,6 +100,49 @@ class StepEvents:
             self._look(group, since, awaits_step=awaits_step)
 
         self._timer = asyncio.get_running_loop().call_later(max(_SOONEST_S, delay_s), look)
+
+    def _report(self, group: WorkerGroup, now: float, *, needs_phases: bool = False) -> None:
+        at, stepped = group.assignment, _stepped(group)
+        doing, phases = self._first.look(now) if self._first is not None else ("", {})
+        if needs_phases and not phases:
+            return
+        snapshot, replica = _newest(self._held())
+        watch = group.watches[0] if self._first is not None else None
+        first = watch.progress() if watch is not None else None
+        last_s = max((progress.last_s or 0.0 for progress in stepped), default=now)
+        self._note(
+            RoundProgressed(
+                at.round,
+                at.node_rank,
+                steps=_furthest(stepped),
+                steps_per_s=max((progress.steps_per_s for progress in stepped), default=0.0),
+                idle_s=round(now - last_s, 6),
+                snapshot=snapshot,
+                replica=replica,
+                doing=doing,
+                phases=phases,
+                counted_steps=first.steps if first is not None else 0,
+                data_wait_s=_data_waits(group),
+            )
+        )
+
+
+def _stepped(group: WorkerGroup) -> list[Progress]:
+    """Return the progress of the workers that have completed a step."""
+    known = [watch.progress() for watch in group.watches if watch is not None]
+    return [progress for progress in known if progress is not None and progress.ticks]
+
+
+def _data_waits(group: WorkerGroup) -> tuple[float, ...]:
+    """Return the seconds that each worker has waited for data; empty: no loader was used."""
+    known = [watch.loading() if watch is not None else None for watch in group.watches]
+    if not any(known):
+        return ()
+    return tuple(round(loading.wait_s, 3) if loading is not None else 0.0 for loading in known)
+
+
+def _furthest(stepped: Iterable[Progress]) -> int:
+    return max((progress.furthest for progress in stepped), default=-1)
 
 
 def _newest(held: Snapshots | None) -> tuple[int, int]:

@@ -129,6 +129,16 @@ class WorkerGroup:
         )
 
     @property
+    def watches(self) -> tuple[WorkerWatch | None, ...]:
+        """The files of the workers by local rank, until ``gone``; None: it is not watched."""
+        return tuple(worker.watch for worker in self._workers)
+
+    @property
+    def has_first_exited(self) -> bool:
+        """Return whether the worker with local rank 0 has exited."""
+        return self._workers[0].exit_code is not None
+
+    @property
     def store_pid(self) -> int | None:
         """Process id of the store process; None where this node hosts none."""
         return self._store.pid if self._store is not None else None
@@ -203,8 +213,7 @@ class WorkerGroup:
 
     def _came_so_far(self) -> Progress | None:
         """Return the workers' progress; None where some may have progressed further than known."""
-        watches = [worker.watch for worker in self._workers]
-        known = [watch.progress() if watch is not None else None for watch in watches]
+        known = [watch.progress() if watch is not None else None for watch in self.watches]
         there = [progress for progress in known if progress is not None]
         has_stepped = any(progress.ticks for progress in there)
         if not has_stepped and len(there) < len(known):

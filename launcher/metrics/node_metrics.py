@@ -9,7 +9,7 @@ from ...events.record import Record
 from ...rendezvous.protocol.messages import Assignment
 from ...values import dataclass
 from ..processes.worker_watch import Progress
-from ..reporting.accounting import Phase
+from ..reporting.phases import Phase, Spent
 from ..reporting.recorder import Recorder
 from ..reporting.time_report import TimeReport
 from ..stacks.collect import AskedWorker
@@ -26,6 +26,9 @@ _LOST_BY: Final = (*CAUSES, "regroup")
 
 class Observed(Protocol):
     """What is read of the agent."""
+
+    def report_phases(self) -> None:
+        """Have the time of this node's phases known up to now."""
 
     @property
     def running(self) -> tuple[AskedWorker, ...]:
@@ -48,7 +51,7 @@ class Observed(Protocol):
 class NodeNow:
     """The values of one moment."""
 
-    phases: dict[Phase, float]
+    phases: dict[Spent, float]
     lost: dict[str, float]
     restarts: dict[str, float]
     failed_saves: int
@@ -105,6 +108,7 @@ class NodeMetrics:
         return samples
 
     async def _read(self) -> tuple[NodeNow, Samples]:
+        self._agent.report_phases()
         accounting, recorder = self._time_report.folded(), self._recorder
         account, at = accounting.account(recorder.uptime_s), self._agent.assignment
         workers = tuple(
@@ -144,7 +148,7 @@ class NodeFold:
 
     def add(self, samples: Samples, now: NodeNow) -> None:
         """Add the samples of a moment."""
-        for phase in Phase:
+        for phase in dict.fromkeys((*Phase, *now.phases)):
             samples.put(c.PHASE_SECONDS, now.phases.get(phase, 0.0), phase.value)
         for cause in dict.fromkeys((*_LOST_BY, *now.lost)):
             samples.put(c.LOST_SECONDS, now.lost.get(cause, 0.0), cause)

@@ -4,8 +4,9 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from ...training.worker import hook
+from ...training.worker import data_wait, hook, phases
 from ...values import dataclass
 
 _STARTER = str(Path(hook.__file__).parent / "starter")
@@ -29,6 +30,20 @@ class Progress:
     """The highest step that it has reported; -1: it reports none."""
     steps_per_s: float = 0.0
     """The recent steps per second, as of its last progress."""
+
+
+class Loading(NamedTuple):
+    """How a worker has waited for data while it trained."""
+
+    batches: int
+    wait_s: float
+    """On a GPU, while that was idle."""
+    waits: int
+    """Batches that it waited for at least a millisecond."""
+    processes: int
+    """``num_workers`` of the loader."""
+    prefetch: int
+    """``prefetch_factor`` of the loader; 0: it has no workers."""
 
 
 class WorkerWatch:
@@ -69,6 +84,33 @@ class WorkerWatch:
             page[hook.LONGEST_NS] / 1e9,
             page[hook.FURTHEST] - 1,
             max(0, gained) / took_s if before_ns and took_s > 0 else 0.0,
+        )
+
+    def phases(self, now_s: float) -> tuple[int, str, dict[str, float]] | None:
+        """Return the worker's process id, its current phase, and its seconds in each phase so far.
+
+        Args:
+            now_s: the time, or that of its exit (``time.monotonic``).
+
+        Returns:
+            None: it is not watched now, or is changing them at this moment.
+        """
+        if self.is_closed or not self._page[hook.PID]:
+            return None
+        found = phases.read(self._page, round(now_s * 1e9))
+        return None if found is None else (self._page[hook.PID], *found)
+
+    def loading(self) -> Loading | None:
+        """Return how the worker has waited for data; None: it has taken no batch."""
+        if self.is_closed or not self._page[data_wait.BATCHES]:
+            return None
+        page = self._page
+        return Loading(
+            page[data_wait.BATCHES],
+            page[data_wait.WAIT_NS] / 1e9,
+            page[data_wait.WAITS],
+            page[data_wait.PROCESSES],
+            page[data_wait.PREFETCH],
         )
 
     @property

@@ -1,6 +1,8 @@
 """Where the time of a node went: a fold over its events, without clock or I/O.
 
-Each second since the start is in exactly one phase, and the seconds of a phase only grow. What a
+Each second since the start is in exactly one phase, and the seconds of a phase only grow. While
+workers run, what they do is known from ``round.progressed`` only: the time since the last one is
+decided when the next one comes, or when ``account`` has shown it. What a
 failure throws away (training after the step to which the job goes back) is a quantity of its own,
 charged to the failure when it is known.
 
@@ -9,37 +11,15 @@ started one after the other. Durations within one ``ft-run`` are those of ``upti
 no clock change affects; the time between two is that of the wall clock.
 """
 
-import enum
-from typing import Final, TypeVar
+from typing import Final
 
 from ...events.record import Record
-from ...values import dataclass, field, names
 from .accounted import NAMES, STOPS
 from .kept_steps import KeptSteps
-
-
-class Phase(enum.Enum):
-    """What a node does; exactly one of these at a time."""
-
-    STARTING = "starting ft-run"
-    WAITING = "waiting for nodes"
-    STANDING_BY = "standing by"
-    """As a spare."""
-    CHECKING = "checking"
-    SPAWNING = "starting workers"
-    BUILDING = "importing and building"
-    """Until the first step; only of workers that are watched."""
-    TRAINING = "training"
-    """From the first step on; only of workers that are watched."""
-    RUNNING = "running"
-    """Workers that are not watched: what they do is not known."""
-    HANGING = "no progress"
-    """From the suspicion to the decision; the idle time before it is in the phase before."""
-    DRAINING = "draining"
-    STOPPING = "stopping"
-    SUSPENDED = "suspended"
-    ENDED = "between attempts"
-
+from .overlaps import DATA_WAIT, SLOW_STEPS, Overlaps
+from .phases import Account as Account
+from .phases import Activities, Spent, add
+from .phases import Phase as Phase
 
 IN_ROUND: Final = frozenset(
     {
@@ -49,56 +29,9 @@ IN_ROUND: Final = frozenset(
 )
 _MAY_DRAIN: Final = IN_ROUND - {Phase.STOPPING}
 _MAY_HANG: Final = frozenset({Phase.BUILDING, Phase.TRAINING, Phase.RUNNING})
+_REPORTED: Final = frozenset({Phase.BUILDING, Phase.TRAINING})
+"""What workers do then is known from their reports."""
 _DAYS_TO_1970: Final = 719_469
-
-K = TypeVar("K")
-
-
-def _add(amounts: dict[K, float], key: K, more: float) -> None:
-    if more > 0:
-        amounts[key] = amounts.get(key, 0.0) + more
-
-
-def _less(amounts: dict[K, float], less: dict[K, float]) -> dict[K, float]:
-    rest = {key: amount - less.get(key, 0.0) for key, amount in amounts.items()}
-    return {key: amount for key, amount in rest.items() if amount > 0}
-
-
-@dataclass(slots=True)
-class Account:
-    """Where the time went. All times in seconds."""
-
-    phases: dict[Phase, float] = field(default_factory=dict)
-    restarts: dict[str, float] = field(default_factory=dict)
-    """By kind of the failure, as ``Failure`` has it in a record."""
-    restart_phases: dict[Phase, float] = field(default_factory=dict)
-    """Of ``phases``: from failures to the next training (or start of workers not watched)."""
-    lost: dict[str, float] = field(default_factory=dict)
-    """Training that was lost, by kind of the failure."""
-
-    @property
-    def seconds(self) -> float:
-        """The time of all phases."""
-        return sum(self.phases.values())
-
-    @property
-    def goodput(self) -> float | None:
-        """Share of the time in which steps were done that were kept; None: not known.
-
-        It counts each step once: those that are done again after a failure were lost before.
-        """
-        if Phase.RUNNING in self.phases or self.seconds <= 0:
-            return None  # workers that do not report their steps
-        kept_s = self.phases.get(Phase.TRAINING, 0.0) - sum(self.lost.values())
-        return max(0.0, kept_s) / self.seconds  # steps of an earlier ft-run may be lost
-
-    def since(self, before: "Account") -> "Account":
-        """Return the part of this account that an earlier one lacks."""
-        return Account(*(_less(getattr(self, one), getattr(before, one)) for one in names(Account)))
-
-    def copy(self) -> "Account":
-        """Return a copy, which does not change."""
-        return self.since(Account())
 
 
 class Accounting:
@@ -116,7 +49,17 @@ class Accounting:
         self._total, self._before = Account(), Account()
         """Since the first start, and until the last one."""
         self._is_watched = False
-        self._since_stop: dict[Phase, float] | None = None
+        self._activities = Activities()
+        self._undecided_s = 0.0
+        """The time since the last report of the workers, in a phase of ``_REPORTED``."""
+        self._doing: Spent | None = None
+        """What the first worker did then; None: not known."""
+        self._spent: dict[Spent, float] = {}
+        """What it has reported in this round."""
+        self._overlaps = Overlaps()
+        self._shown_s = 0.0
+        """Until when ``account`` has shown the phases."""
+        self._since_stop: dict[Spent, float] | None = None
         """The time since training stopped, if it is not known yet whether it restarts."""
         self._is_restarting = False
         self._before_hang = Phase.RUNNING
@@ -133,6 +76,11 @@ class Accounting:
         if record["name"] not in NAMES:
             return
         self._pass_time(record)
+        if record["name"] == "round.progressed":
+            self._progressed(record)
+            return
+        if record["name"] != "host.suspended":
+            self._decide()
         match record["name"]:
             case "agent.started":
                 self._is_started, self.phase = True, Phase.WAITING
@@ -149,10 +97,8 @@ class Accounting:
                 self._workers_started()
             case "training.started" if self.phase is Phase.BUILDING:
                 self._training_started(record["step"])
-            case "round.progressed" if self.phase is Phase.TRAINING:
-                self._has_done(record["steps"])
             case "hang.suspected" if self.phase in _MAY_HANG:
-                self._idle_s = min(record["idle_s"], self._training_s)
+                self._idle_s = self._idle_training_s(record)
                 self._before_hang = self.phase
                 self._interrupt(Phase.HANGING)
             case "hang.dismissed" if self.phase is Phase.HANGING:
@@ -169,24 +115,34 @@ class Accounting:
                 self._interrupt(Phase.STOPPING)
 
     def account(self, now_s: float = 0.0, *, of_all: bool = False) -> Account:
-        """Return where the time went.
+        """Return where the time went. What it has shown stays so: nothing falls later.
+
+        For exact phases of the workers, let ``round.progressed`` come just before.
 
         Args:
             now_s: until then, as ``uptime_s``, or until the last event if that is later.
             of_all: since the first start, not only that of the last ft-run. Its ``goodput`` is
                 the effective training time ratio (ETTR).
         """
+        self._decide()
         since_s = max(0.0, now_s - self._uptime_s)
+        self._shown_s = max(self._shown_s, self._uptime_s + since_s)
         account = self._total.since(Account() if of_all else self._before)
-        _add(account.phases, self.phase, since_s)
+        add(account.phases, self.current, since_s)
         if self._is_restarting:
-            _add(account.restart_phases, self.phase, since_s)
+            add(account.restart_phases, self.current, since_s)
+        add(account.overlapping, SLOW_STEPS, self._overlaps.slow_s)
         return account
 
     @property
     def lost_s(self) -> float:
         """Training that was lost since the first start; unlike ``account``, it changes nothing."""
         return sum(self._total.lost.values())
+
+    @property
+    def current(self) -> Spent:
+        """What the time is counted as now, as far as is known."""
+        return self._doing if self._doing is not None and self.phase in _REPORTED else self.phase
 
     # --- time --------------------------------------------------------------------------------
 
@@ -196,30 +152,44 @@ class Accounting:
         if uptime_s < self._uptime_s or is_again:
             self._start_again(wall_s - uptime_s)
         passed_s = uptime_s - self._uptime_s
+        shown_s = min(passed_s, max(0.0, self._shown_s - self._uptime_s))
+        self._spend(self.current, shown_s)
+        passed_s -= shown_s
         if record["name"] == "host.suspended":
             suspended_s = min(passed_s, record["seconds"])
             self._spend(Phase.SUSPENDED, suspended_s)
             passed_s -= suspended_s
-        self._spend(self.phase, passed_s)
+        if self.phase in _REPORTED:
+            self._undecided_s += passed_s
+        else:
+            self._spend(self.phase, passed_s)
         self._uptime_s, self._wall_s = uptime_s, wall_s
 
-    def _spend(self, phase: Phase, seconds: float) -> None:
-        _add(self._total.phases, phase, seconds)
+    def _decide(self) -> None:
+        """Count the time since the last report as what the workers did then."""
+        undecided_s, self._undecided_s = self._undecided_s, 0.0
+        self._spend(self.current, undecided_s)
+
+    def _spend(self, phase: Spent, seconds: float) -> None:
+        add(self._total.phases, phase, seconds)
         if self._is_restarting:
-            _add(self._total.restart_phases, phase, seconds)
+            if phase is not Phase.TRAINING:
+                add(self._total.restart_phases, phase, seconds)
         elif self._since_stop is not None:
-            _add(self._since_stop, phase, seconds)
+            add(self._since_stop, phase, seconds)
         if phase is Phase.TRAINING:
             self._training_s += seconds
 
     def _start_again(self, wall_s: float) -> None:
         """Another ft-run has started, at ``wall_s``: nothing of the one before runs."""
+        self._decide()
         self._end_training(-1)
         self._trains()  # whatever it was doing about a failure has ended
         if self._wall_s is not None:
             self._spend(Phase.ENDED, max(0.0, wall_s - self._wall_s))
         self._before = self._total.copy()
-        self._uptime_s, self._is_started = 0.0, False
+        self._uptime_s, self._shown_s, self._is_started = 0.0, 0.0, False
+        self._forget_reports()
         self.phase, self._cause = Phase.STARTING, "requeue"
 
     # --- what happened -----------------------------------------------------------------------
@@ -230,7 +200,8 @@ class Accounting:
 
     def _round_started(self, record: Record) -> None:
         self.node_rank, self._is_watched = record["node_rank"], record["is_watched"]
-        self.phase = Phase.SPAWNING
+        self.phase, self._training_s = Phase.SPAWNING, 0.0
+        self._forget_reports()
         if record["resumes_from"] >= 0:
             self._go_back(record["resumes_from"])
 
@@ -242,9 +213,40 @@ class Accounting:
     def _training_started(self, step: int) -> None:
         self.phase = Phase.TRAINING
         self._trains()
-        self._step, self._training_s, self._idle_s = step, 0.0, 0.0
+        self._step, self._idle_s = step, 0.0
         if step >= 0:
             self._go_back(step)
+
+    def _forget_reports(self) -> None:
+        self._doing, self._spent = None, {}
+        self._overlaps.begin()
+
+    def _progressed(self, record: Record) -> None:
+        """The workers have reported their progress."""
+        spent = {self._activities.find(name): s for name, s in record.get("phases", {}).items()}
+        other_s = 0.0
+        if self.phase in _REPORTED:
+            left_s, self._undecided_s = self._undecided_s, 0.0
+            for phase, seconds in spent.items():
+                if phase is not self.phase:
+                    part_s = min(left_s, max(0.0, seconds - self._spent.get(phase, 0.0)))
+                    self._spend(phase, part_s)
+                    left_s -= part_s
+                    other_s += part_s
+            self._spend(self.phase, left_s)
+        self._spent = spent
+        add(self._total.overlapping, DATA_WAIT, self._overlaps.add(record))
+        name = record.get("doing", "")
+        self._doing = self._activities.find(name) if name else None
+        if self.phase is Phase.TRAINING:
+            # What was no training may have been after the last step.
+            idle_s = max(0.0, self._idle_training_s(record) - other_s)
+            self._has_done(record["steps"], idle_s)
+
+    def _idle_training_s(self, record: Record) -> float:
+        """Return the training time since the last step."""
+        is_training = self._doing in (None, Phase.TRAINING)
+        return min(record["idle_s"], self._training_s) if is_training else 0.0
 
     def _trains(self) -> None:
         self._since_stop, self._is_restarting = None, False
@@ -267,27 +269,27 @@ class Accounting:
 
     def _restart(self, cause: str) -> None:
         self._cause = cause
-        _add(self._total.restarts, cause, 1)
+        add(self._total.restarts, cause, 1)
         for phase, seconds in (self._since_stop or {}).items():
-            _add(self._total.restart_phases, phase, seconds)
+            add(self._total.restart_phases, phase, seconds)
         self._since_stop, self._is_restarting = None, True
         if cause == "hang":
-            _add(self._total.lost, cause, self._idle_s)
+            add(self._total.lost, cause, self._idle_s)
             self._training_s = max(0.0, self._training_s - self._idle_s)
         self._idle_s = 0.0
 
-    def _has_done(self, step: int) -> None:
-        """The workers have done ``step`` steps; -1: not known."""
+    def _has_done(self, step: int, idle_s: float) -> None:
+        """The workers have done ``step`` steps, the last one ``idle_s`` ago; -1: not known."""
         if 0 <= self._step < step:
-            self._kept.trained(self._step, step, self._training_s - self._idle_s)
-            self._step, self._training_s = step, 0.0
+            self._kept.trained(self._step, step, self._training_s - idle_s)
+            self._step, self._training_s = step, idle_s
 
     def _end_training(self, step: int) -> None:
-        self._has_done(step)
+        self._has_done(step, self._idle_s)
         self._step, self._training_s = -1, 0.0
 
     def _go_back(self, step: int) -> None:
-        _add(self._total.lost, self._cause, self._kept.back_to(step))
+        add(self._total.lost, self._cause, self._kept.back_to(step))
 
 
 def seconds_of(time: str) -> float:

@@ -8,14 +8,19 @@ from ...events.node import TimeAccounted
 from ...events.record import Record
 from .accounted import NAMES
 from .display import Display
+from .overlaps import DATA_WAIT, SLOW_STEPS
 from .recorder import Recorder
 
 if TYPE_CHECKING:
-    from .accounting import Account, Accounting, Phase
+    from .accounting import Account, Accounting
+    from .phases import Spent
 
 _TABLE_FROM_S: Final = 10.0
 """A shorter job has one line, and only if it was restarted."""
 _ROWS: Final = 6
+_TRAINING: Final = "training"
+_SHOWN_SHARE: Final = 0.01
+_NAME_CHARS: Final = 24
 _SHOWN_S: Final = 0.05
 _RECORDS_KEPT: Final = 100
 
@@ -89,6 +94,8 @@ def accounted(account: "Account") -> TimeAccounted:
         restart_phases=_named(account.restart_phases),
         lost={kind: round(seconds, 6) for kind, seconds in account.lost.items()},
         goodput=None if goodput is None else round(goodput, 4),
+        data_wait_s=_rounded(account.overlapping.get(DATA_WAIT)),
+        slow_steps_s=_rounded(account.overlapping.get(SLOW_STEPS)),
     )
 
 
@@ -102,7 +109,12 @@ def table(event: TimeAccounted) -> str:
     lines = ["Where the time went:"]
     for name, seconds in [*shown, ("total", event.seconds)]:
         share = seconds / (event.seconds or 1.0)
-        lines.append(f"  {name:<24}{duration(seconds):>12}{share:>9.1%}")
+        lines.append(f"  {_cut(name):<24}{duration(seconds):>12}{share:>9.1%}")
+    overlapping = {DATA_WAIT: event.data_wait_s, SLOW_STEPS: event.slow_steps_s}
+    training_s = event.phases.get(_TRAINING, 0.0)
+    shares = {name: seconds / training_s for name, seconds in overlapping.items() if seconds}
+    if any(share >= _SHOWN_SHARE for share in shares.values()):
+        lines.append(f"Of training: {', '.join(f'{n} {s:.0%}' for n, s in shares.items())}")
     if event.restarts:
         parts = _joined(_largest_first(event.restart_phases))
         lines.append(f"{_counted(event.restarts)}: {parts}")
@@ -114,8 +126,15 @@ def table(event: TimeAccounted) -> str:
     return "\n".join(lines)
 
 
-def _named(phases: "Mapping[Phase, float]") -> dict[str, float]:
-    return {phase.value: round(seconds, 6) for phase, seconds in phases.items()}
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def _named(phases: "Mapping[Spent, float]") -> dict[str, float]:
+    named: dict[str, float] = {}
+    for phase, seconds in phases.items():  # an activity may have the name of a phase
+        named[phase.value] = round(named.get(phase.value, 0.0) + seconds, 6)
+    return named
 
 
 def _largest_first(amounts: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -124,6 +143,10 @@ def _largest_first(amounts: Mapping[str, float]) -> list[tuple[str, float]]:
 
 def _joined(amounts: Iterable[tuple[str, float]]) -> str:
     return ", ".join(f"{name} {duration(seconds)}" for name, seconds in amounts)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS - 1]}…"
 
 
 def _counted(restarts: Mapping[str, int]) -> str:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from ...training.worker import hook
+from ...training.worker import hook, store_wait
 from ...training.worker.starter import capture
 from ..processes.prctl import die_with_parent
 from ..processes.title import set_process_title
@@ -148,7 +148,7 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
     if worker["is_watched"]:
         hook.install_or_say(*place.streams[-2:])
     else:
-        hook.await_store()
+        store_wait.await_store()
     for fd in place.close[2:]:
         os.close(fd)
     for name, value in worker["env"].items():

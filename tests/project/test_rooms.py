@@ -41,7 +41,7 @@ FLOORS = (
     ("defaults", "exit_codes", "tasks", "values", "training"),
     ("training.checkpoints",),
     ("training.data",),
-    ("training.worker", "training.ranks", "training.random_numbers"),
+    ("training.worker", "training.activities", "training.ranks", "training.random_numbers"),
 )
 """From the top down. Rooms of one floor do not import each other."""
 

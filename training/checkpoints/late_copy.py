@@ -12,6 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..activities import activity
+
 _CUDA: Any = torch.cuda
 """Untyped: the stubs differ between builds of torch."""
 LARGE_BYTES = 1 << 18
@@ -120,7 +122,8 @@ class Background:
     def wait(self) -> None:
         """Wait until the function has ended; in a forked child, return at once."""
         if not self._last.is_done.is_set() and os.getpid() == self._pid:
-            self._last.is_done.wait()
+            with activity("saving"):
+                self._last.is_done.wait()
 
 
 class _Action:

@@ -4,17 +4,20 @@ The worker and the agent share a page of memory (a memfd). Each number there is 
 aligned store of 8 bytes, so the agent never reads half of one. Only the worker's own process
 writes, not processes that it forks or starts.
 
-It also makes torch wait until its store listens (``await_store``).
-
-This file is also run by path, in interpreters without ft-run: it must not import ft-run.
+Interpreters without ft-run load it too, as a module of a package that has this folder only
+(``starter/sitecustomize.py``): it imports nothing of ft-run but the modules beside it.
 """
 
 import os
 import sys
 import time
 from _weakref import ref  # of which `weakref`, which Python need not have loaded, has it
-from collections.abc import Callable
 from typing import Any
+
+from .data_wait import DataWait
+from .patching import take_name, when_loaded
+from .phases import Phases, time_joining
+from .store_wait import RENDEZVOUS, await_before_connecting
 
 NAME = "_ft_run_hook"
 """The name in ``sys.modules`` under which ``ft_run.training`` finds it."""
@@ -41,9 +44,7 @@ PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
 """Their names in /proc/PID/fd."""
 _OPTIMIZERS = "torch.optim.optimizer"
 _LOADERS = "torch.utils.data.dataloader"
-_RENDEZVOUS = "torch.distributed.rendezvous"
-_STORE_WAIT_S = 60.0
-"""The longest wait for torch's store; then torch connects as usual."""
+_GROUPS = "torch.distributed.distributed_c10d"
 _KUBEFLOW = "KUBEFLOW_TRAINER_SERVER_URL"
 """Set in a TrainJob that shows its progress."""
 _CALLBACKS = "transformers.integrations.integration_utils"
@@ -72,6 +73,7 @@ class Hook:
             page[word] = 0
         page[TOTAL] = page[REPORTS_ITSELF] = 0
         page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
+        self.phases, self.data_wait = Phases(page), DataWait(page)
         page[PID] = self._pid
 
     def progress(self, step: int) -> None:
@@ -153,6 +155,8 @@ class Hook:
         page = self._page
         now = time.monotonic_ns()
         last = page[LAST_NS]
+        if not last:
+            self.phases.stepped()
         if last and now - last > page[LONGEST_NS]:
             page[LONGEST_NS] = now - last
         page[LAST_NS] = now
@@ -172,50 +176,6 @@ for _function in (Hook.before_step, Hook.after_step):
     _function._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
 
 
-class _Finder:
-    """A finder on ``sys.meta_path`` that patches modules on import, and then removes itself."""
-
-    def __init__(self, awaited: dict[str, Callable[[Any], None]]) -> None:
-        self._awaited = awaited
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find a module with the other finders, and patch it after loading."""
-        if name not in self._awaited:
-            return None
-        change = self._awaited.pop(name)
-        if not self._awaited:
-            sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target) if finder is not self else None
-            if spec is not None:
-                _after_loading(spec.loader, change)
-                return spec
-        return None
-
-
-def _after_loading(loader: Any, change: Callable[[Any], None]) -> None:
-    execute = loader.exec_module
-
-    def execute_and_change(module: Any) -> None:
-        del loader.exec_module  # what the class has is seen again
-        execute(module)
-        change(module)
-
-    loader.exec_module = execute_and_change
-
-
-def _when_loaded(changes: dict[str, Callable[[Any], None]]) -> None:
-    """Patch modules by name, now or when they are imported."""
-    awaited = {}
-    for name, change in changes.items():
-        if (loaded := sys.modules.get(name)) is not None:
-            change(loaded)
-        else:
-            awaited[name] = change
-    if awaited:
-        sys.meta_path.insert(0, _Finder(awaited))
-
-
 def _count_steps(optimizers: Any, hook: Hook) -> None:
     register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
     if register is not None:  # since torch 2.0
@@ -230,12 +190,19 @@ def _notice_batches(loaders: Any, hook: Hook) -> None:
         return
 
     def next_batch(iterator: Any) -> Any:
-        batch = fetch(iterator)
+        if hook.data_wait.begin():
+            has_batch = False
+            try:
+                batch = fetch(iterator)
+                has_batch = True
+            finally:
+                hook.data_wait.end(iterator, has_batch=has_batch)
+        else:
+            batch = fetch(iterator)
         hook.batch()
         return batch
 
-    next_batch.__name__, next_batch.__qualname__ = fetch.__name__, fetch.__qualname__
-    next_batch.__doc__, next_batch.__module__ = fetch.__doc__, fetch.__module__
+    take_name(next_batch, fetch)
     iterators.__next__ = next_batch
 
 
@@ -301,9 +268,10 @@ def install(page_fd: int, stacks_fd: int) -> None:
     hook = Hook(page)
     module: Any = type(sys)(NAME)
     module.progress, module.expect, module.piece = hook.progress, hook.expect, hook.piece
+    module.enter, module.leave = hook.phases.enter, hook.phases.leave
     sys.modules[NAME] = module
     if os.environ.get(_KUBEFLOW):
-        _when_loaded(
+        when_loaded(
             {
                 _CALLBACKS: lambda module: _notice_reports(
                     getattr(module, "KubeflowCallback", None), "__init__", hook
@@ -311,74 +279,11 @@ def install(page_fd: int, stacks_fd: int) -> None:
                 _KUBEFLOW_SDK: lambda sdk: _notice_reports(sdk, "update_trainjob_status", hook),
             }
         )
-    _when_loaded(
+    when_loaded(
         {
             _OPTIMIZERS: lambda optimizers: _count_steps(optimizers, hook),
             _LOADERS: lambda loaders: _notice_batches(loaders, hook),
-            _RENDEZVOUS: _await_before_connecting,
+            RENDEZVOUS: await_before_connecting,
+            _GROUPS: lambda c10d: time_joining(c10d, hook.phases),
         }
     )
-
-
-# --- torch's store ------------------------------------------------------------------------------
-
-
-def await_store() -> None:
-    """If torch is loaded, make ranks wait until its store listens before they connect.
-
-    All ranks start at the same moment, and one of them hosts the store. A connection that is too
-    early is refused, and torch retries after 0.25 to 0.75 s: longer than the rest of a restart with
-    a fork server.
-    """
-    if (rendezvous := sys.modules.get(_RENDEZVOUS)) is not None:
-        _await_before_connecting(rendezvous)
-
-
-def _await_before_connecting(rendezvous: Any) -> None:
-    create = getattr(rendezvous, "_create_c10d_store", None)
-    if create is None:
-        return
-
-    def create_store(*arguments: Any, **named: Any) -> Any:
-        try:
-            host, port, rank, ranks, timeout = arguments[:5]
-            if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                _await(host, port, ranks, min(_STORE_WAIT_S, timeout.total_seconds() / 4))
-        except Exception:  # noqa: S110 - torch reports errors in its arguments and the address
-            pass
-        return create(*arguments, **named)
-
-    create_store.__name__, create_store.__qualname__ = create.__name__, create.__qualname__
-    create_store.__doc__, create_store.__module__ = create.__doc__, create.__module__
-    rendezvous._create_c10d_store = create_store
-
-
-def _await(host: str, port: int, ranks: int, limit_s: float) -> None:
-    """Wait until an address accepts connections, up to a limit.
-
-    The store ignores a connection that is closed without data.
-
-    Args:
-        host: of the store.
-        port: of the store.
-        ranks: of the job; together they try at most 10,000 times a second.
-        limit_s: maximum time to wait.
-
-    Raises:
-        OSError: the connection failed, other than by being refused.
-    """
-    deadline = time.monotonic() + limit_s
-    shortest_s = pause_s = 0.002 + ranks / 10_000
-    while (left_s := deadline - time.monotonic()) > 0 and not _listens(host, port, left_s):
-        time.sleep(pause_s)
-        pause_s = min(1.2 * pause_s, max(0.05, shortest_s))
-
-
-def _listens(host: str, port: int, limit_s: float) -> bool:
-    import socket  # torch has it already
-
-    try:
-        socket.create_connection((host, port), limit_s).close()
-    except ConnectionRefusedError:
-        return False
-    return True

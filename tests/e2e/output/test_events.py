@@ -23,7 +23,7 @@ TOLERANCE_S = 0.3
 # Does 20 steps in 2 s, fails, goes back to step 10 and does another 10.
 STEPS = """
 import json, os, sys, time
-from ft_run.training import progress
+from ft_run.training import activity, progress
 began = time.monotonic()
 attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
 time.sleep(0.5)
@@ -32,6 +32,10 @@ stepped = time.monotonic()
 for step in range(first, last):
     progress(step + 1)
     time.sleep(0.1)
+with activity("evaluate"):
+    time.sleep(0.3)
+    with activity("saving"):
+        time.sleep(0.2)
 with open(f"{sys.argv[1]}/{attempt}.{rank}", "w") as file:
     json.dump([began, stepped, time.monotonic()], file)
 if attempt == 0:
@@ -75,6 +79,7 @@ def test_the_events_of_a_job_say_where_its_time_went(ft: "Launcher") -> None:
         *("workers.succeeded", "time.accounted", "job.ended"),
     }
     twice = ("round.formed", "round.started", "workers.started", "training.started", "round.ended")
+    assert names.pop("round.progressed") >= 4  # at the first step and at the end of each round
     del names["workers.stopping"]  # if the order of the master arrives before their end
     assert names == {
         **dict.fromkeys(once, 1),
@@ -96,9 +101,11 @@ def test_the_events_of_a_job_say_where_its_time_went(ft: "Launcher") -> None:
     for ranks in measured:
         began, stepped, stopped = zip(*ranks, strict=True)
         phases["importing and building"] += min(stepped) - min(began)
-        phases["training"] += max(stopped) - min(stepped)
+        phases["training"] += max(stopped) - min(stepped) - 0.5
     accounted = next(record for record in records if record["name"] == "time.accounted")
     assert accounted["phases"]["training"] == pytest.approx(phases["training"], abs=TOLERANCE_S)
+    assert accounted["phases"]["evaluate"] == pytest.approx(0.6, abs=TOLERANCE_S)
+    assert accounted["phases"]["saving"] == pytest.approx(0.4, abs=TOLERANCE_S)
     building_s = accounted["phases"]["importing and building"]
     assert phases["importing and building"] - TOLERANCE_S <= building_s
     assert sum(accounted["phases"].values()) == pytest.approx(accounted["seconds"], abs=1e-3)

@@ -7,14 +7,22 @@ from typing import Any, cast
 
 import pytest
 from ft_run.events.event import Event
-from ft_run.events.workers import RoundProgressed, TrainingStarted
+from ft_run.events.workers import (
+    HangDismissed,
+    HangSuspected,
+    RoundProgressed,
+    TrainingStarted,
+    WorkerExited,
+    WorkersStopped,
+)
 from ft_run.launcher.agent import step_events
 from ft_run.launcher.agent.step_events import StepEvents
 from ft_run.launcher.agent.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.launcher.processes.worker_watch import WorkerWatch
-from ft_run.launcher.stacks.collect import AskedWorker
 from ft_run.rendezvous.protocol.offer import Replica, Snapshot, Snapshots
-from ft_run.training.worker import hook
+from ft_run.training.worker import hook, phases
+
+BUILDING = "importing and building"
 
 
 class Node:
@@ -27,11 +35,14 @@ class Node:
         self.watches = (WorkerWatch(), WorkerWatch()) if is_watched else (None, None)
         self.group = SimpleNamespace(
             assignment=SimpleNamespace(round=2, node_rank=1),
-            running=[AskedWorker(4 + i, 1, watch) for i, watch in enumerate(self.watches)],
+            watches=self.watches,
+            has_first_exited=False,
             state=WorkerGroupState.RUNNING,
         )
         self.held: Snapshots | None = None
         self.steps = StepEvents(self.events.append, lambda: self.held)
+        for watch in filter(None, self.watches):
+            watch._page[phases.SINCE_NS] = int(self.now * 1e9)
         self._due: Any = None
         monkeypatch.setattr(step_events, "time", SimpleNamespace(monotonic=lambda: self.now))
         loop = SimpleNamespace(call_later=self._call_later)
@@ -51,6 +62,15 @@ class Node:
         due, self._due = self._due, None
         due()
         return self.delays[-1]
+
+    def spends(self, phase: int, seconds: float) -> None:
+        """The first worker spends time, then begins a phase."""
+        watch = self.watches[0]
+        assert watch is not None
+        page = watch._page
+        page[phases.SUMS + page[phases.PHASE]] += int(seconds * 1e9)
+        self.now += seconds
+        page[phases.PHASE], page[phases.SINCE_NS] = phase, int(self.now * 1e9)
 
     def does(self, index: int, *, ticks: int, said: int = -1) -> None:
         """A worker has done some steps, the last one now."""
@@ -101,7 +121,12 @@ def test_progress_is_reported_once_a_minute(node: Node) -> None:
         node.waits()
     assert node.events == [
         TrainingStarted(2, 1, -1),
-        *(RoundProgressed(2, 1, 10 * minute, 0.0, 60.0) for minute in range(1, 4)),
+        *(
+            RoundProgressed(
+                2, 1, 10 * minute, 0.0, 60.0, doing=BUILDING, phases={BUILDING: 60.0 * minute}
+            )
+            for minute in range(1, 4)
+        ),
     ]
     assert node.delays == [60.0] * 4
 
@@ -130,6 +155,65 @@ def test_of_workers_that_are_not_watched_only_the_running_is_known(
     node.begin()
     node.waits()
     assert node.events == [RoundProgressed(2, 1, -1, 0.0, 0.0)]
+
+
+def exits(local_rank: int) -> WorkerExited:
+    return WorkerExited(2, 1, 4 + local_rank, local_rank, 1, 0, False)
+
+
+def test_the_phases_are_reported_before_an_event_that_changes_what_time_counts_as(
+    node: Node,
+) -> None:
+    node.begin()
+    node.spends(phases.JOINING, 3.0)
+    node.spends(phases.FIRST_STEP, 1.0)
+    node.does(0, ticks=1)
+    node.spends(phases.TRAINING, 0.5)
+    node.waits()
+    known = {BUILDING: 3.0, "joining": 1.0, "first step": 0.5, "training": 0.02}
+    assert node.events[0] == RoundProgressed(2, 1, -1, 0.0, 0.52, doing="training", phases=known)
+    assert node.events[1] == TrainingStarted(2, 1, -1)
+    node.now += 10.0
+    suspected = HangSuspected(2, 1, (4,), 9.0)
+    node.steps.note(exits(1))  # is no reason
+    node.steps.note(suspected)
+    known["training"] = 10.02
+    assert node.events[2:] == [
+        exits(1),
+        RoundProgressed(2, 1, -1, 0.0, 10.52, doing="training", phases=known),
+        suspected,
+    ]
+    failed = WorkersStopped(2, 1, 1, "r", False)
+    node.steps.note(failed)
+    node.steps.note(failed)
+    assert node.events[6:] == [failed, failed]
+
+
+def test_what_the_first_worker_did_is_known_until_its_exit(node: Node) -> None:
+    node.begin()
+    node.does(0, ticks=1)
+    node.spends(phases.TRAINING, 1.0)
+    node.now += 2.0
+    node.group.has_first_exited = True
+    node.steps.note(exits(0))
+    assert cast(RoundProgressed, node.events[0]).phases == {BUILDING: 1.0, "training": 2.0}
+    node.now += 5.0
+    node.steps.note(WorkersStopped(2, 1, 1, "r", False))
+    assert cast(RoundProgressed, node.events[2]).phases == {BUILDING: 1.0, "training": 2.0}
+    assert cast(RoundProgressed, node.events[2]).doing == ""
+
+
+def test_of_a_program_with_two_processes_one_after_the_other_both_count(node: Node) -> None:
+    node.begin()
+    node.does(0, ticks=1)
+    node.spends(phases.TRAINING, 4.0)
+    node.steps.note(HangSuspected(2, 1, (4,), 1.0))
+    watch = node.watches[0]
+    assert watch is not None
+    page = watch._page
+    page[hook.PID], page[phases.SUMS] = 2, int(1.5e9)
+    node.steps.note(HangDismissed(2, 1, ""))
+    assert cast(RoundProgressed, node.events[2]).phases == {BUILDING: 5.5}
 
 
 def test_it_ends_with_the_round(node: Node) -> None:

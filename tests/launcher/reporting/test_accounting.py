@@ -32,7 +32,8 @@ from ft_run.events.workers import (
     WorkersSucceeded,
 )
 from ft_run.launcher.reporting.accounted import NAMES
-from ft_run.launcher.reporting.accounting import Account, Accounting, Phase, seconds_of
+from ft_run.launcher.reporting.accounting import Account, Accounting, seconds_of
+from ft_run.launcher.reporting.phases import OTHERS, Activities, Activity, Phase, Spent
 from ft_run.launcher.reporting.recorder import Clocks, Recorder
 from ft_run.launcher.reporting.time_report import table, time_accounted
 from ft_run.rendezvous.protocol.failure import Failure, hung, node_lost
@@ -260,6 +261,178 @@ def test_an_agent_that_was_killed_has_trained_until_its_last_event() -> None:
     assert job.account(of_all=True).lost == pytest.approx({"requeue": 20.0})
 
 
+# --- what workers report ------------------------------------------------------------------------
+
+
+def reports(doing: str = "", idle_s: float = 0.0, steps: int = -1, **spent: float) -> Event:
+    """The first worker reports; ``_`` in a name stands for a space."""
+    named = {name.replace("_", " "): seconds for name, seconds in spent.items()}
+    return RoundProgressed(0, 0, steps, 1.0, idle_s, doing=doing, phases=named)
+
+
+def starts(job: History) -> None:
+    job.started()
+    job.happens(RoundStarted(0, 0, 1, 1, 0, "r", is_watched=True), 1.0, workers_started(0))
+
+
+def test_what_workers_do_is_known_to_the_moment_whenever_it_is_reported() -> None:
+    job = History()
+    starts(job)
+    job.happens(
+        60.0,
+        reports("training", building_=0.0, joining=3.0, restoring=5.0, first_step=40.0,
+                training=2.0),
+        TrainingStarted(0, 0, -1),
+        60.0,
+        reports("evaluate", joining=3.0, restoring=5.0, first_step=40.0, training=50.0, saving=4.0,
+                evaluate=8.0),
+        WorkerFailed(0, 0, LOST), 1.0,
+    )  # fmt: skip
+    assert job.account().phases == pytest.approx(
+        {
+            Phase.STARTING: 0.5,
+            Phase.SPAWNING: 1.0,
+            Phase.BUILDING: 10.0,
+            Phase.JOINING: 3.0,
+            Phase.RESTORING: 5.0,
+            Phase.FIRST_STEP: 40.0,
+            Phase.TRAINING: 50.0,
+            Phase.SAVING: 4.0,
+            Activity("evaluate"): 8.0,
+            Phase.STOPPING: 1.0,
+        }
+    )
+
+
+def test_a_restart_lasts_until_the_first_step() -> None:
+    job = History()
+    job.started()
+    job.trains(10.0)
+    job.fails(LOST)
+    job.happens(
+        RoundStarted(1, 0, 2, 2, 1, "r", is_watched=True), 1.0, workers_started(1), 6.0,
+        reports("training", joining=1.0, first_step=3.0, training=0.5), TrainingStarted(1, 0, -1),
+        5.0,
+    )  # fmt: skip
+    account = job.account()
+    assert account.phases[Phase.TRAINING] == pytest.approx(15.5)
+    assert account.restart_phases == pytest.approx(
+        {
+            Phase.STOPPING: 3.0,
+            Phase.WAITING: 4.0,
+            Phase.SPAWNING: 1.0,
+            Phase.BUILDING: 1.5,
+            Phase.JOINING: 1.0,
+            Phase.FIRST_STEP: 3.0,
+        }
+    )
+
+
+def test_only_training_is_lost() -> None:
+    job = History()
+    starts(job)
+    job.happens(2.0, reports("training", first_step=2.0), TrainingStarted(0, 0, 0))
+    job.happens(100.0, reports("training", steps=60, first_step=2.0, training=60.0, evaluate=40.0))
+    job.fails(LOST, steps=60)
+    job.trains(1.0, first=30)
+    assert job.account().lost == pytest.approx({"node_lost": 30.0})
+
+
+def test_the_idle_time_of_a_hang_is_lost_when_it_is_reported_with_the_steps() -> None:
+    job = History()
+    job.started()
+    job.trains(100.0, first=0)
+    job.happens(reports("training", 60.0, 40, training=100.0), HangSuspected(0, 0, (0,), 60.0), 5.0)
+    job.fails(HUNG, steps=40)
+    assert job.account().lost == pytest.approx({"hang": 60.0})
+    job.trains(1.0, first=20, back_to=20)
+    assert job.account().lost == pytest.approx({"hang": 60.0 + 20.0})
+
+
+def test_an_activity_after_the_last_step_does_not_shorten_the_training_that_is_lost() -> None:
+    job = History()
+    job.started()
+    job.trains(2.5, first=0)
+    job.happens(reports("training", 0.5, 20, training=2.0, evaluate=0.5))
+    job.fails(LOST, steps=20)
+    job.trains(1.0, first=10)
+    assert job.account().lost == pytest.approx({"node_lost": 1.0})
+
+
+def test_a_hang_in_an_activity_loses_no_training() -> None:
+    job = History()
+    job.started()
+    job.trains(100.0)
+    job.happens(reports("evaluate", 80.0, training=30.0, evaluate=70.0))
+    job.happens(HangSuspected(0, 0, (0,), 80.0), 5.0)
+    job.fails(HUNG)
+    assert job.account().lost == {}
+    assert job.account().phases[Activity("evaluate")] == 70.0
+
+
+def test_what_was_shown_stays() -> None:
+    job = History()
+    starts(job)
+    job.happens(2.0, reports("training", first_step=2.0), TrainingStarted(0, 0, 0), 30.0)
+    assert job.account().phases[Phase.TRAINING] == 30.0
+    job.happens(10.0, reports("training", first_step=2.0, training=20.0, evaluate=20.0))
+    phases = job.account().phases
+    assert (phases[Phase.TRAINING], phases[Activity("evaluate")]) == (30.0, 10.0)
+
+
+def test_the_names_of_activities_are_bounded() -> None:
+    activities = Activities()
+    names = [activities.find(f"epoch {number}") for number in range(100)]
+    assert names[31:33] == [Activity("epoch 31"), OTHERS]
+    assert activities.find("epoch 3") == Activity("epoch 3")
+    assert activities.find("saving") is Phase.SAVING
+    assert Activities().find("running") == Activity("running")
+
+
+WORK: Any = st.tuples(
+    st.sampled_from([Phase.TRAINING, Phase.SAVING, Activity("evaluate"), Activity("stopping")]),
+    st.floats(0.0, 100.0),
+    st.booleans(),
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([Phase.BUILDING, Phase.JOINING, Phase.FIRST_STEP, Activity("warm")]),
+            st.floats(0.0, 100.0), st.booleans(),
+        )
+    ),
+    st.lists(WORK, min_size=1),
+)  # fmt: skip
+def test_each_second_of_a_worker_is_counted_as_what_it_did(
+    start: list[tuple[Spent, float, bool]], work: list[tuple[Spent, float, bool]]
+) -> None:
+    job = History()
+    starts(job)
+    spent: dict[Spent, float] = {}
+
+    def report(doing: Spent) -> None:
+        named = {phase.value: seconds for phase, seconds in spent.items()}
+        job.happens(RoundProgressed(0, 0, -1, 1.0, 0.0, doing=doing.value, phases=named))
+
+    for number, (doing, seconds, is_reported) in enumerate([*start, *work]):
+        if number == len(start):
+            report(doing)
+            job.happens(TrainingStarted(0, 0, -1))
+        spent[doing] = spent.get(doing, 0.0) + seconds
+        job.happens(seconds)
+        if is_reported:
+            report(doing)
+    report(work[-1][0])
+    account = job.account()
+    for phase, seconds in spent.items():
+        if seconds > 0.01:
+            assert account.phases[phase] == pytest.approx(seconds, abs=1e-3), phase
+    assert account.seconds == pytest.approx(job.now - 1_000_000.0, abs=1e-3)
+    assert Phase.STOPPING not in account.phases
+
+
 EVENTS: Any = st.one_of(
     st.builds(waits, spare=st.booleans()),
     st.builds(
@@ -270,7 +443,9 @@ EVENTS: Any = st.one_of(
     st.builds(workers_started, st.integers(0, 3)),
     st.builds(TrainingStarted, st.just(0), st.just(0), st.integers(-1, 50)),
     st.builds(RoundProgressed, st.just(0), st.just(0), st.integers(-1, 50), st.just(1.0),
-              st.just(0.0)),
+              st.floats(0.0, 50.0), doing=st.sampled_from(["", "training", "saving", "evaluate"]),
+              phases=st.dictionaries(st.sampled_from(["training", "saving", "evaluate"]),
+                                     st.floats(0.0, 100.0))),
     st.builds(HangSuspected, *map(st.just, (0, 0, (1,))), st.floats(0, 100)),
     st.builds(RoundEnded, st.just(0), st.just(0), st.integers(-1, 100), st.booleans()),
     st.builds(RestartBegun, st.just(0), st.just(0), st.sampled_from([LOST, HUNG]),
@@ -293,12 +468,16 @@ def test_each_second_is_in_one_phase_and_nothing_ever_falls(steps: list[Any]) ->
     for seconds, event in steps:
         job.happens(seconds)
         looked = job.account(of_all=True)
+        for key, amount in before.phases.items():
+            assert looked.phases.get(key, 0.0) >= amount - 1e-6
         if event is None:  # the agent is killed, and the scheduler starts another
             job.begin()
             job.started()
         else:
             job.happens(event)
             assert job.account(of_all=True).seconds == pytest.approx(looked.seconds)
+            for key, amount in looked.phases.items():
+                assert job.account(of_all=True).phases.get(key, 0.0) >= amount - 1e-6
         account = job.account(of_all=True)
         for name in ("phases", "restarts", "restart_phases", "lost"):
             for key, amount in getattr(before, name).items():
@@ -318,7 +497,7 @@ LARGEST = 24 * 3600.0
     st.integers(0, 3), st.floats(0.0, 1.0),
 )  # fmt: skip
 def test_the_table_has_at_most_12_lines(
-    phases: dict[Phase, float], restarts: int, share: float
+    phases: dict[Spent, float], restarts: int, share: float
 ) -> None:
     accounting = Accounting()
     total = accounting._total

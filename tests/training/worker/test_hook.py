@@ -16,7 +16,7 @@ import pytest
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.processes.worker_watch import starter_env
 from ft_run.training import progress
-from ft_run.training.worker import hook
+from ft_run.training.worker import hook, store_wait
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
 
 LIMIT = timedelta(seconds=60)
@@ -335,7 +335,7 @@ def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Any:
     # As an attribute of its package, that name is a function.
     module: Any = sys.modules["torch.distributed.rendezvous"]
     monkeypatch.setattr(module, "_create_c10d_store", module._create_c10d_store)
-    hook.await_store()
+    store_wait.await_store()
     return module
 
 

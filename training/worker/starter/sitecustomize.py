@@ -2,7 +2,7 @@
 
 It takes the place of the ``sitecustomize`` that the worker would have, if any. It undoes what led
 the interpreter here, installs the hooks, and imports that one. The worker's interpreter need not
-have ft-run: the hooks are read by path.
+have ft-run: the hooks are read from files.
 """
 
 import os
@@ -11,6 +11,8 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+_PACKAGE = "_ft_run_worker"
 
 
 def _take_off(folder: str) -> "tuple[int, int, int, int]":
@@ -42,13 +44,23 @@ def _run(folder: str, name: str, *arguments: object) -> None:
     install(*arguments)
 
 
+def _watch(folder: str, page_fd: int, stacks_fd: int) -> None:
+    """Install the hooks of a watched worker: modules of ft-run in a package of their own."""
+    package: Any = type(sys)(_PACKAGE)
+    package.__path__ = [folder]
+    sys.modules[_PACKAGE] = package
+    __import__(f"{_PACKAGE}.hook")
+    sys.path_importer_cache.pop(folder, None)
+    package.hook.install_or_say(page_fd, stacks_fd)
+
+
 _folder = os.path.dirname(os.path.abspath(__file__))
 _page_fd, _stacks_fd, _, _pid = _take_off(_folder)
 # A program between ft-run and the script may start several interpreters: one is the worker.
 if _pid == os.getpid():
     _run(_folder, "capture", os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
 if _page_fd >= 0:
-    _run(os.path.dirname(_folder), "hook", _page_fd, _stacks_fd)
+    _watch(os.path.dirname(_folder), _page_fd, _stacks_fd)
     for _fd in (_page_fd, _stacks_fd):
         os.close(_fd)
 del sys.modules["sitecustomize"]

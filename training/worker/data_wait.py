@@ -1,0 +1,93 @@
+"""How long training waits for torch's ``DataLoader``, as sums in the page of the worker.
+
+Only batches between the first step and the end of training count, not those of activities, and only
+those that the main thread takes. On a GPU a wait counts while the device is idle: what it still
+computes hides the wait. Two events around the wait measure that, as the device sees it.
+"""
+
+import os
+import sys
+import time
+from _thread import get_ident
+from typing import Any
+
+from .phases import PHASE, TRAINING
+
+BATCHES, WAIT_NS, WAITS, PROCESSES, PREFETCH = range(20, 25)
+"""Indexes of 8-byte words in the page: batches taken; nanoseconds of waiting; waits of at least
+``LONG_NS``; ``num_workers`` and ``prefetch_factor`` of the loader that was waited for last."""
+LONG_NS = 1_000_000
+_PAIRS_MAX = 4
+"""Pairs of events that the device has not reached yet; more waits than these are not measured."""
+
+
+class DataWait:
+    """The sums of a worker."""
+
+    def __init__(self, page: Any) -> None:
+        """Begin with zero.
+
+        Args:
+            page: a ``memoryview`` of 8-byte words.
+        """
+        self._page = page
+        self._pid, self._thread = os.getpid(), get_ident()
+        self._depth = 0
+        """A dataset may itself read from a loader."""
+        self._began_ns = 0
+        self._pending: list[tuple[Any, Any]] = []
+        self._begin_event: Any = None
+        for word in range(BATCHES, PREFETCH + 1):
+            page[word] = 0
+
+    def begin(self) -> bool:
+        """Begin to wait for a batch; return whether it counts, so that ``end`` must follow."""
+        is_training = self._page[PHASE] == TRAINING and get_ident() == self._thread
+        if not is_training or os.getpid() != self._pid:
+            return False
+        self._depth += 1
+        if self._depth == 1:
+            self._begin_event = self._record() if _uses_gpu() else None
+            self._began_ns = time.monotonic_ns()
+        return True
+
+    def end(self, iterator: Any, *, has_batch: bool) -> None:
+        """End it.
+
+        Args:
+            iterator: of the loader.
+            has_batch: whether there was one.
+        """
+        self._depth -= 1
+        if self._depth or not has_batch:
+            return
+        page, waited_ns = self._page, time.monotonic_ns() - self._began_ns
+        page[BATCHES] += 1
+        is_long = waited_ns >= LONG_NS
+        if is_long or not page[WAITS]:
+            page[WAITS] += is_long
+            page[PROCESSES] = getattr(iterator, "_num_workers", 0)
+            page[PREFETCH] = getattr(iterator, "_prefetch_factor", 0) or 0
+        if self._begin_event is None:
+            page[WAIT_NS] += waited_ns
+        elif is_long:
+            self._read_pairs()
+            if len(self._pending) < _PAIRS_MAX:
+                self._pending.append((self._begin_event, self._record()))
+                self._read_pairs()
+
+    def _read_pairs(self) -> None:
+        """Add the waits whose end the device has reached."""
+        while self._pending and self._pending[0][1].query():
+            first, last = self._pending.pop(0)
+            self._page[WAIT_NS] += int(max(0.0, first.elapsed_time(last)) * 1e6)
+
+    def _record(self) -> Any:
+        event = sys.modules["torch"].cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _uses_gpu() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())

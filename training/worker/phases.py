@@ -1,0 +1,152 @@
+"""What a worker does, in its page: the seconds in each phase, as sums, and the current phase.
+
+A phase is a number; its name is in the page. The sums are those of the main thread of the worker's
+own process. Between two writes they are consistent: the word ``CHANGES`` is odd during a write.
+"""
+
+import os
+import sys
+import time
+from _thread import get_ident
+from collections.abc import Callable
+from typing import Any
+
+from .patching import take_name
+
+BUILDING, JOINING, RESTORING, FIRST_STEP, TRAINING, SAVING, OTHERS = range(7)
+"""The phases that every worker has. ``BUILDING`` lasts until the end of ``JOINING`` or
+``RESTORING``; ``FIRST_STEP`` is from there to the first completed step, ``TRAINING`` is all after
+that; ``OTHERS`` are activities for whose names there is no room."""
+NAMES = (
+    *("importing and building", "joining", "restoring", "first step", "training", "saving"),
+    "other activities",
+)
+PHASES_MAX = 24
+"""Of a worker, with its activities."""
+
+PHASE, SINCE_NS, CHANGES = range(16, 19)
+"""Indexes of 8-byte words in the page: the current phase, its start (CLOCK_MONOTONIC)."""
+SUMS = 32
+"""The first of ``PHASES_MAX`` words: nanoseconds in each phase, up to the start of the current."""
+NAMES_AT, NAME_BYTES = 1024, 64
+"""Offset and size of the names of activities, UTF-8 that ends before the first zero."""
+
+
+class Phases:
+    """The worker's side."""
+
+    def __init__(self, page: Any) -> None:
+        """Begin with ``BUILDING``.
+
+        Args:
+            page: a ``memoryview`` of 8-byte words.
+        """
+        self._page = page
+        self._numbers = {name: number for number, name in enumerate(NAMES)}
+        self._base = BUILDING
+        """The phase outside of ``enter`` and ``leave``."""
+        self._entered: list[int] = []
+        self._pid, self._thread = os.getpid(), get_ident()
+        page[CHANGES] |= 1
+        for word in range(SUMS, SUMS + PHASES_MAX):
+            page[word] = 0
+        page[PHASE], page[SINCE_NS] = BUILDING, time.monotonic_ns()
+        page[CHANGES] += 1
+
+    def enter(self, name: str) -> None:
+        """Begin a phase, inside of the current one."""
+        if not self._is_counted():
+            return
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._add(name)
+        self._entered.append(number)
+        self._switch(number)
+
+    def leave(self) -> None:
+        """End the phase that was entered last."""
+        if not self._entered or not self._is_counted():
+            return
+        left = self._entered.pop()
+        if left in (JOINING, RESTORING) and self._base == BUILDING:
+            self._base = FIRST_STEP
+        self._switch(self._entered[-1] if self._entered else self._base)
+
+    def stepped(self) -> None:
+        """Record a completed step, in any thread of this process."""
+        if self._base != TRAINING:
+            self._base = TRAINING
+            if not self._entered:
+                self._switch(TRAINING)
+
+    def _is_counted(self) -> bool:
+        return get_ident() == self._thread and os.getpid() == self._pid
+
+    def _switch(self, number: int) -> None:
+        page, now = self._page, time.monotonic_ns()
+        page[CHANGES] += 1
+        page[SUMS + page[PHASE]] += max(0, now - page[SINCE_NS])
+        page[PHASE], page[SINCE_NS] = number, now
+        page[CHANGES] += 1
+
+    def _add(self, name: str) -> int:
+        """Return the number of an activity that is new."""
+        number = len(self._numbers)
+        if number >= PHASES_MAX:
+            return OTHERS
+        at = NAMES_AT + number * NAME_BYTES
+        text = name.encode(errors="replace")[: NAME_BYTES - 1]
+        self._page.cast("B")[at : at + NAME_BYTES] = text.ljust(NAME_BYTES, b"\0")
+        self._numbers[name] = number
+        return number
+
+
+def read(page: Any, now_ns: int) -> "tuple[str, dict[str, float]] | None":
+    """Return the current phase and the seconds in each phase; None: it was being written.
+
+    Args:
+        page: a ``memoryview`` of 8-byte words.
+        now_ns: until when the current phase has lasted.
+    """
+    changes = page[CHANGES]
+    current, since_ns = page[PHASE], page[SINCE_NS]
+    sums = list(page[SUMS : SUMS + PHASES_MAX])
+    if changes % 2 or page[CHANGES] != changes or current >= PHASES_MAX:
+        return None
+    sums[current] += max(0, now_ns - since_ns)
+    return _name(page, current), {
+        _name(page, number): spent_ns / 1e9 for number, spent_ns in enumerate(sums) if spent_ns
+    }
+
+
+def _name(page: Any, number: int) -> str:
+    if number < len(NAMES):
+        return NAMES[number]
+    at = NAMES_AT + number * NAME_BYTES
+    text = bytes(page.cast("B")[at : at + NAME_BYTES])
+    return text.partition(b"\0")[0].decode(errors="replace")
+
+
+def time_joining(c10d: Any, phases: Phases) -> None:
+    """Count the time in ``init_process_group`` as joining.
+
+    Args:
+        c10d: the module ``torch.distributed.distributed_c10d``.
+        phases: of this worker.
+    """
+    join: Callable[..., Any] | None = getattr(c10d, "init_process_group", None)
+    if join is None:
+        return
+
+    def init_process_group(*arguments: Any, **named: Any) -> Any:
+        phases.enter("joining")
+        try:
+            return join(*arguments, **named)
+        finally:
+            phases.leave()
+
+    take_name(init_process_group, join)
+    for module in list(sys.modules.values()):  # a fork server has loaded those that import it
+        names = getattr(module, "__dict__", None)
+        if isinstance(names, dict) and names.get("init_process_group") is join:
+            names["init_process_group"] = init_process_group
