@@ -468,7 +468,7 @@ class Frame(_message.Message):
     def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ..., is_library: bool = ..., source: _Optional[str] = ...) -> None: ...
 
 class RankStack(_message.Message):
-    __slots__ = ("rank", "node_rank", "host", "state", "frames", "steps", "remark", "ticks")
+    __slots__ = ("rank", "node_rank", "host", "state", "frames", "steps", "remark", "ticks", "uses_gpu", "collectives")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +477,8 @@ class RankStack(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     REMARK_FIELD_NUMBER: _ClassVar[int]
     TICKS_FIELD_NUMBER: _ClassVar[int]
+    USES_GPU_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     rank: int
     node_rank: int
     host: str
@@ -485,7 +487,33 @@ class RankStack(_message.Message):
     steps: int
     remark: str
     ticks: int
-    def __init__(self, rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., steps: _Optional[int] = ..., remark: _Optional[str] = ..., ticks: _Optional[int] = ...) -> None: ...
+    uses_gpu: bool
+    collectives: RankCollectives
+    def __init__(self, rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., steps: _Optional[int] = ..., remark: _Optional[str] = ..., ticks: _Optional[int] = ..., uses_gpu: bool = ..., collectives: _Optional[_Union[RankCollectives, _Mapping]] = ...) -> None: ...
+
+class GroupCollectives(_message.Message):
+    __slots__ = ("group", "ranks", "entered", "pending", "operation")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    ranks: str
+    entered: int
+    pending: int
+    operation: str
+    def __init__(self, group: _Optional[str] = ..., ranks: _Optional[str] = ..., entered: _Optional[int] = ..., pending: _Optional[int] = ..., operation: _Optional[str] = ...) -> None: ...
+
+class RankCollectives(_message.Message):
+    __slots__ = ("groups", "peers", "is_whole")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupCollectives]
+    peers: _containers.RepeatedScalarFieldContainer[int]
+    is_whole: bool
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupCollectives, _Mapping]]] = ..., peers: _Optional[_Iterable[int]] = ..., is_whole: bool = ...) -> None: ...
 
 class Suspicion(_message.Message):
     __slots__ = ("round", "ranks", "idle_s")
@@ -746,10 +774,12 @@ class CheckProgress(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class StackOrder(_message.Message):
-    __slots__ = ("number",)
+    __slots__ = ("number", "inquiry")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    INQUIRY_FIELD_NUMBER: _ClassVar[int]
     number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
+    inquiry: int
+    def __init__(self, number: _Optional[int] = ..., inquiry: _Optional[int] = ...) -> None: ...
 
 class StepsOrder(_message.Message):
     __slots__ = ("number",)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .gloo import new_gloo_group
+
 _CHUNK_BYTES = 1 << 28
 _TEXT_BYTES = 2000
 
@@ -27,7 +29,7 @@ class Ranks:
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             if self.size > 1:
-                self.group = dist.new_group(backend="gloo")
+                self.group = new_gloo_group()
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise RuntimeError(
                 "Checkpointer was created before torch.distributed.init_process_group(): in a job "

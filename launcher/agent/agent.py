@@ -182,7 +182,8 @@ class Agent:
         self._checks = CheckSession(
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
-        self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
+        environ = starter.commands.environ
+        self._hangs = Hangs(options.hang, self._node.host, self._send, self._event, environ)
         self._fencing = Fencing(
             options.rendezvous.timeouts,
             self.post,
@@ -311,8 +312,8 @@ class Agent:
                 self._send(ChallengeReply())
             case WorkGrant():
                 self._work.granted(event)
-            case StackOrder(number):
-                self._hangs.report(number, self._workers.group)
+            case StackOrder(number, inquiry):
+                self._hangs.report(number, self._workers.group, inquiry)
             case NoHang():
                 self._hangs.answered(event)
             case StepsOrder(number):

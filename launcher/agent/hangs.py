@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from ...events.event import Event
 from ...events.workers import HangDismissed, HangSuspected, StacksKept
@@ -27,6 +28,7 @@ class Hangs:
         host: str,
         send: Callable[[StackReport | Suspicion], None],
         note: Callable[[Event], None],
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Create the hang detection of one node.
 
@@ -35,18 +37,25 @@ class Hangs:
             host: the display name of this node.
             send: sends a message to the master.
             note: receives events.
+            environ: the environment of the workers.
         """
-        self._reports = StackReports(host, send)
+        self._reports = StackReports(host, send, environ)
         self._lateness = Lateness(spec.timeout_s, spec.start_s) if spec is not None else None
         self._send = send
         self._note = note
         self._group: WorkerGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def report(self, number: int, group: WorkerGroup | None) -> None:
-        """Send the stacks of the workers, which the master has requested."""
+    def report(self, number: int, group: WorkerGroup | None, inquiry: int = 0) -> None:
+        """Send the stacks of the workers, which the master has requested.
+
+        Args:
+            number: of the request.
+            group: the workers; None: there are none.
+            inquiry: as in ``StackOrder``.
+        """
         if group is not None:
-            self._reports.report(number, group.assignment.node_rank, group.running)
+            self._reports.report(number, group.assignment.node_rank, group.running, inquiry)
         else:
             self._reports.report(number, -1, ())
 

@@ -9,6 +9,7 @@ from string import Template
 from ...errors import UsageError
 from ...rendezvous.protocol.messages import Assignment
 from ..options import LaunchOptions, ScriptMode
+from ..stacks.flight_recorder import VARIABLES as RECORDER_VARIABLES
 
 _RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -98,6 +99,11 @@ class WorkerCommands:
         return (*head, *arguments)
 
     @property
+    def environ(self) -> Mapping[str, str]:
+        """The environment to which the variables of a worker are added."""
+        return self._environ
+
+    @property
     def separate_store(self) -> bool:
         """Whether the store of a round is a process beside rank 0."""
         return self._options.separate_store
@@ -137,7 +143,7 @@ class WorkerCommands:
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
             ),
         }
-        for name in ("OMP_NUM_THREADS", "TORCHELASTIC_TIMER_FILE"):
+        for name in ("OMP_NUM_THREADS", "TORCHELASTIC_TIMER_FILE", *RECORDER_VARIABLES):
             if name in self._environ:
                 given[name] = self._environ[name]
         return {name: str(value) for name, value in given.items()}

@@ -2,7 +2,9 @@
 
 import gc
 import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from ..agent.worker_command import WorkerCommands, check_interpreter, worker_env
 from ..agent.worker_starter import WorkerStarter
 from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import RelayClient
+from ..machine.nvml import has_driver
 from ..machine.shortage import too_few_files
 from ..machine.worker_count import WorkerCount, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
@@ -25,6 +28,7 @@ from ..processes.tree import require_own_proc
 from ..reporting.display import Display
 from ..reporting.recorder import Recorder, attempt_of
 from ..spawner.client import SpawnerClient
+from ..stacks.flight_recorder import record_collectives
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -82,6 +86,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     status = exit_codes.WORKERS_FAILED
     files: EventFiles | None = None
     metrics: NodeEndpoint | None = None
+    recordings = ""
     if options.event_log_handler == "console":
         from ..reporting.event_log import EventLog
 
@@ -89,6 +94,9 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     try:
         files = _event_files(options, log_dir, display, recorder)
         metrics = _metrics(options, display)
+        if options.hang is not None and has_driver():
+            with suppress(OSError):  # no room: verdicts follow the stacks alone
+                recordings = record_collectives(environ)
         remark = start_preload(options, commands, os.environ, spawner)
         if remark is not None:  # it is of no use
             display.event(LogMessage(remark, Severity.WARNING))
@@ -128,6 +136,8 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         if status == exit_codes.SUCCESS:  # else the user may look for them
             log_dir.remove_if_temporary()
         log_dir.remove_if_unused()
+        if recordings:
+            shutil.rmtree(recordings, ignore_errors=True)
     return status
 
 

@@ -25,6 +25,8 @@ _LOOK_AGAIN_S = 0.01
 _DUMP_MAX_BYTES = 1 << 20
 _FRAME_BYTES = 24
 """Bytes of a frame in a message, in addition to its texts."""
+_GPUS = ("/dev/nvidia-uvm", "/dev/kfd")
+"""Devices that CUDA and ROCm open when they start; NVML does not."""
 _SIGNAL_BIT = 1 << (STACKS_SIGNAL - 1)
 
 
@@ -137,6 +139,16 @@ def _in_kernel(pid: int) -> str:
     return ", ".join(words)[: stacks.TEXT_MAX]
 
 
+def uses_gpu(pid: int) -> bool:
+    """Return whether a process has started CUDA or ROCm, as far as its descriptors are readable."""
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{fd}") in _GPUS:
+                    return True
+    return False
+
+
 def _state(pid: int) -> str:
     """Return the state letter of a process; empty: there is no such process."""
     return _status(pid).get("State", "")[:1]
@@ -162,7 +174,9 @@ def _stack(
     progress = worker.watch.progress() if worker.watch is not None else None
     steps = -1 if progress is None else min(progress.steps, stacks.STEPS_MAX)
     ticks = 0 if progress is None else progress.ticks % stacks.STEPS_MAX
-    return RankStack(worker.rank, node_rank, host, state, frames, steps, remark, ticks)
+    pid = worker.pid if progress is None else progress.pid
+    uses = uses_gpu(pid)
+    return RankStack(worker.rank, node_rank, host, state, frames, steps, remark, ticks, uses)
 
 
 def _short(frames: tuple[Frame, ...], most_bytes: int) -> tuple[Frame, ...]:

@@ -1,4 +1,4 @@
-"""Requests dumps of NCCL's flight recorder before workers that hang are stopped.
+"""Requests dumps of NCCL's flight recorder: for the verdict, and before hung workers are stopped.
 
 torch keeps the last collectives in memory. A process dumps them to a file when they time out, which
 a worker that is stopped before then never does, or on request:
@@ -9,7 +9,8 @@ request must precede it.
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 
 from ...values import dataclass
@@ -19,6 +20,9 @@ LOOK_S = 0.5
 
 _PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+VARIABLES = (_SIZES[0], _PIPES, _FILES[0])
+"""The variables that ``record_collectives`` may set; since torch 2.9."""
 _WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 _WAIT_S, _WAIT_MAX_S = 5.0, 60.0
 
@@ -31,6 +35,26 @@ class _Dump:
     before: _Signature
     seen: _Signature
     is_written: bool = False
+
+
+def record_collectives(environ: MutableMapping[str, str]) -> str:
+    """Switch on the recorders where the user has not set them; return a folder for their files.
+
+    torch keeps the last 2,000 collectives by default, but without a pipe nobody can ask for them.
+
+    Args:
+        environ: the environment of the workers, which is changed.
+
+    Raises:
+        OSError: no folder can be created.
+    """
+    folder = tempfile.mkdtemp(prefix="ft-run-collectives-")
+    if not any(name in environ for name in _SIZES):
+        environ[_SIZES[0]] = "2000"
+    environ.setdefault(_PIPES, f"{folder}/rank_")
+    if not any(environ.get(name) for name in _FILES):
+        environ[_FILES[0]] = f"{folder}/dump_"
+    return folder
 
 
 class FlightRecorders:

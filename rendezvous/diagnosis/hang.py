@@ -3,32 +3,24 @@
 The stacks are those of ranks without progress. The checks, in this order:
 
 1. a rank that is stopped, in uninterruptible sleep, or does not answer;
-2. ranks that wait for no other rank, while others do: the smallest group, the fewest steps first;
-3. ranks that wait for others at different places: a mismatch, both sides are named;
-4. all wait at the same place: the network or the library.
+2. what NCCL has recorded of collectives (``collectives``), if anything is pending there;
+3. ranks that wait for no other rank (``waits``), while others do: the smallest group, the fewest
+   steps first; on GPUs only if they are in a call outside torch that is known to block;
+4. ranks that wait for others at different places: a mismatch, both sides are named;
+5. all wait at the same place: the network or the library.
 
-A rank *waits for others* where its stack says so: a frame of ``torch.distributed`` or of a wrapper
-that communicates (DDP, FSDP), the request of ``shared_work`` for a piece, the engine of the
-backward pass, inside which gradients are reduced, or a line of the user's own that waits for
-earlier asynchronous work (``work.wait()``, ``.item()`` on a GPU). Seen with gloo under torch 2.13;
-``tests/rendezvous/diagnosis/dumps`` has the recordings.
+On GPUs anything else is not known: no rank is named, and no node is replaced.
+``tests/rendezvous/diagnosis/dumps`` has recordings of torch 2.13.
 """
 
 import enum
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ...values import dataclass
 from ..protocol.stacks import Frame, RankStack, RankState
+from .collectives import Evidence, Found, examine
+from .waits import blocks, communicates, wait_of
 
-_COMMUNICATES = ("torch/distributed/", "torch/nn/parallel/distributed.py")
-_SHARES_WORK = ("ft_run/training/work_loop.py", "_next_piece")
-"""Waits for pieces that other ranks are doing."""
-_PASSED_OVER = frozenset({"wrapper", "_fn", "decorate_context", "inner"})
-"""Functions around a collective that are not shown."""
-_BACKWARD = "_engine_run_backward"
-_WAITS = re.compile(r"\.(wait|synchronize|item|cpu|tolist|numpy)\(|store\w*(?:\(\))?\.(get)\(")
-"""In a source line of the user: it may wait in C for work in which other ranks take part."""
 _SILENT_STATES = {
     RankState.STOPPED: "is stopped",
     RankState.UNINTERRUPTIBLE: "is in uninterruptible sleep",
@@ -54,6 +46,8 @@ class HangKind(enum.Enum):
     """Ranks wait for each other in different collectives, or from different lines."""
     ALL = 4
     """All wait at the same place."""
+    UNKNOWN = 5
+    """It is not known which rank hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +93,17 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
     silent = [group for group in groups if group.stack.state in _SILENT_STATES]
     if silent:
         return _verdict(HangKind.PROCESS, groups, silent[:1], _silent_words(silent[0]), since)
+    if (evidence := examine(stacks)) is not None and (
+        verdict := _by_collectives(evidence, stacks, groups, since)
+    ):
+        return verdict
     waiting = [group for group in groups if wait_of(group.stack) is not None]
     own = [group for group in groups if wait_of(group.stack) is None]
+    if len(stacks) > 1 and any(stack.uses_gpu for stack in stacks):
+        own = [group for group in own if blocks(group.stack)]
+        waiting = [group for group in groups if group not in own]
+        if len(groups) > 1 and not own and not all(communicates(g.stack) for g in groups):
+            return _unknown(groups, since)
     if own and waiting:
         own.sort(key=lambda group: (len(group.ranks), group.stack.steps, group.ranks))
         words = f"{_named(own[0])} {_hangs(own[0])} {_where(own[0].stack)}"
@@ -120,8 +123,77 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
     verb = "waits" if len(only.ranks) == 1 else "wait"
     verb = verb if waiting else _hangs(only)
     words = f"{_named(only)} {verb} {_where(only.stack)}; {since}"
-    kind = HangKind.ALL if waiting else HangKind.RANK
+    is_one = not waiting and (len(stacks) == 1 or not only.stack.uses_gpu)
+    kind = HangKind.RANK if is_one else HangKind.ALL
     return HangVerdict(kind, only.ranks, words, groups)
+
+
+def _by_collectives(
+    evidence: Evidence, stacks: Sequence[RankStack], groups: tuple[Group, ...], since: str
+) -> HangVerdict | None:
+    """Return the verdict on what NCCL has recorded; None: it decides nothing."""
+    by_rank = {stack.rank: stack for stack in stacks}
+    ranks, operation = evidence.ranks, evidence.operation
+    match evidence.found:
+        case Found.UNRECORDED:
+            return None
+        case Found.MISSING:
+            # A rank that takes part in an exchange without NCCL waits, too.
+            alone = tuple(rank for rank in ranks if not communicates(by_rank[rank]))
+            kind = HangKind.RANK if alone else HangKind.MISMATCH
+            ranks = alone or ranks
+            they, has = ("it", "has") if len(ranks) == 1 else ("they", "have")
+            verb = _verb(ranks, "hangs", "hang") if alone else _verb(ranks, "waits", "wait")
+            words = (
+                f"{_ranks(ranks, by_rank)} {verb} {_where(by_rank[ranks[0]])}: {they} {has} not "
+                f"entered {operation}, in which {_others(evidence.waiting)}"
+            )
+        case Found.DIFFERENT:
+            kind = HangKind.MISMATCH
+            words = (
+                f"{_ranks(ranks, by_rank)} {_verb(ranks, 'waits', 'wait')} in {evidence.other}, "
+                f"but {_ranks(evidence.waiting, by_rank)} "
+                f"{_verb(evidence.waiting, 'waits', 'wait')} in {operation}"
+            )
+        case Found.CROSSED:
+            kind = HangKind.MISMATCH
+            words = (
+                f"{_ranks(ranks, by_rank)} wait for each other in different collectives, "
+                f"{_ranks(evidence.waiting[:1], by_rank)} in {operation}"
+            )
+        case Found.IN_FLIGHT:
+            kind = HangKind.ALL
+            words = (
+                f"{_ranks(ranks, by_rank)} have all entered {operation}, which does not complete: "
+                "the network, or the GPU of one of them"
+            )
+    return HangVerdict(kind, ranks, f"{words}; {since}", groups)
+
+
+def _unknown(groups: tuple[Group, ...], since: str) -> HangVerdict:
+    """Return that ranks are at several places, of which any may be that of the rank that hangs."""
+    first, second = groups[0], groups[-1]
+    words = (
+        f"it is not known which rank hangs: {_named(first)} {_verb(first.ranks, 'is', 'are')} "
+        f"{_where(first.stack)}, {_named(second)} {_verb(second.ranks, 'is', 'are')} "
+        f"{_where(second.stack)}"
+    )
+    if more := len(groups) - 2:
+        words += f", and ranks are at {more} other location(s)"
+    ranks = tuple(sorted(rank for group in groups for rank in group.ranks))
+    return HangVerdict(HangKind.UNKNOWN, ranks, f"{words}; {since}", groups)
+
+
+def _verb(ranks: Sequence[int], one: str, many: str) -> str:
+    return one if len(ranks) == 1 else many
+
+
+def _ranks(ranks: Sequence[int], by_rank: Mapping[int, RankStack]) -> str:
+    return _named(Group(tuple(ranks), by_rank[ranks[0]]))
+
+
+def _others(ranks: Sequence[int]) -> str:
+    return "1 other rank waits" if len(ranks) == 1 else f"{len(ranks)} other ranks wait"
 
 
 def has_moved(before: RankStack, after: RankStack) -> bool:
@@ -159,22 +231,6 @@ def _place(stack: RankStack) -> tuple[object, ...]:
 
 def _lines(stack: RankStack) -> list[tuple[str, int, str]]:
     return [(frame.file, frame.line, frame.function) for frame in stack.frames]
-
-
-def wait_of(stack: RankStack) -> str | None:
-    """Return the name of the call in which a rank waits for others; None if it does not wait."""
-    for frame in stack.frames:
-        if not frame.is_library:
-            if frame is stack.frames[0] and (found := _WAITS.search(frame.source)):
-                return found.group(1) or found.group(2)
-            return None
-        if (frame.file, frame.function) == _SHARES_WORK:
-            return "shared_work"
-        if frame.function == _BACKWARD:
-            return "backward"
-        if frame.file.startswith(_COMMUNICATES) and frame.function not in _PASSED_OVER:
-            return frame.function
-    return None
 
 
 def own_frame(stack: RankStack) -> Frame | None:

@@ -1,6 +1,7 @@
 """Confirms or rejects a suspected hang: looks at the stacks of all workers."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -8,6 +9,7 @@ from ...tasks import show_bug
 from ..group.events import Hung
 from ..group.group import Group
 from ..group.phases import GroupPhase
+from ..protocol.bounded import COUNT_MAX
 from ..protocol.messages import MasterMessage
 from ..protocol.stacks import NoHang, RankStack, Suspicion
 from .stack_calls import Whereabouts
@@ -24,7 +26,7 @@ class HangInquiry:
     def __init__(
         self,
         group: Group,
-        ask: Callable[[], Awaitable[Whereabouts]],
+        ask: Callable[[int], Awaitable[Whereabouts]],
         say: Callable[[int, MasterMessage], None],
         hung: Callable[[Hung], None],
         look_again_s: float = LOOK_AGAIN_S,
@@ -33,7 +35,8 @@ class HangInquiry:
 
         Args:
             group: the group that has the rounds.
-            ask: requests the stacks of all workers of the round.
+            ask: requests the stacks of all workers of the round, and what NCCL has recorded; it
+                takes the number of the inquiry.
             say: sends a message on a stream, if connected.
             hung: receives a confirmed hang.
             look_again_s: seconds between two samples.
@@ -79,8 +82,9 @@ class HangInquiry:
 
     async def _inquire(self, number: int, start_s: float) -> None:
         looks: list[tuple[RankStack, ...]] = []
+        inquiry = 1 + secrets.randbelow(COUNT_MAX)  # not that of another master
         while self._is_running(number):
-            found = await self._ask()
+            found = await self._ask(inquiry)
             # Whether a node that does not answer is lost turns out soon.
             looks = [] if found.silent else [*looks, found.stacks]
             if len(looks) == LOOKS:

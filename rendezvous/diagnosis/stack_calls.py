@@ -53,7 +53,11 @@ class StackCalls:
         self._asking: asyncio.Task[Whereabouts] | None = None
 
     async def ask(
-        self, nodes: Mapping[int, str], away: tuple[str, ...], timeout_s: float = REPORTS_S
+        self,
+        nodes: Mapping[int, str],
+        away: tuple[str, ...],
+        timeout_s: float = REPORTS_S,
+        order: Callable[[int], StackOrder | StepsOrder] | None = None,
     ) -> Whereabouts:
         """Send the request to nodes; return the reports that arrive in time.
 
@@ -61,9 +65,11 @@ class StackCalls:
             nodes: their names, by stream.
             away: names of nodes without a stream.
             timeout_s: how long the nodes have.
+            order: creates the request, unless one is under way; None: the usual one.
         """
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask(nodes, away, timeout_s))
+            order = order or self._order
+            self._asking = asyncio.create_task(self._ask(nodes, away, timeout_s, order))
         return await asyncio.shield(self._asking)
 
     def take(self, link: int, report: StackReport | StepsReport) -> None:
@@ -83,13 +89,17 @@ class StackCalls:
             self._is_complete.set()
 
     async def _ask(
-        self, nodes: Mapping[int, str], away: tuple[str, ...], timeout_s: float
+        self,
+        nodes: Mapping[int, str],
+        away: tuple[str, ...],
+        timeout_s: float,
+        make: Callable[[int], StackOrder | StepsOrder],
     ) -> Whereabouts:
         self._number += 1
         self._names, self._reports = dict(nodes), {}
         self._missing = list(away)
         self._is_complete.clear()
-        order = self._order(self._number)
+        order = make(self._number)
         for link in nodes:
             self._send(link, order)
         self._look()

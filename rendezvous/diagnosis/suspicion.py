@@ -20,8 +20,8 @@ from .hang import (
     judge,
     own_frame,
     stack_lines,
-    wait_of,
 )
+from .waits import wait_of
 
 STACKS_MAX_CHARS = 64 * 1024
 """Limit of the stacks of a hang, which are sent to every node."""
@@ -135,7 +135,7 @@ def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
     node_rank, host = (culprits[0].node_rank, culprits[0].host) if is_known else (None, "")
     return replace(
         hung(node_rank, host, "", verdict.words),
-        rank=-1 if verdict.kind is HangKind.ALL else culprits[0].rank,
+        rank=-1 if verdict.kind in (HangKind.ALL, HangKind.UNKNOWN) else culprits[0].rank,
         stderr_tail=stacks_text(verdict, stacks, _IN_REPORT_CHARS),
     )
 

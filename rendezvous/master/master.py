@@ -33,7 +33,7 @@ from ..protocol.messages import (
     NodeMessage,
     Verdict,
 )
-from ..protocol.stacks import StackReport, Suspicion
+from ..protocol.stacks import StackOrder, StackReport, Suspicion
 from ..protocol.steps import StepsOrder, StepsReport
 
 Deliver = Callable[[MasterMessage | None], None]
@@ -161,8 +161,12 @@ class Master:
         if self._streams.pop(link, None) is not None:
             self._handle(Detached(link))
 
-    async def whereabouts(self) -> Whereabouts:
-        """Return the present stacks of the round's workers, of all nodes that answer in time."""
+    async def whereabouts(self, inquiry: int = 0) -> Whereabouts:
+        """Return the present stacks of the round's workers, of all nodes that answer in time.
+
+        Args:
+            inquiry: as in ``StackOrder``.
+        """
         nodes, away = {}, []
         for node in self.group.roster:
             if node.rank is not None and node.round == self.group.round:
@@ -171,7 +175,9 @@ class Master:
                     nodes[node.link] = name
                 else:
                     away.append(name)
-        return await self._stack_calls.ask(nodes, tuple(away))
+        return await self._stack_calls.ask(
+            nodes, tuple(away), order=lambda number: StackOrder(number, inquiry)
+        )
 
     async def steps(self) -> Whereabouts:
         """Return the steps of watched ranks, and the newest checkpoint.

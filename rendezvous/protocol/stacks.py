@@ -5,6 +5,7 @@ from typing import Annotated
 
 from ...values import dataclass
 from .bounded import OF_A_NODE, Count, CountOrNone, Length, Name, Ranks, Seconds
+from .collectives import RankCollectives
 
 FRAMES_MAX = 50
 TEXT_MAX = 200
@@ -62,6 +63,10 @@ class RankStack:
     """The kernel's data on a process that did not answer: state, wchan, system call."""
     ticks: Count = 0
     """How often it has made progress in this round, by a step or an explicit report."""
+    uses_gpu: bool = False
+    """Whether it has a GPU open: where it waits for that, it may wait for other ranks."""
+    collectives: RankCollectives | None = None
+    """What NCCL has recorded of it, if that was requested and is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,9 @@ class StackOrder:
     """The master's request for the stacks of a node's workers."""
 
     number: int
+    inquiry: Count = 0
+    """Not 0: include what NCCL has recorded, as of the first order with this number. That takes
+    some seconds; later reports have it."""
 
 
 @dataclass(frozen=True, slots=True)

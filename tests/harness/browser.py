@@ -21,7 +21,9 @@ class Page:
     """One page; commands are sent and their answers awaited, one at a time."""
 
     def __init__(self, url: str, timeout_s: float = 60.0) -> None:
-        host, port, path = re.fullmatch(r"ws://([^:/]+):(\d+)(/.*)", url).groups()  # type: ignore[union-attr]
+        found = re.fullmatch(r"ws://([^:/]+):(\d+)(/.*)", url)
+        assert found is not None, url
+        host, port, path = found.groups()
         self._socket = socket.create_connection((host, int(port)), timeout_s)
         self._stream = self._socket.makefile("rb")
         lines = [

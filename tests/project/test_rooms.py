@@ -42,6 +42,7 @@ FLOORS = (
     ("training.checkpoints",),
     ("training.data",),
     ("training.worker", "training.activities", "training.ranks", "training.random_numbers"),
+    ("training.gloo",),
 )
 """From the top down. Rooms of one floor do not import each other."""
 

@@ -1,10 +1,13 @@
 """What ranks agree on, in processes that know each other by gloo."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ft_run.tests.harness.hosts import Network, unavailable
+from ft_run.training.gloo import interface_towards
 
 PROGRAM = """
 import sys
@@ -46,3 +49,43 @@ def test_the_text_of_the_first_rank_that_has_one(
     ]
     outputs = [process.communicate(timeout=60)[0].strip() for process in running]
     assert outputs == [found] * len(texts)
+
+
+ON_A_HOST = """
+import os, sys
+import torch.distributed as dist
+from ft_run.training.ranks import Ranks
+os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # where NCCL is used, that needs no such thing
+dist.init_process_group("gloo")
+del os.environ["GLOO_SOCKET_IFNAME"]
+print(Ranks().maximum(dist.get_rank()), "GLOO_SOCKET_IFNAME" in os.environ, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_meet_where_a_host_knows_itself_by_its_loopback_address() -> None:
+    """As Debian has it in /etc/hosts."""
+    if (why := unavailable()) is not None:
+        pytest.skip(why)
+    with Network() as network:
+        for name in ("a", "b"):
+            network.add(name, host_name="debian")
+        for name, host in network.hosts.items():
+            with open(network._hosts_file(name), "a") as file:
+                file.write("127.0.1.1 debian\n")
+            assert host.run("getent", "hosts", "debian").split()[0] == "127.0.1.1"
+        started = [
+            subprocess.Popen(
+                [*host.enter, sys.executable, "-c", ON_A_HOST],
+                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": "29500",
+                     "MASTER_ADDR": network.hosts["a"].address},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for rank, host in enumerate(network.hosts.values())
+        ]  # fmt: skip
+        said = [process.communicate(timeout=200) for process in started]
+    assert [out for out, _ in said] == ["[1] False\n"] * 2, said
+
+
+def test_the_interface_towards_a_host() -> None:
+    assert interface_towards("127.0.0.1") == interface_towards("no such host") == ""

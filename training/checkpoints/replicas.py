@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..gloo import new_gloo_group
 from ..ranks import Ranks
 from ..worker.snapshot_page import BUFFERS
 from .snapshot_file import SnapshotFile
@@ -36,7 +37,7 @@ class Replicas:
             of_others: memory for replicas, one for each other rank; equally many on all ranks.
         """
         self._ranks, self._mine, self._of_others = ranks, mine, of_others
-        self._group: Any = dist.new_group(backend="gloo")
+        self._group: Any = new_gloo_group()
         self._distances = self._find_distances(len(of_others))
         self._thread: threading.Thread | None = None
         self._has_failed = False

@@ -218,12 +218,13 @@ def record():  # what torch has a thread of its own for
     os.mkfifo(pipe)
     fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     def dump():
-        while not os.read(fd, 128): time.sleep(0.1)
-        with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", "w") as file:
-            for part in ("all ", "that ", "was"):
-                file.write(part)
-                file.flush()
-                time.sleep(0.2)
+        while True:  # for the verdict, and before it is ended
+            while not os.read(fd, 128): time.sleep(0.1)
+            with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", "w") as file:
+                for part in ("all ", "that ", "was"):
+                    file.write(part)
+                    file.flush()
+                    time.sleep(0.2)
     threading.Thread(target=dump, daemon=True).start()
 
 def stop():

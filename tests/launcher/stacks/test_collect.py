@@ -14,7 +14,7 @@ import pytest
 from ft_run.launcher.processes.worker_exec import fork_worker
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.stacks import collect as stacks_collect
-from ft_run.launcher.stacks.collect import AskedWorker, collect
+from ft_run.launcher.stacks.collect import AskedWorker, collect, uses_gpu
 from ft_run.rendezvous.protocol import stacks
 from ft_run.rendezvous.protocol.stacks import RankStack, RankState
 
@@ -311,3 +311,17 @@ def test_one_without_the_hook_that_waits_for_a_disk_for_a_moment_is_not_uninterr
     # What is to be seen to change has all the time that a busy machine needs.
     timeout_s = 0.2 if expected is RankState.UNINTERRUPTIBLE else 60.0
     assert ask(worker, timeout_s=timeout_s)[0].state is expected
+
+
+def test_a_process_that_has_started_cuda_uses_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML opens other devices."""
+    monkeypatch.setattr(stacks_collect, "_GPUS", (str(tmp_path / "nvidia-uvm"),))
+    (tmp_path / "nvidiactl").touch()
+    with open(tmp_path / "nvidiactl"):
+        assert not uses_gpu(os.getpid())
+    (tmp_path / "nvidia-uvm").touch()
+    with open(tmp_path / "nvidia-uvm"):
+        assert uses_gpu(os.getpid())
+    assert not uses_gpu(2**22 - 1)

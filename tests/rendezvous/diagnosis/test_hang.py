@@ -15,8 +15,8 @@ from ft_run.rendezvous.diagnosis.hang import (
     has_moved,
     judge,
     ranks_text,
-    wait_of,
 )
+from ft_run.rendezvous.diagnosis.waits import wait_of
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState
 
 DUMPS = Path(__file__).with_name("dumps")

@@ -31,6 +31,7 @@ class Inquiry:
 
     def __init__(self, scene: Scene, answers: Iterator[Whereabouts]) -> None:
         self.scene, self.asked = scene, 0
+        self.numbers: list[int] = []
         self.said: list[tuple[int, MasterMessage]] = []
         self.hung: list[Hung] = []
         self._answers = answers
@@ -38,8 +39,9 @@ class Inquiry:
             scene.group, self._ask, lambda *said: self.said.append(said), self.hung.append, 0.0
         )
 
-    async def _ask(self) -> Whereabouts:
+    async def _ask(self, inquiry: int) -> Whereabouts:
         self.asked += 1
+        self.numbers.append(inquiry)
         return next(self._answers)
 
     def suspect(self, name: str, *ranks: int, number: int | None = None) -> None:
@@ -64,6 +66,7 @@ def test_what_does_not_move_from_look_to_look_is_a_hang() -> None:
         await node.over()
         (hung,) = node.hung
         assert (node.asked, hung.round, hung.is_alone, node.said) == (LOOKS, 0, False, [])
+        assert len(set(node.numbers)) == 1 <= min(node.numbers), "one request for records of NCCL"
         assert "no step for 61 s" in hung.failure.summary()
         assert hung.stacks.startswith("rank 0 on node 0 (h)\n  train.py:5 main")
         node.inquiry.close()

@@ -14,6 +14,7 @@ from ft_run.rendezvous.group.events import Close, Detached, GroupSettings, Recei
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol import bounds
 from ft_run.rendezvous.protocol.check_messages import CheckResult, CheckSpec
+from ft_run.rendezvous.protocol.collectives import GroupCollectives, RankCollectives
 from ft_run.rendezvous.protocol.drain_messages import Drained, Notice
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.lease_messages import SuccessionSpec
@@ -72,7 +73,13 @@ MESSAGES: list[NodeMessage] = [
     Stopped(0, OFFER, Progress(1, True), (WorkClaim("w", 1, 1, (0, 1), (1, 2)),)),
     Leave("x"),
     StackReport(
-        0, (RankStack(0, 0, "h", RankState.ANSWERED, (Frame("f", 1, "g", True, "s"),), 1, "r"),)
+        0,
+        (
+            RankStack(
+                0, 0, "h", RankState.ANSWERED, (Frame("f", 1, "g", True, "s"),), 1, "r", 1, True,
+                RankCollectives((GroupCollectives("0:dp", "0-7", 1, 1, "all_reduce"),), (1,), True),
+            ),
+        ),
     ),
     Suspicion(0, (0,), 1.0),
     StepsReport(0, (RankSteps(0, 1, 1.0, 1.0),), 1, 1.0),

@@ -1,0 +1,160 @@
+"""Which ranks others wait for, according to what NCCL has recorded. Pure.
+
+A rank waits in a collective that it has entered and that is not completed there, for the ranks of
+the group that have not entered it. Collectives of a group have the same numbers on all its ranks.
+Of those that others wait for,
+
+1. ranks that have entered different operations under one number: both sides are named;
+2. else ranks that others wait for and that wait in no collective themselves: they hang;
+3. else ranks of which there is no record, if others wait for them: nothing is known;
+4. else, if all ranks wait, maybe through others, for a collective that all of its ranks have
+   entered: the network, or a GPU, and none is named;
+5. else ranks wait for each other in several groups.
+
+A ``send`` or ``recv`` is one of two ranks, which both have entered if each waits for the other.
+"""
+
+import enum
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from ...values import dataclass
+from ..protocol.collectives import GroupCollectives
+from ..protocol.stacks import RankStack
+
+
+class Found(enum.Enum):
+    """What the records say."""
+
+    DIFFERENT = 1
+    """Ranks have entered different operations under the same number."""
+    MISSING = 2
+    """Some ranks have not entered a collective, and wait in none."""
+    UNRECORDED = 3
+    """Ranks wait for ranks of which there is no record."""
+    IN_FLIGHT = 4
+    """All ranks have entered a collective that does not complete."""
+    CROSSED = 5
+    """Ranks wait for each other in several groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The result."""
+
+    found: Found
+    ranks: tuple[int, ...]
+    """Those of the smaller side, those that are missing, …, as named at ``found``."""
+    waiting: tuple[int, ...]
+    """The ranks that wait in ``operation``."""
+    operation: str
+    """In words: ``collective 41 (all_reduce Float[4]) of group 0:default_pg``."""
+    other: str = ""
+    """The operation of ``ranks``, where it differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A rank that waits in an operation."""
+
+    rank: int
+    missing: frozenset[int]
+    """The ranks that have not entered it."""
+    operation: str
+    order: int = 0
+    """Its number; of several operations the first counts."""
+
+
+_Group = Mapping[int, GroupCollectives]
+"""The records of the ranks of one process group."""
+_RUN = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?:/([0-9]{1,9}))?$")
+
+
+def examine(stacks: Sequence[RankStack]) -> Evidence | None:
+    """Return what the records of all ranks say; None: nothing is pending, or nothing is recorded.
+
+    Args:
+        stacks: of all ranks of the round.
+    """
+    world = frozenset(stack.rank for stack in stacks)
+    known = {stack.rank: stack.collectives for stack in stacks if stack.collectives is not None}
+    groups: dict[tuple[str, str], dict[int, GroupCollectives]] = {}
+    for rank, recorded in known.items():
+        for state in recorded.groups:
+            groups.setdefault((state.group, state.ranks), {})[rank] = state
+    waits: list[_Wait] = []
+    unknown: set[int] = set()
+    for (_, ranks), states in groups.items():
+        if (different := _different(states)) is not None:
+            return different
+        entered = {rank: state.entered for rank, state in states.items()}
+        others = _members(ranks) & world - states.keys()
+        unknown |= {rank for rank in others if rank not in known or not known[rank].is_whole}
+        waits += _waits(states, entered | dict.fromkeys(others, 0))
+    peers = {rank: frozenset(recorded.peers) & world for rank, recorded in known.items()}
+    waits += (
+        _Wait(rank, frozenset(p for p in waited if rank not in peers.get(p, ())), "send or recv")
+        for rank, waited in peers.items()
+        if waited
+    )
+    return _concluded(waits, known.keys() - unknown)
+
+
+def _waits(states: _Group, entered: Mapping[int, int]) -> Iterator[_Wait]:
+    for rank, state in states.items():
+        if state.pending:
+            missing = frozenset(r for r, number in entered.items() if number < state.pending)
+            yield _Wait(rank, missing, _words(state), state.pending)
+
+
+def _different(states: _Group) -> Evidence | None:
+    sides: dict[int, dict[str, list[int]]] = {}
+    for rank, state in sorted(states.items()):
+        if state.pending:
+            sides.setdefault(state.pending, {}).setdefault(state.operation, []).append(rank)
+    for by_operation in sides.values():
+        if len(by_operation) > 1:
+            fewest, *_, most = sorted(by_operation.values(), key=lambda ranks: (len(ranks), ranks))
+            words, other = _words(states[most[0]]), _words(states[fewest[0]])
+            return Evidence(Found.DIFFERENT, tuple(fewest), tuple(most), words, other)
+    return None
+
+
+def _concluded(waits: Sequence[_Wait], known: AbstractSet[int]) -> Evidence | None:
+    if not waits:
+        return None
+    waiting = frozenset(wait.rank for wait in waits)
+    awaited = frozenset(rank for wait in waits for rank in wait.missing)
+    if missing := (awaited - waiting) & known:
+        return _evidence(Found.MISSING, missing, waits)
+    if absent := awaited - known:
+        return _evidence(Found.UNRECORDED, absent, waits)
+    in_flight = frozenset(wait.rank for wait in waits if not wait.missing)
+    explained = in_flight
+    while more := {w.rank for w in waits if w.missing & explained} - explained:
+        explained |= more
+    if explained == waiting:
+        flying = [wait for wait in waits if not wait.missing]
+        return _evidence(Found.IN_FLIGHT, in_flight, flying)
+    return _evidence(Found.CROSSED, awaited - explained, waits)
+
+
+def _evidence(found: Found, ranks: frozenset[int], waits: Sequence[_Wait]) -> Evidence:
+    of_these = [w for w in waits if found is Found.IN_FLIGHT or w.missing & ranks]
+    first = min(of_these, key=lambda wait: (wait.order, wait.rank))
+    waiting = {wait.rank for wait in of_these}
+    return Evidence(found, tuple(sorted(ranks)), tuple(sorted(waiting)), first.operation)
+
+
+def _words(state: GroupCollectives) -> str:
+    return f"collective {state.pending} ({state.operation}) of group {state.group}"
+
+
+def _members(ranks: str) -> frozenset[int]:
+    """Return the ranks of a group; none: they are not known."""
+    if run := _RUN.match(ranks):
+        low, high, step = int(run[1]), int(run[2]), int(run[3] or 1)
+        # A world has at most as many ranks as reports; the text may be any.
+        return frozenset(range(low, min(high, low + 1_000_000) + 1, max(1, step)))
+    return frozenset(int(rank) for rank in ranks.split(",") if rank.isdecimal())

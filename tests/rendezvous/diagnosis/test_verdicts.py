@@ -1,0 +1,312 @@
+"""Verdicts on ranks with GPUs: their stacks, and dumps of NCCL's flight recorder.
+
+``dumps/gpu/verdicts.txt`` is the table. The dumps are made in the format of torch 2.13; those of
+``recorded.RANK`` were written by torch itself (gloo, three ranks, of which rank 2 does not enter
+the last all-reduce).
+"""
+
+import argparse
+import os
+import pickle
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ft_run.launcher.stacks.dump import main_thread
+from ft_run.launcher.stacks.recorded import BadDumpError, ranks_text, read, summary
+from ft_run.rendezvous.diagnosis.hang import HangKind, HangVerdict, judge
+from ft_run.rendezvous.diagnosis.suspicion import failure_of
+from ft_run.rendezvous.protocol.collectives import GroupCollectives, RankCollectives
+from ft_run.rendezvous.protocol.stacks import RankStack, RankState
+
+FOLDER = Path(__file__).parent / "dumps" / "gpu"
+STATES = {
+    "stopped": RankState.STOPPED,
+    "D": RankState.UNINTERRUPTIBLE,
+    "silent": RankState.SILENT,
+}
+Dump = dict[str, Any]
+
+
+def numbers(text: str) -> list[int]:
+    found: list[int] = []
+    for run in text.split(","):
+        low, _, high = run.partition("-")
+        high, _, step = high.partition("/")
+        found += range(int(low), int(high or low) + 1, int(step or 1))
+    return found
+
+
+def entry(record: int, name: str, number: int, operation: str, *, is_done: bool) -> Dump:
+    """Return what torch records of a collective."""
+    operation, _, size = operation.partition(" ")
+    name, _, description = name.partition(":")
+    return {
+        "frames": [{"name": operation, "filename": "/x/train.py", "line": 4}],
+        "record_id": record,
+        "pg_id": int(name),
+        "process_group": (name, description),
+        "thread_name": "pt_main_thread",
+        "thread_id": "140589163436928",
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": f"nccl:{operation}",
+        "time_created_ns": 1795603601504618758,
+        "input_sizes": [[int(size or 4)]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[int(size or 4)]],
+        "output_dtypes": ["Float"],
+        "state": "completed" if is_done else "scheduled",
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": 1795603601504618759 if is_done else None,
+        "retired": is_done,
+        "timeout_ms": 600000,
+        "is_p2p": False,
+    }
+
+
+@dataclass
+class Case:
+    """One paragraph of the table."""
+
+    places: dict[int, str] = field(default_factory=dict)
+    dumps: dict[int, Dump] = field(default_factory=dict)
+    expected: str = ""
+    says: str = ""
+
+    def read(self, lines: list[str]) -> None:
+        group, members = "", ""
+        for line in lines:
+            first, _, rest = line.partition(" ")
+            if first == "->":
+                self.expected = rest
+            elif first == "says":
+                self.says = rest
+            elif first == "nccl":
+                group, members = rest.split()
+                for rank in self.places:
+                    self.dumps.setdefault(rank, new_dump())
+            elif first == "p2p":
+                self.exchange(group, *rest.split(maxsplit=1))
+            elif first == "none":
+                del self.dumps[int(rest)]
+            elif first == "late":
+                late = entry(5000, "9:old", 1, "all_reduce", is_done=True)
+                self.dumps[int(rest)]["entries"].append(late)
+            elif group:
+                for rank in numbers(first):
+                    self.record(rank, group, members, *rest.split(maxsplit=2))
+            else:
+                self.places.update(dict.fromkeys(numbers(first), rest))
+
+    def record(
+        self, rank: int, group: str, members: str, entered: str, pending: str, operation: str
+    ) -> None:
+        dump, first = self.dumps[rank], int(pending.replace("-", "0"))
+        name, _, description = group.partition(":")
+        config = {"name": name, "desc": description, "ranks": str(numbers(members))}
+        dump["pg_config"][name] = config
+        entries = dump["entries"]
+        begin = max(1, (first or int(entered)) - 3)
+        for number in range(begin, int(entered) + 1):
+            is_this = number == (first or int(entered))
+            what = operation if is_this else "all_reduce"
+            done = not first or number < first
+            entries.append(entry(len(entries), group, number, what, is_done=done))
+
+    def exchange(self, group: str, rank: str, what: str) -> None:
+        entries = self.dumps[int(rank)]["entries"]
+        one = entry(len(entries), group, 1, what.replace(" ", "_"), is_done=False)
+        one |= {"is_p2p": True, "p2p_seq_id": 1, "profiling_name": f"nccl:{what}"}
+        entries.append(one)
+
+
+def new_dump() -> Dump:
+    return {
+        "version": "2.10",
+        "pg_config": {},
+        "comm_lib_version": "2.28.9",
+        "pg_status": {},
+        "entries": [],
+    }
+
+
+def cases() -> Iterator[Any]:
+    text = re.sub(r"^#.*\n", "", (FOLDER / "verdicts.txt").read_text(), flags=re.MULTILINE)
+    for paragraph in text.strip().split("\n\n"):
+        title, *lines = paragraph.splitlines()
+        case = Case()
+        case.read(lines)
+        yield pytest.param(case, id=title.partition(":")[0])
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    source = tmp_path_factory.mktemp("job") / "train.py"
+    source.write_text((FOLDER / "train.py.txt").read_text())
+    text = (FOLDER / "places.txt").read_text().replace('"train.py"', f'"{source}"')
+    found = re.split(r"^# (\S+)\n", text, flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def stacks_of(case: Case, places: dict[str, str], folder: Path) -> list[RankStack]:
+    """Return the stacks of a case, as the agents send them."""
+    found = []
+    for rank, place in sorted(case.places.items()):
+        state = STATES.get(place, RankState.ANSWERED)
+        frames = main_thread(places[place]) if state is RankState.ANSWERED else ()
+        assert frames or place in STATES
+        recorded = None
+        if rank in case.dumps:
+            path = folder / f"dump_{rank}"
+            path.write_bytes(pickle.dumps(case.dumps[rank], protocol=2))
+            recorded = summary(read(str(path)))
+        stack = RankStack(rank, rank // 8, f"gpu0{rank // 8}", state, frames, 12, "", 12)
+        found.append(replace(stack, uses_gpu=True, collectives=recorded))
+    return found
+
+
+def text_of(verdict: HangVerdict) -> str:
+    if verdict.kind in (HangKind.PROCESS, HangKind.RANK):
+        return "rank " + ",".join(map(str, verdict.culprits))
+    return verdict.kind.name.lower()
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_verdicts(case: Case, places: dict[str, str], tmp_path: Path) -> None:
+    stacks = stacks_of(case, places, tmp_path)
+    verdict = judge(stacks, 61)
+    assert text_of(verdict) == case.expected, verdict.words
+    assert case.says in verdict.words
+    failure = failure_of(verdict, stacks)
+    nodes = {rank // 8 for rank in numbers(case.expected.partition("rank ")[2] or "0-8")}
+    # What no rank is known to have caused replaces no node.
+    assert failure.node_rank == (min(nodes) if len(nodes) == 1 else -1)
+
+
+def test_there_are_enough() -> None:
+    assert len(list(cases())) >= 40
+
+
+def test_no_node_is_replaced_where_no_rank_is_known(places: dict[str, str], tmp_path: Path) -> None:
+    case = Case()
+    case.read(["0 synchronize", "1-15 backward"])
+    stacks = stacks_of(case, places, tmp_path)
+    verdict = judge(stacks, 61)
+    assert verdict.words.startswith(
+        "it is not known which rank hangs: rank 0 on node 0 (gpu00) is in synchronize at train.py:5"
+    )
+    assert (failure_of(verdict, stacks).rank, failure_of(verdict, stacks).node_rank) == (-1, -1)
+
+
+def test_without_a_gpu_stacks_are_believed(places: dict[str, str], tmp_path: Path) -> None:
+    case = Case()
+    case.read(["0 sleep", "1-3 all_reduce"])
+    stacks = [replace(one, uses_gpu=False) for one in stacks_of(case, places, tmp_path)]
+    assert text_of(judge(stacks, 61)) == "rank 0"
+    assert text_of(judge([replace(one, uses_gpu=True) for one in stacks], 61)) == "unknown"
+
+
+def test_dumps_that_torch_has_written() -> None:
+    group = GroupCollectives("0:default_pg", "", 5, 5, "all_reduce Float[4]")
+    other = GroupCollectives("1:undefined", "", 1, 0, "broadcast Float[4]")
+    assert summary(read(str(FOLDER / "recorded.0"))) == RankCollectives((group, other), (), True)
+    behind = GroupCollectives("0:default_pg", "", 4, 0, "barrier")
+    assert summary(read(str(FOLDER / "recorded.2"))) == RankCollectives((behind,), (), True)
+
+
+def test_dumps_are_what_torch_writes(tmp_path: Path) -> None:
+    """Those of the table have the fields of those that were recorded."""
+    with open(FOLDER / "recorded.0", "rb") as file:
+        recorded = pickle.load(file)
+    assert recorded["entries"][0].keys() == entry(0, "0:x", 1, "all_reduce", is_done=True).keys()
+    assert recorded.keys() == new_dump().keys()
+
+
+DEEP = b"K\x01" + b"\x85" * 200_000
+"""A tuple in a tuple in …: its hash would end the process."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80\x02K\x01.",
+        b"cos\nsystem\n(S'false'\ntR.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+        b"\x80\x02}" + DEEP + b"K\x01s.",
+        b"\x80\x02}(" + DEEP + b"K\x01u.",
+        b"\x80\x02X\xff\xff\xff\x7f.",
+        pickle.dumps({"entries": [{"process_group": "x"}]}, protocol=2),
+        pickle.dumps({"entries": [{"process_group": ((1, 2), "")}]}, protocol=2),
+        pickle.dumps({"entries": 7}, protocol=2),
+        pickle.dumps({"entries": [], "pg_config": {"0": {}}}, protocol=2),
+    ],
+)
+def test_what_is_no_dump_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "dump"
+    path.write_bytes(data)
+    with pytest.raises(BadDumpError):
+        summary(read(str(path)))
+
+
+def test_only_plain_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(FOLDER / "recorded.0")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", "none"):
+        with pytest.raises(BadDumpError):
+            read(str(tmp_path / name))
+
+
+def test_calls_that_were_made_together_have_the_state_of_the_last(tmp_path: Path) -> None:
+    dump = new_dump()
+    first = entry(0, "0:dp", 1, "all_gather", is_done=False)
+    dump["entries"] = [first, entry(1, "0:dp", 1, "coalesced", is_done=True)]
+    assert summary(dump).groups == (GroupCollectives("0:dp", "", 1, 0, "coalesced"),)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([0, 1, 2, 3], "0-3"),
+        ([0, 8, 16], "0-16/8"),
+        ([0, 5], "0,5"),
+        ([0, 3, 4], "0,3,4"),
+        ([*range(0, 900, 7), 901], "#5fe2d6d6"),
+    ],
+)
+def test_ranks_as_text(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
+
+
+NCCL_ONLY = ("never-entered", "missing-collective-on-two-nodes", "dead-link", "different-sizes")
+
+
+@pytest.mark.parametrize("case", [one for one in cases() if one.id in NCCL_ONLY])
+def test_torchs_own_analysis_agrees(case: Any, places: dict[str, str], tmp_path: Path) -> None:
+    """``torchfrtrace`` lists missing ranks of the first collective that is not complete."""
+    from torch.distributed.flight_recorder.components.builder import build_db
+
+    details = {str(rank): {**dump, "rank": rank} for rank, dump in case.dumps.items()}
+    arguments = argparse.Namespace(
+        **dict.fromkeys(("verbose", "just_print_entries", "print_stack_trace"), False),
+        mismatch_cap=10,
+        allow_incomplete_ranks=True,
+    )
+    for dump in details.values():
+        for one in dump["entries"]:
+            one["pg_id"] = int(one["process_group"][0])
+    database = build_db(details, arguments, "2.10")
+    last = database.collectives[-1]
+    verdict = judge(stacks_of(case, places, tmp_path), 61)
+    if verdict.kind is HangKind.RANK:
+        assert last.missing_ranks == set(verdict.culprits)
+    elif verdict.kind is HangKind.ALL:
+        assert last.missing_ranks is None
+        assert last.collective_state == "scheduled"
+    else:
+        assert last.mismatch_collectives
