@@ -20,8 +20,8 @@ from .master import MasterEvent
 from .record import ENVELOPE, VERSION, Record
 
 MODULES = (
-    *("node", "workers", "preload", "output", "metrics", "checks", "checkpoints", "master"),
-    "event",
+    *("node", "workers", "preload", "output", "metrics", "checks", "checkpoints"),
+    *("tuning", "master", "event"),
 )
 """The modules with events, in the order of the reference."""
 _FAMILIES = (Event, RoundEvent, MasterEvent)

@@ -400,6 +400,14 @@ class LaunchOptions:
         values.notice_source,
         ours=True,
     )
+    tune_file: str | None = FAILURES.option(
+        None,
+        "--tune-file FILE",
+        "JSON file in which the node with rank 0 keeps what a job finds out, e.g. the micro_batch"
+        " of device-oom=shrink. The next start of the same job begins with it.",
+        values.string_or_none,
+        ours=True,
+    )
     signals: tuple[signal.Signals, ...] = FAILURES.option(
         (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
         "--signals-to-handle NAMES",

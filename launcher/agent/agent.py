@@ -103,6 +103,7 @@ from .snapshots import HeldSnapshots, NodeOffers
 from .step_events import StepEvents
 from .stopping import TimeOver
 from .supervisor import Supervisor
+from .tuning import Tuning
 from .worker_starter import WorkerStarter
 
 _DRAIN_S = 10.0
@@ -142,7 +143,8 @@ class Agent:
         self._saves = Saves(self._event)
         local_world_size = starter.commands.local_world_size
         self._snapshots = HeldSnapshots(local_world_size, self._saves, options.snapshot_replicas)
-        self._offers = NodeOffers(port, self._snapshots)
+        self._tuning = Tuning(starter.tune_file, self._event)
+        self._offers = NodeOffers(port, self._snapshots, self._tuning.offered)
         self._node = NodeSpec(
             node_id=identity.node_id,
             incarnation=identity.incarnation,
@@ -415,6 +417,7 @@ class Agent:
                 assignment.role_world_size,
             )
         )
+        self._tuning.begin(assignment)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
         self._draining.begin()

@@ -11,7 +11,7 @@ from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...values import replace
-from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_of_exit
+from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_of_exit, read_micro_batch
 from ..machine.oom import OomWatch
 from ..spawner.client import Exited
 from .worker_group import WorkerGroup
@@ -83,6 +83,10 @@ _RANK_PREFIX = r"(?m)^\[rank[0-9]+\]: ?"
 its process group exists. The record has the rank in a field."""
 
 
+_DEVICE_OOM = "OutOfMemoryError"
+"""In the traceback of a worker whose accelerator ran out of memory: of torch, also as a cause."""
+
+
 def worker_failure(
     assignment: Assignment,
     local_rank: int,
@@ -101,6 +105,8 @@ def worker_failure(
     error = read_error_of_exit(error_file, now_s)
     tail = re.sub(_RANK_PREFIX, "", _text(stderr_tail[-defaults.STDERR_TAIL_MAX_BYTES :]))
     written_at = error.time_s if error is not None else None
+    words = error.text if error is not None else tail
+    is_of_device = not out_of_memory and (not words or _DEVICE_OOM in words)
     return Failure(
         kind=FailureKind.WORKER,
         rank=assignment.rank_offset + local_rank,
@@ -117,6 +123,7 @@ def worker_failure(
         stderr_tail=tail,
         out_of_memory=out_of_memory,
         after_stop=after_stop,
+        micro_batch=read_micro_batch(error_file) if is_of_device else 0,
     )
 
 

@@ -274,14 +274,20 @@ class HeldSnapshots:
 class NodeOffers:
     """The offer of this node for the next round."""
 
-    def __init__(self, port: PortReservation, snapshots: HeldSnapshots) -> None:
-        self._port, self._snapshots = port, snapshots
+    def __init__(
+        self, port: PortReservation, snapshots: HeldSnapshots, micro_batch: int = 0
+    ) -> None:
+        self._port, self._snapshots, self._micro_batch = port, snapshots, micro_batch
 
     @property
     def offer(self) -> Offer:
         """The current offer."""
-        return replace(self._port.offer, snapshots=self._snapshots.held())
+        return self._with_what_is_held(self._port.offer)
 
     def renew(self) -> Offer:
         """Return an offer with another port."""
-        return replace(self._port.renew(), snapshots=self._snapshots.held())
+        return self._with_what_is_held(self._port.renew())
+
+    def _with_what_is_held(self, offer: Offer) -> Offer:
+        held = self._snapshots.held()
+        return replace(offer, snapshots=held, micro_batch=self._micro_batch)

@@ -8,6 +8,7 @@ from string import Template
 
 from ...errors import UsageError
 from ...rendezvous.protocol.messages import Assignment
+from ...training.worker.device_memory import VARIABLE as MICRO_BATCH
 from ..options import LaunchOptions, ScriptMode
 from ..stacks.flight_recorder import VARIABLES as RECORDER_VARIABLES
 
@@ -169,6 +170,8 @@ class WorkerCommands:
             "TORCHELASTIC_ERROR_FILE": error_file,
         }
         env = self.job_env() | {name: str(value) for name, value in given.items()}
+        if assignment.past is not None and assignment.past.micro_batch:
+            env[MICRO_BATCH] = str(assignment.past.micro_batch)
         if self._devices:
             env |= self._devices[local_rank]
         return env

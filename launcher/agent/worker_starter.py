@@ -10,6 +10,7 @@ from .worker_command import WorkerCommands
 
 if TYPE_CHECKING:
     from .file_timers import FileTimers
+    from .tune_file import TuneFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,5 @@ class WorkerStarter:
     """Carries their output where it must be prefixed, filtered or copied."""
     timers: "FileTimers | None" = None
     """Torch's timers that they set themselves; None where the user has not asked for them."""
+    tune_file: "TuneFile | None" = None
+    """``--tune-file``; None: it was not given."""

@@ -4,6 +4,7 @@
 those of the file. Combinations without effect are refused here, before anything starts.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 
 from ... import defaults
@@ -61,6 +62,8 @@ def launch_policy(
         is_limit_given=given["max_node_failures"] is not None,
         is_watched=is_watched,
     )
+    if given["log_dir"] == os.devnull:
+        _refuse_shrinking(policy)
     captured = [given.get(key, StreamSelection()) for key in ("redirects", "tee")]
     sees_stderr = any(s.default & Streams.ERR or s.by_local_rank for s in captured)
     captures = not (given["no_capture_errors"] or given["no_python"])
@@ -187,6 +190,17 @@ def _refuse_useless_replacement(rules: list[Rule], rendezvous: RendezvousOptions
             "--max-restarts is 0",
             "the round without that node is a restart that counts against --max-restarts",
         )
+
+
+def _refuse_shrinking(policy: PolicySpec) -> None:
+    for text in policy.rules:
+        if Rule.parse(text).action is Action.SHRINK:
+            raise _useless(
+                f"the rule {text} could never be used",
+                f"--log-dir is {os.devnull}",
+                "workers report the part in which memory ran out in a file there",
+                right="another folder, or no --log-dir",
+            )
 
 
 def refuse_hang_rule(spec: PolicySpec | None, *, can_hang: bool) -> None:

@@ -33,6 +33,7 @@ from ..stacks.flight_recorder import record_collectives
 if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..agent.file_timers import FileTimers
+    from ..agent.tune_file import TuneFile
     from ..metrics.node_endpoint import NodeEndpoint
     from ..reporting.event_files import EventFiles
 
@@ -70,6 +71,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     timers = _file_timers(environ)
     commands = WorkerCommands(options, count.count, environ)
     cpus, gpus_shown = _numa_cpus(options, count), _gpus_shown(options)
+    tune_file = _tune_file(options, count.count)
     log_dir = LogDir.create(options.logs, rendezvous.job_id)
     # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
     gc.freeze()
@@ -82,7 +84,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         if timers is not None:
             timers.close()
         raise
-    starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers)
+    starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers, tune_file)
     status = exit_codes.WORKERS_FAILED
     files: EventFiles | None = None
     metrics: NodeEndpoint | None = None
@@ -97,6 +99,8 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         if options.hang is not None and has_driver():
             with suppress(OSError):  # no room: verdicts follow the stacks alone
                 recordings = record_collectives(environ)
+        if tune_file is not None and tune_file.ignored is not None:
+            display.event(tune_file.ignored)
         remark = start_preload(options, commands, os.environ, spawner)
         if remark is not None:  # it is of no use
             display.event(LogMessage(remark, Severity.WARNING))
@@ -196,6 +200,14 @@ def _file_timers(environ: dict[str, str]) -> "FileTimers | None":
     from ..agent.file_timers import make_file_timers
 
     return make_file_timers(environ)
+
+
+def _tune_file(options: LaunchOptions, workers: int) -> "TuneFile | None":
+    if options.tune_file is None:
+        return None
+    from ..agent.tune_file import TuneFile, fingerprint  # many jobs have none
+
+    return TuneFile(options.tune_file, fingerprint(options, workers))
 
 
 def _numa_cpus(options: LaunchOptions, count: WorkerCount) -> tuple[frozenset[int], ...] | None:

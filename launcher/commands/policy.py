@@ -14,8 +14,9 @@ from ..flags.values import shown
 from ..reporting.standard_output import standard_output
 
 _RIGHT = (
-    "words, e.g. exit:137, signal:SIGSEGV, oom, error:TEXT (last), hang, node-lost or preempted,"
-    " as in 'exit:1 error:ValueError: no data'"
+    "words, e.g. exit:137, signal:SIGSEGV, oom, device-oom, device-oom:16 (in a part of 16"
+    " samples), error:TEXT (last), hang, node-lost or preempted, as in"
+    " 'exit:1 error:ValueError: no data'"
 )
 _OF_NODES = {"node-lost": node_lost, "preempted": preempted, "hang": hung}
 
@@ -50,19 +51,21 @@ def failure_of(text: str) -> Failure:
     """
     words, colon, error = re.sub(r"(^|\s)error:", "\0", text, count=1).partition("\0")
     exit_code: int | None = None
-    is_oom, of_node = False, ""
+    is_oom, of_node, of_device = False, "", None
     for word in words.split():
         if word in _OF_NODES:
             of_node = word
         elif word == "oom":
             is_oom = True
+        elif (found := re.fullmatch(r"device-oom(?::([1-9][0-9]{0,8}))?", word)) is not None:
+            of_device = int(found[1] or 0)
         else:
             exit_code = _status(word, text)
     if of_node:
-        if is_oom or colon or exit_code is not None:
+        if is_oom or colon or exit_code is not None or of_device is not None:
             raise _unclear(text, f"but with {of_node} no worker has failed")
         return _OF_NODES[of_node](0, "HOST", "default", "as described")
-    if not (is_oom or colon or exit_code is not None):
+    if not (is_oom or colon or exit_code is not None or of_device is not None):
         raise _unclear(text)
     if exit_code is None:
         exit_code = -signal.SIGKILL if is_oom else 1
@@ -75,8 +78,9 @@ def failure_of(text: str) -> Failure:
         pid=1,
         exit_code=exit_code,
         time_s=0,
-        message=error.strip(),
+        message=error.strip() or ("OutOfMemoryError" if of_device is not None else ""),
         out_of_memory=is_oom,
+        micro_batch=of_device or 0,
     )
 
 
@@ -114,6 +118,7 @@ _MEANING = {
     "fail": f"the job ends with exit status {exit_codes.POLICY_ENDED_JOB}.",
     "replace-node": f"the node leaves with exit status {exit_codes.NODE_EXCLUDED}; a new round"
     " with another in its place, counted.",
+    "shrink": "a new round with the same samples in parts of half the size, not counted.",
 }
 
 

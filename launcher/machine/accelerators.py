@@ -7,6 +7,7 @@ context and allocates no device memory.
 import enum
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -140,6 +141,23 @@ def find_devices(
     kinds = tuple(AcceleratorKind) if accelerator == AUTO else (AcceleratorKind(accelerator),)
     found = (find_accelerators(kind, environ, root=root, nvml=nvml).devices for kind in kinds)
     return next(filter(None, found), ())
+
+
+def device_names(accelerator: str, environ: Mapping[str, str]) -> list[str]:
+    """Return what tells machines apart by the devices of the kind ``accelerator``, as text.
+
+    The models of NVIDIA's GPUs if NVML responds; of other devices, their kind.
+    """
+    kinds = tuple(AcceleratorKind) if accelerator == AUTO else (AcceleratorKind(accelerator),)
+    for kind in kinds:
+        found = find_accelerators(kind, environ)
+        if found.count:
+            models: list[str] = []
+            if kind is AcceleratorKind.NVIDIA:
+                with suppress(NvmlFailedError):
+                    models = [gpu.model for gpu in _nvidia_gpus(None) or ()]
+            return [kind.value] * found.count + sorted(set(models))
+    return []
 
 
 class _Installed(NamedTuple):

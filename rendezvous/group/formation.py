@@ -82,6 +82,8 @@ class Formation:
         world = form(self._state.round, members)
         resumed = resumption(world, [member.offer.snapshots for member in members], line)
         self._state.world_nodes = size
+        if not self._state.formed_before:
+            self._state.aftermath.limit_parts(world.master.micro_batch)
         self._state.formed_before = True
         self._state.former_ranks = {}
         self._waiting.close()

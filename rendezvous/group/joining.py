@@ -301,6 +301,7 @@ class Joining:
         if not self._may_teach(node):
             return
         past = claim.past or _NO_PAST
+        self._state.aftermath.limit_parts(past.micro_batch)
         if claim.round > self._state.highest:
             self._state.highest = claim.round
             self._state.aftermath.ledger.learn_failures(past.failures, past.since_s, now)

@@ -8,6 +8,7 @@ from .budget import RestartBudget
 from .no_progress import ProgressRecord
 from .postmortem import Postmortem
 from .rules import SLIP_S, Action, Context, Decision, Rule, decide
+from .shrink import smaller
 
 _DEFAULTS = PolicySpec()
 
@@ -35,6 +36,8 @@ class Aftermath:
         self.budget = RestartBudget()
         self.ledger = Ledger()
         self.progress = ProgressRecord()
+        self.micro_batch = 0
+        """The most samples of a part of ``ElasticBatches``; 0: what the script says."""
         self._slip: Failure | None = None
         self._rules: tuple[Rule, ...] | None = None
 
@@ -67,13 +70,16 @@ class Aftermath:
             return RoundDecision(outcome=Outcome.WORKERS_FAILED)
         failure = postmortem.cause or postmortem.preempted
         decision = self._decision(policy, postmortem, failure, ran_s)
+        shrinks = decision is not None and decision.action is Action.SHRINK
         reports = postmortem.progress.values()
-        self.progress.round_over(
-            reports, is_complete=len(reports) >= nodes, has_failed=decision is not None
-        )
+        has_failed = decision is not None and not shrinks
+        self.progress.round_over(reports, is_complete=len(reports) >= nodes, has_failed=has_failed)
         if decision is None:
             return RoundDecision()
-        is_news = not decision.is_default or decision.action is Action.FAIL
+        if shrinks:
+            self.micro_batch = decision.micro_batch
+            return RoundDecision(words=decision.words())
+        is_news = not decision.is_default or decision.action is Action.FAIL or decision.note
         words = decision.words() if is_news else ""
         if decision.action is Action.FAIL:
             return RoundDecision(outcome=Outcome.POLICY_ENDED, words=words)
@@ -103,9 +109,15 @@ class Aftermath:
         excluded = self.ledger.excluded
         failures = self.ledger.failures(policy.max_node_failures, policy.restart_window_s, now)
         progress = self.progress.past if policy.max_no_progress else None
-        if not (ages or excluded or failures or progress):
+        if not (ages or excluded or failures or progress or self.micro_batch):
             return None
-        return Past(ages, excluded, failures=failures, progress=progress)
+        return Past(
+            ages, excluded, failures=failures, progress=progress, micro_batch=self.micro_batch
+        )
+
+    def limit_parts(self, micro_batch: int) -> None:
+        """Take over the ``micro_batch`` of a tune file or an earlier master, if it is smaller."""
+        self.micro_batch = smaller(self.micro_batch, micro_batch)
 
     def _decision(
         self,
@@ -124,7 +136,7 @@ class Aftermath:
             if ran_s is not None and ran_s >= SLIP_S:
                 self._slip = None  # a round that ran separates earlier and later failures
             return None
-        context = Context(ran_s, self._slip)
+        context = Context(ran_s, self._slip, self.micro_batch)
         decision = decide(self._rules_of(policy), failure, context)
         self._slip = failure if context.is_slip(failure) else None
         if failure is postmortem.preempted:

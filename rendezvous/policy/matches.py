@@ -21,8 +21,8 @@ _REGEX_MAX = 500
 _WORKER_KINDS = (FailureKind.WORKER, FailureKind.START)
 
 RIGHT = (
-    "exit:N, exit:A-B, signal:NAME, oom, error:REGEX, hang, node-lost or preempted, e.g. exit:3 "
-    "or error:CUDA.*memory"
+    "exit:N, exit:A-B, signal:NAME, oom, device-oom, error:REGEX, hang, node-lost or preempted, "
+    "e.g. exit:3 or error:CUDA.*memory"
 )
 
 
@@ -139,7 +139,26 @@ class OfKind:
         return Look(matches, self.event if matches else self.no_event)
 
 
-_KINDS = (
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """``device-oom``: an accelerator ran out of memory, by the exception of torch."""
+
+    text: str = "device-oom"
+
+    def look(self, failure: Failure) -> Look:
+        """Return whether an accelerator ran out of memory, and why."""
+        if failure.micro_batch:
+            where = f"in a part of {failure.micro_batch} sample(s)"
+            return Look(True, f"an accelerator ran out of memory {where}")
+        if any(re.search(_DEVICE_OOM, line) for line in error_lines(failure)):
+            return Look(True, "an accelerator ran out of memory")
+        return Look(False, "no accelerator ran out of memory")
+
+
+_DEVICE_OOM = r"\bOutOfMemoryError\b|\b(CUDA|HIP|XPU)( error:)? out of memory"
+
+_KINDS: tuple[Match, ...] = (
+    DeviceMemory(),
     OfKind(
         "oom",
         None,

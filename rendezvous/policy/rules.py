@@ -7,9 +7,18 @@ Rules are ``MATCH=ACTION``; the first match decides, the user's rules before the
 import enum
 from collections.abc import Sequence
 
-from ...values import dataclass, field
+from ...values import dataclass, field, replace
 from ..protocol.failure import Failure, FailureKind
-from .matches import BadMatch, Match, look_for_slip, parse_match, same_slip
+from .matches import (
+    BadMatch,
+    DeviceMemory,
+    Look,
+    Match,
+    look_for_slip,
+    parse_match,
+    same_slip,
+)
+from .shrink import shrinking
 
 SLIP_S = 10.0
 """A usage or import error this soon after the start, in two consecutive rounds, ends the job."""
@@ -26,6 +35,8 @@ class Action(enum.Enum):
     """The job ends now."""
     REPLACE_NODE = "replace-node"
     """The node of the root cause is excluded; a new round with another, counted."""
+    SHRINK = "shrink"
+    """A new round in which parts of ``ElasticBatches`` are half as large, not counted."""
 
     @property
     def is_counted(self) -> bool:
@@ -64,9 +75,12 @@ class Rule:
             known = f"{', '.join(actions[:-1])} or {actions[-1]}"
             raise BadRule(f"unknown action {action.strip()[:80]!r}", known)
         try:
-            return cls(parse_match(match.strip()), Action(action.strip()))
+            rule = cls(parse_match(match.strip()), Action(action.strip()))
         except BadMatch as bad:
             raise BadRule(bad.why, bad.right) from None
+        if rule.action is Action.SHRINK and not isinstance(rule.match, DeviceMemory):
+            raise BadRule(f"shrink does not answer {match.strip()[:80]!r}", "device-oom=shrink")
+        return rule
 
     @property
     def text(self) -> str:
@@ -82,6 +96,8 @@ class Context:
     """Seconds from the start of the round to its failure; None: unknown."""
     previous: Failure | None = None
     """The root cause of the previous round, if that too was a usage error after its start."""
+    micro_batch: int = 0
+    """Of ``ElasticBatches``, as the workers of the round were given; 0: none."""
 
     def is_slip(self, failure: Failure) -> bool:
         """Return whether the failure is a usage or import error soon after the start."""
@@ -108,10 +124,15 @@ class Decision:
     """Why it matches, as text."""
     is_default: bool = False
     passed_over: tuple[PassedOver, ...] = field(default=(), compare=False)
+    micro_batch: int = 0
+    """Of ``ElasticBatches`` in the next round; 0: as before."""
+    note: str = ""
+    """What ``shrink`` does, or why it does not apply; empty: there is no such rule."""
 
     def words(self) -> str:
         """Return the rule as short text, for an event line."""
-        return f"default rule {self.rule}" if self.is_default else f"rule {self.rule}"
+        rule = f"default rule {self.rule}" if self.is_default else f"rule {self.rule}"
+        return f"{rule}; {self.note}" if self.note else rule
 
 
 DEFAULT_SLIP = "repeated usage or import error=fail"
@@ -128,11 +149,34 @@ def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decisio
         context: what else is known about it.
     """
     passed_over: list[PassedOver] = []
+    note = ""
     for rule in rules:
         look = rule.match.look(failure)
+        if look.matches and rule.action is Action.SHRINK:
+            shrink = shrinking(failure, context.micro_batch)
+            if shrink.micro_batch is not None:
+                action = Action.SHRINK if shrink.micro_batch else Action.FAIL
+                return Decision(
+                    action,
+                    rule.text,
+                    look.words,
+                    passed_over=tuple(passed_over),
+                    micro_batch=shrink.micro_batch,
+                    note=shrink.words,
+                )
+            look = Look(False, shrink.words)
+            note = f"{rule.text} does not apply: {shrink.words}"
         if look.matches:
-            return Decision(rule.action, rule.text, look.words, passed_over=tuple(passed_over))
+            return Decision(
+                rule.action, rule.text, look.words, passed_over=tuple(passed_over), note=note
+            )
         passed_over.append(PassedOver(rule.text, look.words))
+    default = _default(failure, context, passed_over)
+    return replace(default, note=note) if note else default
+
+
+def _default(failure: Failure, context: Context, passed_over: list[PassedOver]) -> Decision:
+    """Return the response of the default rules, to which no rule of the user applies."""
     is_repeated, words = _repeated_slip(failure, context)
     if is_repeated:
         return Decision(Action.FAIL, DEFAULT_SLIP, words, True, tuple(passed_over))

@@ -75,6 +75,9 @@ class Failure:
     """Whether it occurred after the stop of its round was ordered."""
     piece: ShortText = ""
     """The piece of ``shared_work`` that the worker was doing; empty if it did none."""
+    micro_batch: Count = 0
+    """Samples of the part of ``ElasticBatches``, in its step the most of any rank, in which an
+    accelerator ran out of memory; 0: it did not, or elsewhere."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
         """Return it restricted to what a node may report: itself and its own workers."""
@@ -166,7 +169,7 @@ def evidence(failure: Failure) -> Evidence:
         return Evidence.COLLATERAL
     if failure.kind is FailureKind.STUCK:
         return Evidence.UNSAID  # found when the round was stopped
-    if failure.kind is not FailureKind.WORKER or failure.out_of_memory:
+    if failure.kind is not FailureKind.WORKER or failure.out_of_memory or failure.micro_batch:
         return Evidence.OWN
     if failure.exit_code < 0 and -failure.exit_code not in _PEER_SIGNALS:
         return Evidence.OWN

@@ -176,6 +176,8 @@ class Past:
     """The failures of the nodes that failed last; bounded."""
     progress: PastProgress | None = None
     """None: unknown."""
+    micro_batch: Count = 0
+    """The most samples of a part of ``ElasticBatches``; 0: what the script says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,3 +74,5 @@ class Offer:
     port: Port
     snapshots: Snapshots | None = None
     """None: its workers have saved none."""
+    micro_batch: Count = 0
+    """With which the job begins if this node gets rank 0, from its ``--tune-file``; 0: none."""

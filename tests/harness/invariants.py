@@ -493,9 +493,9 @@ class Invariants:
         check_resumption(assignments, self._agents, (self._round, self._formed_by))
         self._highest = max(self._highest, round_number)
         members = {rank: spec.node_id for rank, spec in nodes.items()}
-        self._progress.formed(
-            (round_number, first.formed_by), len(members), has_failed=first.cause is not None
-        )
+        shrinks = first.decision.startswith("rule device-oom=shrink")
+        has_failed = first.cause is not None and not shrinks
+        self._progress.formed((round_number, first.formed_by), len(members), has_failed=has_failed)
         is_counted = self._policy.formed(first, members, now)
         if is_counted is not None and self._is_counted is not None:
             was_left = first.cause is not None and first.cause.kind is FailureKind.PREEMPTED

@@ -17,6 +17,7 @@ from ft_run.rendezvous.protocol.messages import (
     PolicySpec,
     Verdict,
 )
+from ft_run.tests.harness.shrink_invariants import ShrinkWatch
 
 _SLIP_CODE, _SLIP_S = 2, 10.0
 _FREE_DELAYS_S = (0.0, 60.0)
@@ -49,10 +50,12 @@ class PolicyWatch:
     def __init__(self, job: JobSpec) -> None:
         self._job = job
         self._policy = job.policy or PolicySpec()
+        self._shrinking = ShrinkWatch(self._policy)
         self.new_master()
 
     def new_master(self) -> None:
         """Another master: what the one before has seen is known from claims only."""
+        self._shrinking.new_master()
         self.excluded: set[str] = set()
         self._learned: set[str] = set()
         """Excluded nodes, as nodes said that were admitted."""
@@ -78,6 +81,7 @@ class PolicyWatch:
     def hear(self, claim: Claim, now: float, *, is_admitted: bool) -> None:
         """A node tells of the past; one that is not admitted at once may be so later."""
         past = claim.past or Past()
+        self._shrinking.hear(past.micro_batch, is_admitted=is_admitted)
         times = [now - age - past.since_s for age in past.restart_ages_s]
         self._told.setdefault(claim.restarts, times)
         self._rumoured.update(past.excluded)
@@ -128,6 +132,7 @@ class PolicyWatch:
         """A round was formed; return whether the restart is counted, None where that is open."""
         cause, policy = assignment.cause, self._policy
         is_counted: bool | None = None
+        shrinks = self._shrinking.formed(assignment)
         before = self.excluded | self._learned
         now_excluded = set(assignment.past.excluded) if assignment.past else set()
         justified = before | self._rumoured
@@ -135,7 +140,9 @@ class PolicyWatch:
             raise PolicyError(
                 f"{before - now_excluded} excluded, and a later master would not know"
             )
-        if cause is not None:
+        if shrinks:
+            is_counted, self._was_slip = False, False
+        elif cause is not None:
             action = action_for(policy, cause)
             is_counted = action != "restart-free"
             self._may_go_on(action, cause)
@@ -149,7 +156,7 @@ class PolicyWatch:
             raise PolicyError(f"{now_excluded - justified} excluded for no reason")
         if now_excluded & set(members.values()):
             raise PolicyError(f"{now_excluded & set(members.values())} is excluded and a member")
-        if cause is not None or self._was_counted:
+        if (cause is not None and not shrinks) or self._was_counted:
             self._was_spaced(is_free=assignment.is_free, now=now)
         least, most = (self._in_window(now, more) for more in (-_ROUNDED_S, _ROUNDED_S))
         if policy.restart_window_s and not least <= assignment.restarts_in_window <= most:
@@ -217,6 +224,8 @@ class PolicyWatch:
         cause = verdict.cause
         action = action_for(self._policy, cause) if cause is not None else ""
         ends = action == "fail" or (cause is not None and self._is_second_slip(action, cause))
+        if cause is not None and self._shrinking.ends(cause):
+            ends = None
         if verdict.outcome is Outcome.POLICY_ENDED and ends is False and not is_exhausted:
             raise PolicyError(f"the policy does not end the job: {verdict.sentence}")
         if verdict.outcome is Outcome.WORKERS_FAILED and not is_stuck:

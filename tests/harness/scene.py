@@ -121,6 +121,8 @@ class Scene:
         self.links: dict[str, int] = {}
         self.mute: set[str] = set()
         """Nodes that do not answer when they are asked for a sign of life."""
+        self.micro_batches: dict[str, int] = {}
+        """By node, what is in its tune file."""
         self._names: dict[int, str] = {}
         self._ports = 5000
 
@@ -187,7 +189,7 @@ class Scene:
     def offer(self, name: str) -> Offer:
         """A fresh place for a store."""
         self._ports += 1
-        return Offer(f"store-of-{name}", self._ports)
+        return Offer(f"store-of-{name}", self._ports, micro_batch=self.micro_batches.get(name, 0))
 
     def say(self, name: str, message: NodeMessage) -> None:
         """A node reports on its last stream."""

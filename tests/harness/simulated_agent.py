@@ -538,8 +538,10 @@ class Agent:
         if not self._has_to_say_why:
             self._end()
 
-    def fail(self, kind: FailureKind = FailureKind.WORKER, exit_code: int = 1) -> None:
-        """A worker fails."""
+    def fail(
+        self, kind: FailureKind = FailureKind.WORKER, exit_code: int = 1, *, micro_batch: int = 0
+    ) -> None:
+        """A worker fails; an accelerator runs out of memory in a part of so many samples."""
         assert self._claim is not None
         if self.is_done and kind is FailureKind.WORKER:
             return  # rank 0 has succeeded
@@ -555,6 +557,7 @@ class Agent:
             time_s=0,
             piece=self.work.piece_of(self.assignment.rank_offset),
             after_stop=self.is_stopping and kind is FailureKind.WORKER,
+            micro_batch=micro_batch,
         )
         self._claim = replace(self._claim, failures=(*self._claim.failures, failure))
         self._send(Failed(self._claim.round, failure))

@@ -68,7 +68,7 @@ class Setup:
         unit = (1, 1, 1, 2)[size % 4]
         minimum = unit * (1 + size // 4 % 2) if unit == 2 else 1 + size // 4 % 3
         maximum = minimum + size // 16 % 3
-        policy = _policy(rules, times) if restarts & 4 else None
+        policy = _policy(rules, times, shrinks=bool(start & 64)) if restarts & 4 else None
         checks = _checks(options)
         job = JobSpec("job", minimum, maximum, unit, restarts % 4, policy, checks)
         names = [f"node-{n}" for n in range(maximum + _NODES_BEYOND_MAX)]
@@ -97,14 +97,18 @@ RULES = (
     "preempted=restart",
     "hang=replace-node",
 )
+SHRINK = "device-oom=shrink"
 EXIT_CODES = (1, 1, 2, 3, 9, 75)
 """How workers fail."""
 
 
-def _policy(rules: int, times: int) -> PolicySpec:
+def _policy(rules: int, times: int, *, shrinks: bool) -> PolicySpec:
     first, longest = ((0.0, 0.0), (0.0, 0.0), (0.0, 4.0), (2.0, 8.0))[times // 2 % 4]
     return PolicySpec(
-        rules=tuple(text for bit, text in enumerate(RULES) if rules >> bit & 1),
+        rules=(
+            *(text for bit, text in enumerate(RULES) if rules >> bit & 1),
+            *((SHRINK,) if shrinks else ()),
+        ),
         restart_window_s=20.0 if times & 1 else 0.0,
         backoff_first_s=first,
         backoff_max_s=longest,
@@ -471,8 +475,13 @@ class Simulation:
     def _fail(self, choice: int) -> None:
         if agent := _pick([a for a in self._there() if a.live is not None], choice):
             code = EXIT_CODES[choice // 8 % len(EXIT_CODES)]
-            self._log(f"a worker of {agent.name} fails with {code}")
-            agent.fail(exit_code=code)
+            assert agent.assignment is not None
+            past, samples = agent.assignment.past, 0
+            if code == 1 and choice & 128:  # the script may not do as it is told
+                samples = past.micro_batch if past is not None and choice & 1 else 0
+                samples = samples or 4
+            self._log(f"a worker of {agent.name} fails with {code}, in a part of {samples}")
+            agent.fail(exit_code=code, micro_batch=samples)
 
     def _train(self, choice: int) -> None:
         """The workers of a node do a step; some say which."""

@@ -68,7 +68,9 @@ def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
         case Attend():
             return _attend(message, job)
         case Failed(number, failure):
-            return f"failed in round {number}: rank {failure.rank} exited with {failure.exit_code}"
+            where = f", in a part of {failure.micro_batch}" if failure.micro_batch else ""
+            status = failure.exit_code
+            return f"failed in round {number}: rank {failure.rank} exited with {status}{where}"
         case Done(number):
             return f"done with round {number}"
         case Stopped(number, _, _, work):
@@ -117,6 +119,8 @@ def _claim(claim: Claim) -> str:
     restarts = f", restarts {claim.restarts}" if claim.restarts else ""
     excluded = claim.past.excluded if claim.past is not None else ()
     past = restarts + (f", excluded {', '.join(excluded)}" if excluded else "")
+    if claim.past is not None and claim.past.micro_batch:
+        past += f", micro_batch {claim.past.micro_batch}"
     return (
         f"was node {claim.node_rank} of {claim.nodes} in round {claim.round} of {claim.formed_by}"
         f" ({claim.state.name.lower()}{failures}{past}{checked})"

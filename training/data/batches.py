@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from ..worker.device_memory import given_micro_batch
 from ..worker.log import log
 from .arguments import check_positive, checked_share, sources_of
 from .data_ranks import DataRanks
 from .order import ORDER_VERSION, Order
+from .part_memory import PartMemory
 from .parts import Part, PartRange, Position, read
 from .sample import index_of
 from .schedule import LAST, Data, Last, Range, Row, Schedule, cut, cut_by_share, from_plain
@@ -50,7 +52,8 @@ class ElasticBatches(Sampler[list[int]]):
         Args:
             data: the dataset, or its number of samples.
             global_batch: samples of a step, over all ranks.
-            micro_batch: the most samples that a rank computes at once; None: its whole piece.
+            micro_batch: the most samples that a rank computes at once; None: its whole piece. It
+                is smaller where ``--on-failure device-oom=shrink`` has found that.
             shuffle: True: all samples in random order; a number: blocks of so many samples in
                 random order, and in random order inside each, for files on object storage; False:
                 in the order of the data.
@@ -79,12 +82,12 @@ class ElasticBatches(Sampler[list[int]]):
         if last not in LAST:
             raise ValueError(f"invalid value {last!r} for last: expected short, drop or carry")
         self._seed, self._shuffle = seed, shuffle
-        self._micro_batch = micro_batch
+        self._micro_batch = min(filter(None, (micro_batch, given_micro_batch())), default=None)
         self._wanted = Row(0, 0, 0, global_batch, last)
         self._sources = sources
         self._orders: dict[int, Order] = {}
         """By the first epoch of their data."""
-        self._of_size: dict[int, list[PartRange]] = {}
+        self._of_size: dict[int, tuple[list[PartRange], int]] = {}
         """This rank's parts of a batch, by its number of samples."""
         self._last_located: tuple[int, list[Range]] | None = None
         self._use(Schedule((self._wanted,), (Data(0, sources, (0,) * len(sources.sizes)),)))
@@ -125,22 +128,27 @@ class ElasticBatches(Sampler[list[int]]):
 
     def ranges(self, step: int) -> list[PartRange]:
         """Return this rank's parts of a step; every rank has the same number of them."""
+        return list(self._parts_of(step)[0])
+
+    def _parts_of(self, step: int) -> tuple[list[PartRange], int]:
+        """Return this rank's parts of a step, and the size of the largest part of all ranks."""
         size = self.size(step)
         found = self._of_size.get(size)
         if found is None:
             found = self._of_size[size] = self._cut(size)
-        return list(found)
+        return found
 
-    def _cut(self, size: int) -> list[PartRange]:
+    def _cut(self, size: int) -> tuple[list[PartRange], int]:
         world = self.world
         pieces = cut_by_share(size, self._shares) if self._shares else cut(size, world)
         largest = max(map(len, pieces))
         parts = -(-largest // (self._micro_batch or largest))
         mine = pieces[self.rank]
-        return [
+        found = [
             PartRange(mine.start + one.start, len(one), world * len(one) / size)
             for one in cut(len(mine), parts)
         ]
+        return found, -(-largest // parts)
 
     def _located(self, step: int) -> list[Range]:
         """Return ``Schedule.ranges``; a loader in this process asks again for the same step."""
@@ -188,23 +196,25 @@ class ElasticBatches(Sampler[list[int]]):
             ValueError: the loader has another ``batch_sampler``, or ``in_order=False``.
         """
         self._check_loader(loader)
-        places = self.ranges(step)
+        places, largest = self._parts_of(step)
         position = Position(self._version, step)
         batches: Any = read(loader, position, len(places), self._beginning_with)
-        if count is not None:
-            batches = list(batches)
-            counts = [
-                float(count(batch)) if place.samples else 0.0
-                for place, batch in zip(places, batches, strict=True)
-            ]
-            total = self._ranks.total(sum(counts))
-            places = [
-                place._replace(weight=self.world * number / total if total else 0.0)
-                for place, number in zip(places, counts, strict=True)
-            ]
-        mesh = self._ranks.mesh
-        for index, (place, batch) in enumerate(zip(places, batches, strict=False)):
-            yield Part(batch, place, index, len(places), mesh)
+        # What the script does with a part is not raised here.
+        with PartMemory(largest):
+            if count is not None:
+                batches = list(batches)
+                counts = [
+                    float(count(batch)) if place.samples else 0.0
+                    for place, batch in zip(places, batches, strict=True)
+                ]
+                total = self._ranks.total(sum(counts))
+                places = [
+                    place._replace(weight=self.world * number / total if total else 0.0)
+                    for place, number in zip(places, counts, strict=True)
+                ]
+            mesh = self._ranks.mesh
+            for index, (place, batch) in enumerate(zip(places, batches, strict=False)):
+                yield Part(batch, place, index, len(places), mesh, largest)
 
     def _check_loader(self, loader: Any) -> None:
         if getattr(loader, "batch_sampler", None) is not self:

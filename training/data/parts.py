@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ..random_numbers import torch_generator_kept
+from .part_memory import PartMemory
 
 Begin = Callable[[int], AbstractContextManager[object]]
 """Returns the context in which the iterators of a loader begin with a step."""
@@ -30,7 +31,9 @@ class PartRange(NamedTuple):
 class Part:
     """One part of this rank's piece: the batch of the loader, and what it counts."""
 
-    def __init__(self, batch: Any, place: PartRange, index: int, parts: int, mesh: Any) -> None:
+    def __init__(
+        self, batch: Any, place: PartRange, index: int, parts: int, mesh: Any, largest: int = 0
+    ) -> None:
         self.batch: Any = batch
         """What the loader returned."""
         self.weight: float = place.weight
@@ -43,6 +46,7 @@ class Part:
         self.is_last: bool = index == parts - 1
         """Whether it is the last part of this step on this rank, as on all others."""
         self._mesh = mesh
+        self._largest = largest
 
     def sync(self, model: nn.Module, *, every: bool = True) -> AbstractContextManager[None]:
         """Return the context for forward and backward of this part.
@@ -73,11 +77,12 @@ class Part:
                 "expected a larger micro_batch, and last='drop' if the batch at the end of an "
                 "epoch is too small for the ranks"
             )
+        inner: AbstractContextManager[None] = nullcontext()
         if isinstance(whole, DistributedDataParallel):
-            return nullcontext() if self.is_last else whole.no_sync()
-        if known.is_fsdp2:
-            return _sharded(whole, is_last=self.is_last, every=every)
-        return nullcontext()
+            inner = nullcontext() if self.is_last else whole.no_sync()
+        elif known.is_fsdp2:
+            inner = _sharded(whole, is_last=self.is_last, every=every)
+        return PartMemory(self._largest, inner) if whole.training else inner
 
 
 @contextmanager

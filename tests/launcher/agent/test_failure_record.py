@@ -8,6 +8,7 @@ from ft_run.launcher.agent.failure_record import worker_failure
 from ft_run.rendezvous.policy.matches import look_for_slip
 from ft_run.rendezvous.protocol.failure import Evidence, Failure, evidence
 from ft_run.rendezvous.protocol.messages import Assignment
+from ft_run.training.worker.device_memory import SUFFIX
 
 ASSIGNMENT = Assignment(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
 CHAINED = """\
@@ -25,7 +26,7 @@ RuntimeError: no gradients
 """
 
 
-def record(text: str, prefix: str, error_file: str = "") -> Failure:
+def record(text: str, prefix: str, error_file: str = "", *, out_of_memory: bool = False) -> Failure:
     tail = "".join(f"{prefix}{line}" for line in text.splitlines(keepends=True))
     return worker_failure(
         ASSIGNMENT,
@@ -36,7 +37,7 @@ def record(text: str, prefix: str, error_file: str = "") -> Failure:
         exit_code=1,
         error_file=error_file,
         stderr_tail=tail.encode(),
-        out_of_memory=False,
+        out_of_memory=out_of_memory,
         after_stop=False,
     )
 
@@ -92,3 +93,29 @@ def test_a_warning_of_torch_keeps_its_own_words() -> None:
     assert record("[rank1]:[W1122 03:34:25.12 a.cpp:1] no destroy\n", "").message == (
         "[W1122 03:34:25.12 a.cpp:1] no destroy"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "expected"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory", "16", 16),
+        ("", "16", 16),  # nothing is known of the exception
+        ("ValueError: no", "16", 0),  # the script went on, and failed otherwise
+        ("torch.OutOfMemoryError: CUDA out of memory", None, 0),
+        ("torch.OutOfMemoryError: CUDA out of memory", "16 samples", 0),
+        ("torch.OutOfMemoryError: CUDA out of memory", "1" * 12, 0),
+    ],
+)
+def test_the_part_in_which_an_accelerator_ran_out_of_memory(
+    tmp_path: Path, text: str, content: str | None, expected: int
+) -> None:
+    file = tmp_path / "error.json"
+    if content is not None:
+        Path(f"{file}{SUFFIX}").write_text(content)
+    assert record(text, "", str(file)).micro_batch == expected
+    assert record(text, "", str(file), out_of_memory=True).micro_batch == 0
+    if text:
+        file.write_text(
+            json.dumps({"message": {"message": "Failed: x", "extraInfo": {"py_callstack": text}}})
+        )
+        assert record("other", "", str(file)).micro_batch == expected

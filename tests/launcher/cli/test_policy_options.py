@@ -108,6 +108,10 @@ def test_times(text: str, seconds: float) -> None:
         (("--on-failure", "exit:3"),
          "invalid value 'exit:3' for --on-failure (not MATCH=ACTION): expected MATCH=ACTION"),
         (("--on-failure", "exit:3=die"), "(unknown action 'die'): expected restart"),
+        (("--on-failure", "device-oom=shrink", "--log-dir", "/dev/null"),
+         "the rule device-oom=shrink could never be used, because --log-dir is /dev/null: workers"
+         " report the part in which memory ran out in a file there; expected another folder, or no"
+         " --log-dir."),
         (("--on-failure", "hang=fail", "--max-restarts=1"),
          "the rule hang=fail could never be used, because no --hang-timeout was given: only with"
          " it hangs are found; expected --hang-timeout SECONDS or --hang-timeout auto"),

@@ -87,6 +87,46 @@ def test_a_free_restart_is_not_counted_but_spaced() -> None:
     assert scene.last("a", Verdict).exit_code == exit_codes.WORKERS_FAILED
 
 
+def test_smaller_parts_cost_no_restart_no_delay_and_no_blame() -> None:
+    policy = rules("device-oom=shrink", max_node_failures=1, max_no_progress=1)
+    scene = running(1, names="ab", restarts=0, policy=policy)
+    for used, after in ((8, 4), (4, 2), (2, 1)):
+        scene.fail("a", worker_failure(0, micro_batch=used))
+        scene.stopped("a", progress=Progress())
+        assignment = scene.assignment("a")
+        assert assignment.past == Past(micro_batch=after)
+        assert assignment.decision == f"rule device-oom=shrink; micro_batch {used} -> {after}"
+        assert (assignment.restarts, assignment.is_free) == (0, True)
+    scene.fail("a", worker_failure(0, micro_batch=1))
+    scene.stopped("a")
+    assert scene.last("a", Verdict).outcome is Outcome.POLICY_ENDED
+
+
+def test_a_job_begins_with_the_micro_batch_of_rank_0() -> None:
+    scene = Scene(2, policy=rules("device-oom=shrink"))
+    scene.micro_batches = {"a": 8, "b": 2}
+    for name in "ab":
+        scene.attend(name)
+    for name in "ab":
+        assert scene.assignment(name).past == Past(micro_batch=8)
+    scene.fail("a", worker_failure(0, micro_batch=8))
+    scene.stopped("a", "b")
+    assert scene.assignment("b").past == Past(micro_batch=4)
+    fail_and_stop(scene, "a", worker_failure(0, code=4), "b")
+    past = scene.assignment("b").past
+    assert past is not None
+    assert past.micro_batch == 4  # another failure changes nothing
+
+
+def test_a_new_master_knows_how_small_parts_are() -> None:
+    scene = Scene(2, policy=rules("device-oom=shrink"))
+    # Node b has not yet heard of the last round.
+    scene.attend("a", claim=claim_of(2, 0, past=Past(micro_batch=2), state=ClaimState.STOPPED))
+    scene.attend("b", claim=claim_of(1, 1, past=Past(micro_batch=4), state=ClaimState.STOPPED))
+    scene.wait(60)
+    assert scene.assignment("b").past == Past(micro_batch=2)
+
+
 def test_replace_node_excludes_the_node_of_the_root_cause_and_a_spare_comes() -> None:
     scene = running(2, names="abc", policy=rules("oom=replace-node"))
     oom = worker_failure(1, code=-9, out_of_memory=True)

@@ -20,6 +20,7 @@ from ft_run.tests.harness.scene import worker_failure
 LOST = node_lost(1, "h", "", "no connection for 1 s")
 GONE = preempted(1, "h", "", "SIGTERM")
 OOM = worker_failure(0, code=-9, out_of_memory=True)
+DEVICE_OOM = worker_failure(0, micro_batch=5)
 
 
 def recorded(message: str, **more: Any) -> Failure:
@@ -42,6 +43,11 @@ def matches(match: str, failure: Failure) -> bool:
          [worker_failure(0, code=-11), worker_failure(0, code=9), LOST]),
         ("signal:segv", [worker_failure(0, code=-11)], [OOM]),
         ("oom", [OOM], [worker_failure(0, code=-9), LOST]),
+        ("device-oom",
+         [recorded("OutOfMemoryError: CUDA out of memory. Tried to"), DEVICE_OOM,
+          worker_failure(0, stderr_tail="a\ntorch.OutOfMemoryError: HIP out of memory\nb\n"),
+          recorded("AcceleratorError: CUDA error: out of memory")],
+         [OOM, LOST, recorded("MemoryError"), recorded("ValueError: no")]),
         ("node-lost", [LOST], [GONE, OOM]),
         ("preempted", [GONE], [LOST, OOM]),
         ("error:CUDA.*memory",
@@ -78,7 +84,12 @@ def test_a_rule_is_written_as_it_was_read(text: str) -> None:
     [
         ("exit:3", "not MATCH=ACTION", "exit:3=fail"),
         ("=fail", "not MATCH=ACTION", "exit:3=fail"),
-        ("exit:3=die", "unknown action 'die'", "restart, restart-free, fail or replace-node"),
+        (
+            "exit:3=die",
+            "unknown action 'die'",
+            "restart, restart-free, fail, replace-node or shrink",
+        ),
+        ("oom=shrink", "shrink does not answer 'oom'", "device-oom=shrink"),
         ("exit:=fail", "'' is not an exit status", "exit:N or exit:A-B"),
         ("exit:x=fail", "'x' is not an exit status", "exit:N or exit:A-B"),
         ("exit:0=fail", "not a range of exit statuses of failures", "from 1 to 255"),

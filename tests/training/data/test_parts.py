@@ -1,15 +1,18 @@
 """When gradients are reduced: for each kind of model, no more often than it needs."""
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ft_run.training import ElasticBatches
+from ft_run.training.worker.device_memory import SUFFIX, VARIABLE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 
 def gradients(model: Any, **arguments: Any) -> list[bool]:
@@ -101,3 +104,74 @@ def test_a_model_is_as_it_was_after_a_part(mesh: DeviceMesh) -> None:
         break
     model(torch.ones(2, 3)).sum().backward()
     assert model.weight.grad is not None
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file that says in which part an accelerator ran out of memory."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    return tmp_path / f"error.json{SUFFIX}"
+
+
+class Loaded(Dataset[torch.Tensor]):
+    """Items of which one is too much for an accelerator."""
+
+    bad = -1
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.bad:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.ones(3)
+
+
+def test_memory_that_runs_out_in_a_part_is_reported_with_its_size(mark: Path) -> None:
+    data = ElasticBatches(10, 10, micro_batch=4, shuffle=False)  # parts of 3, 3 and 4
+    dataset, model = Loaded(), nn.Linear(3, 4)
+    loader: DataLoader[torch.Tensor] = DataLoader(dataset, batch_sampler=data)
+    for part in data.parts(loader, 0):
+        with pytest.raises(torch.OutOfMemoryError), part.sync(model):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        assert mark.read_text() == "4"
+        with pytest.raises(ValueError, match="other"), part.sync(model):
+            raise ValueError("other")
+        assert not mark.exists()  # the script has gone on
+        with pytest.raises(torch.OutOfMemoryError), part.sync(model):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+    assert not mark.exists()
+    model.eval()
+    for part in data.parts(loader, 0):
+        with pytest.raises(torch.OutOfMemoryError), part.sync(model):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        assert not mark.exists()  # an evaluation
+    dataset.bad = 5  # while a part is read
+    with pytest.raises(torch.OutOfMemoryError):
+        list(data.parts(loader, 0))
+    assert mark.read_text() == "4"
+
+
+def test_outside_of_a_part_nothing_is_reported(mark: Path) -> None:
+    data = ElasticBatches(10, 10)
+    loader: DataLoader[torch.Tensor] = DataLoader(Loaded(), batch_sampler=data)
+    with suppress(torch.OutOfMemoryError):
+        for _ in data.parts(loader, 0):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "parts"),
+    [("", None, 1), ("", 4, 3), ("2", None, 5), ("2", 4, 5), ("8", 4, 3), ("no", 4, 3)],
+)
+def test_parts_are_no_larger_than_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, given: str, asked: int | None, parts: int
+) -> None:
+    monkeypatch.setenv(VARIABLE, given)
+    data = ElasticBatches(10, 10, micro_batch=asked)
+    assert len(data.ranges(0)) == parts
+    assert data.samples(0).tolist() == ElasticBatches(10, 10).samples(0).tolist()

@@ -1,0 +1,158 @@
+"""``--tune-file``: what a job has found out, for the next start of the same job.
+
+JSON with a version, the fingerprint of the job, its values and a date. The values hold for a job
+with the same fingerprint: script, arguments, torch, devices, CPU limit, workers and nodes.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ...events.event import Event
+from ...events.tuning import TuneFileIgnored, TuneFileNotWritten
+from ...values import dataclass
+from ..logs.regular_file import head_of_file
+from ..options import LaunchOptions, ScriptMode
+
+_VERSION = 1
+_READ_MAX_BYTES = 1 << 20
+_MODULES_MAX = 100
+_MICRO_BATCH_MAX = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class TunedValues:
+    """What a job has found out."""
+
+    micro_batch: int = 0
+    """Of ``--on-failure device-oom=shrink``; 0: none."""
+    preload: tuple[str, ...] = ()
+    """Of ``--preload auto``."""
+
+
+class TuneFile:
+    """The file of a job on this node; node rank 0 writes it."""
+
+    def __init__(self, path: str, fingerprint: Mapping[str, Any]) -> None:
+        """Read the file, which need not exist.
+
+        Args:
+            path: of the file.
+            fingerprint: of this job.
+        """
+        self._path = os.path.abspath(path)
+        self._fingerprint = dict(fingerprint)
+        self.ignored: TuneFileIgnored | None = None
+        """Why the values of the file are not used; None: they are, or there are none."""
+        self.values = self._read()
+        """What is known, from the file or since."""
+
+    def _read(self) -> TunedValues:
+        data = head_of_file(self._path, _READ_MAX_BYTES)
+        if data is None:
+            if os.path.lexists(self._path):
+                self.ignored = TuneFileIgnored(self._path, "it is not a file that can be read")
+            return TunedValues()
+        try:
+            found = json.loads(data)
+            known, given = found["fingerprint"], found["values"]
+            if found["version"] != _VERSION:
+                raise ValueError
+            names = self._fingerprint.keys() | known.keys()
+            differing = sorted(n for n in names if known.get(n) != self._fingerprint.get(n))
+            values = _checked(given)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self.ignored = TuneFileIgnored(self._path, "it is not a tune file of this version")
+            return TunedValues()
+        if differing:
+            why = f"it is of a job with another value for: {', '.join(differing)}"
+            self.ignored = TuneFileIgnored(self._path, why)
+            return TunedValues()
+        return values
+
+    def keep(self, values: TunedValues, note: Callable[[Event], None]) -> None:
+        """Write the values if they are new; atomically, readable by the owner only.
+
+        Args:
+            values: all that is known.
+            note: receives the event of a failure.
+        """
+        if values == self.values:
+            return
+        self.values = values
+        content = {
+            "version": _VERSION,
+            "fingerprint": self._fingerprint,
+            "values": {"micro_batch": values.micro_batch, "preload": list(values.preload)},
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        draft = f"{self._path}.{os.getpid()}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=2)
+                file.write("\n")
+            os.replace(draft, self._path)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(draft)
+            note(TuneFileNotWritten(self._path, error.strerror or str(error)))
+
+
+def _checked(given: Any) -> TunedValues:
+    """Return the values of a file; raise ``ValueError`` or ``TypeError`` for others."""
+    micro_batch, preload = given.get("micro_batch", 0), given.get("preload", [])
+    if not isinstance(micro_batch, int) or not 0 <= micro_batch <= _MICRO_BATCH_MAX:
+        raise ValueError
+    if not isinstance(preload, list) or len(preload) > _MODULES_MAX:
+        raise ValueError
+    for name in preload:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError
+    return TunedValues(micro_batch, tuple(preload))
+
+
+def fingerprint(options: LaunchOptions, workers: int) -> dict[str, Any]:
+    """Return what must be the same for values to hold again, as values of JSON.
+
+    It may ask the driver of GPUs, which takes time: call it before the event loop.
+
+    Args:
+        options: of this node.
+        workers: of this node.
+    """
+    from ..machine.accelerators import device_names
+    from ..machine.cpu_limit import read_cpu_limit
+
+    rendezvous, limit = options.rendezvous, read_cpu_limit()
+    return {
+        "script": options.script,
+        "script_sha256": _hash_of(options),
+        "arguments": list(options.script_args),
+        "torch": _version_of("torch"),
+        "devices": device_names(options.accelerator, os.environ),
+        "cpus": limit.cpus if limit is not None else os.cpu_count(),
+        "workers": workers,
+        "nodes": f"{rendezvous.min_nodes}:{rendezvous.max_nodes}",
+    }
+
+
+def _hash_of(options: LaunchOptions) -> str:
+    """Return a hash of the script's text; empty for a module or a program."""
+    if options.mode not in (ScriptMode.SCRIPT, ScriptMode.RUN_PATH):
+        return ""
+    data = head_of_file(os.path.realpath(options.script), _READ_MAX_BYTES)
+    return hashlib.sha256(data).hexdigest() if data is not None else ""
+
+
+def _version_of(package: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

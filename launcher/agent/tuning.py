@@ -1,0 +1,46 @@
+"""What this node uses of what the job has found out: smaller parts, and its tune file."""
+
+from collections.abc import Callable
+
+from ...events.event import Event
+from ...events.tuning import MicroBatchChanged
+from ...rendezvous.protocol.messages import Assignment
+from ...values import replace
+from .tune_file import TuneFile
+
+
+class Tuning:
+    """The values of the job, as the rounds of this node show them."""
+
+    def __init__(self, file: TuneFile | None, note: Callable[[Event], None]) -> None:
+        """Begin with the values of the file.
+
+        Args:
+            file: of ``--tune-file``; None: it was not given.
+            note: receives events.
+        """
+        self._file, self._note = file, note
+        self._micro_batch = 0
+
+    @property
+    def offered(self) -> int:
+        """The ``micro_batch`` with which the job begins if this node has rank 0; 0: none."""
+        return self._file.values.micro_batch if self._file is not None else 0
+
+    def begin(self, assignment: Assignment) -> None:
+        """Report and keep what has changed with a round."""
+        micro_batch = assignment.past.micro_batch if assignment.past is not None else 0
+        if micro_batch and micro_batch != self._micro_batch:
+            before = assignment.cause.micro_batch if assignment.cause is not None else 0
+            self._note(
+                MicroBatchChanged(
+                    assignment.round,
+                    assignment.node_rank,
+                    before,
+                    micro_batch,
+                    is_first=not self._micro_batch,
+                )
+            )
+        self._micro_batch = micro_batch
+        if self._file is not None and micro_batch and assignment.node_rank == 0:
+            self._file.keep(replace(self._file.values, micro_batch=micro_batch), self._note)

@@ -1,0 +1,114 @@
+"""``--tune-file``, and what changes from one round to the next."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ft_run.events.event import Event
+from ft_run.launcher.agent.tune_file import TunedValues, TuneFile, fingerprint
+from ft_run.launcher.agent.tuning import Tuning
+from ft_run.launcher.agent.worker_command import WorkerCommands
+from ft_run.launcher.options import LaunchOptions, RendezvousOptions
+from ft_run.rendezvous.protocol.messages import Assignment, Past
+from ft_run.tests.harness.scene import worker_failure
+from ft_run.training.worker.device_memory import VARIABLE
+from ft_run.values import replace
+
+FIRST = Assignment(0, "m", 0, 0, 2, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
+JOB = {"script": "a.py", "arguments": ["--lr", "1"]}
+
+
+def begin(path: Path, values: TunedValues, **job: Any) -> list[Event]:
+    """Keep values in a file; return the events."""
+    events: list[Event] = []
+    TuneFile(str(path), {**JOB, **job}).keep(values, events.append)
+    return events
+
+
+def test_values_are_those_of_the_same_job(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    assert TuneFile(str(path), JOB).values == TunedValues()
+    assert begin(path, TunedValues(8, ("torch", "a.b"))) == []
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["tuned.json"]
+    known = TuneFile(str(path), JOB)
+    assert known.values == TunedValues(8, ("torch", "a.b"))
+    assert known.ignored is None
+    other = TuneFile(str(path), {**JOB, "script": "b.py", "torch": "2"})
+    assert other.values == TunedValues()
+    assert str(other.ignored) == (
+        f"--tune-file {path} is ignored: it is of a job with another value for: script, torch"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "9" * 5000, '{"version": 2, "fingerprint": {}, "values": {}}'],
+)
+def test_what_is_no_tune_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(text)
+    found = TuneFile(str(path), JOB)
+    assert str(found.ignored).endswith("it is not a tune file of this version")
+    found.keep(TunedValues(4), lambda _: None)  # replaces it
+    assert TuneFile(str(path), JOB).values == TunedValues(4)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"micro_batch": -1}, {"micro_batch": "2"}, {"preload": "os"}, {"preload": ["os;x"]}, []],
+)
+def test_values_that_none_of_us_has_written(tmp_path: Path, values: Any) -> None:
+    path = tmp_path / "tuned.json"
+    begin(path, TunedValues(4))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "values": values}))
+    assert TuneFile(str(path), JOB).values == TunedValues()
+
+
+def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    assert "not a file that can be read" in str(TuneFile(str(tmp_path), JOB).ignored)
+    (event,) = begin(tmp_path / "none" / "tuned.json", TunedValues(4))
+    assert str(event).endswith("No such file or directory")
+
+
+def test_the_fingerprint_changes_with_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("pass")
+    options = LaunchOptions(str(script), RendezvousOptions(), ("1",))
+    found = fingerprint(options, 2)
+    assert json.loads(json.dumps(found)) == found
+    script.write_text("pass  # other")
+    assert fingerprint(options, 2) != found
+    script.write_text("pass")
+    assert fingerprint(options, 2) == found
+    assert fingerprint(options, 3) != found
+
+
+def test_a_change_is_reported_once_and_kept_by_rank_0(tmp_path: Path) -> None:
+    path, events = tmp_path / "tuned.json", list[str]()
+    tuning = Tuning(TuneFile(str(path), JOB), lambda event: events.append(str(event)))
+    cause = worker_failure(1, micro_batch=8)
+    smaller = replace(FIRST, round=1, past=Past(micro_batch=4), cause=cause)
+    other = replace(FIRST, round=2, past=Past(micro_batch=4), cause=worker_failure(1))
+    again = replace(FIRST, round=3, past=Past(micro_batch=2), cause=replace(cause, micro_batch=4))
+    for assignment in (FIRST, replace(smaller, node_rank=1)):
+        tuning.begin(assignment)
+        assert not path.exists()
+    for assignment in (other, again):
+        tuning.begin(assignment)
+    assert events == [
+        "round=1 node_rank=1 micro_batch 8 -> 4 on all ranks: the samples of each step stay the"
+        " same; BatchNorm, dropout and losses across the samples of a batch see smaller parts",
+        "round=3 node_rank=0 micro_batch 4 -> 2 on all ranks",
+    ]
+    assert TuneFile(str(path), JOB).values == TunedValues(2)
+    assert Tuning(TuneFile(str(path), JOB), lambda _: None).offered == 2
+
+
+def test_workers_find_it_in_their_environment() -> None:
+    commands = WorkerCommands(LaunchOptions("a.py", RendezvousOptions()), 2, {})
+    assert VARIABLE not in commands.env(FIRST, 0, "")
+    assert commands.env(replace(FIRST, past=Past(micro_batch=4)), 0, "")[VARIABLE] == "4"
