@@ -539,7 +539,8 @@ class Simulation:
 
     def _replicate(self, choice: int) -> None:
         """Nodes of a round send their shares of a step to the next ones; some do not arrive."""
-        if not (agent := _pick(self._working(), choice)):
+        agent = _pick(self._working(), choice)
+        if not agent or self.setup.is_replicated:  # then each node has all: nothing is sent
             return
         peers = [a for a in self._working() if a.line == agent.line and a.assignment is not None]
         peers.sort(key=lambda a: a.assignment.node_rank if a.assignment is not None else 0)
