@@ -9,7 +9,6 @@ request must precede it.
 
 import os
 import stat
-import tempfile
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 
@@ -48,6 +47,8 @@ def record_collectives(environ: MutableMapping[str, str]) -> str:
     Raises:
         OSError: no folder can be created.
     """
+    import tempfile  # slow, and of no use without a GPU
+
     folder = tempfile.mkdtemp(prefix="ft-run-collectives-")
     if not any(name in environ for name in _SIZES):
         environ[_SIZES[0]] = "2000"

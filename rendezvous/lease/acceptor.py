@@ -76,7 +76,11 @@ class Acceptor:
             if is_last:
                 self.until, self._given_back = now, ask.number
             return is_last
-        if now < self.takes_part_at or round(self._lease_s * 1000) != ask.lease_ms:
+        if round(self._lease_s * 1000) != ask.lease_ms:
+            return False
+        if now < self.takes_part_at:
+            if ask.step is LeaseStep.PROPOSE:  # it may lead without this vote, and end the job
+                self._process, self._number = ask.process, ask.number
             return False
         if now < self.until and not is_own:
             return False

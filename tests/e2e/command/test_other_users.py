@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ft_run.training.worker import preemption, snapshot_page
+from ft_run.training.worker import preemption, snapshot_page, work_messages
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Launcher
@@ -32,6 +32,9 @@ while not pathlib.Path(sys.argv[1]).exists():
 REQUESTS = {
     "snapshots": [snapshot_page.REQUEST.pack(snapshot_page.MAGIC, rank) for rank in range(2)],
     "notices": [preemption.REQUEST.pack(preemption.MAGIC, 0, preemption.ASK, -1)],
+    "work": [
+        work_messages.OPEN.pack(work_messages.MAGIC, rank, 7, 1) + b"name" for rank in range(2)
+    ],
 }
 
 # Tries all that it is told of, and prints what it could do; of root it becomes the other user.

@@ -64,6 +64,13 @@ def test_an_acceptor_that_was_started_again_has_no_vote_for_a_lease() -> None:
     assert acceptor.ask(asked(PREPARE, 3), 13.0).accepted
 
 
+def test_an_acceptor_without_a_vote_learns_that_the_job_is_over() -> None:
+    acceptor = Acceptor(3.0, now=10.0)
+    assert not acceptor.ask(asked(PROPOSE, 3), 11.0).accepted
+    assert not acceptor.ask(asked(LeaseStep.END, 3, "p1"), 11.5).accepted
+    assert acceptor.ask(asked(LeaseStep.END, 3), 11.5).accepted
+
+
 def test_a_lease_that_runs_is_not_given_away_nor_is_the_promise_raised() -> None:
     acceptor = Acceptor(3.0, now=0.0)
     assert acceptor.ask(asked(PREPARE, 3), 4.0).accepted
