@@ -323,7 +323,7 @@ class TimeAccounted(Event):
         count = sum(self.restarts.values())
         each_s = sum(self.restart_phases.values()) / max(1, count)
         more = f"; {count} restart(s), {each_s * 1000:.0f} ms each" if count else ""
-        return f"time: {self.seconds:.1f} s ({spent}){more}"
+        return f"time: {self.seconds:.1f} s{f' ({spent})' * bool(spent)}{more}"
 
 
 class JobEnded(Event):

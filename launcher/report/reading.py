@@ -25,6 +25,8 @@ _LINE_MAX: Final = 1 << 24
 _UPTIME_MAX_S: Final = 1e9
 _RENAMED: Final = b'"agent.renamed"'
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", re.ASCII)
+_UNNAMED_MAX: Final = 100
+"""A start has a few; a file that never names its node is not held in memory."""
 _SAME_START_S: Final = 2.0
 _EXPECTED: Final = "expected files of --events, or a folder that has events*.jsonl"
 
@@ -123,6 +125,8 @@ def _records(
 ) -> Iterator[tuple[bytes, Record]]:
     renamed = _renamed(path)
     has_event, torn = False, 0
+    unnamed: list[tuple[bytes, dict[str, Any]]] = []
+    """Of an ``ft-run`` that does not have the id of its node yet."""
     for line in _lines(path):
         record = _record(line)
         if record is None:
@@ -142,8 +146,15 @@ def _records(
             reading.lost += record["lines"]
         if renamed:
             record["node"] = _name_given(record, renamed)
+        unnamed.append((line, record))
+        if not record["node"] and len(unnamed) < _UNNAMED_MAX:
+            continue
         reading.files.setdefault(record["node"], set()).add(path)
-        yield line, record
+        for _, earlier in unnamed:
+            earlier["node"] = record["node"]
+        yield from unnamed
+        unnamed.clear()
+    yield from unnamed
     if torn and not has_event:
         raise UsageError(f"no line of {shown(path)} is an event in JSON: {_EXPECTED}.")
     reading.torn += torn

@@ -130,6 +130,16 @@ def test_a_node_that_the_master_has_renamed_has_one_name(tmp_path: Path) -> None
     assert [record["node"] for record in records] == ["vm/0", "vm/1"]
 
 
+def test_what_comes_before_a_node_has_its_name_is_of_that_node(tmp_path: Path) -> None:
+    starts = [line(1, ""), line(2, "a/0"), line(3, ""), line(4, "a/1"), line(5, "")]
+    records, found = read(write(tmp_path / "a", *starts))
+    assert [record["node"] for record in records] == ["a/0", "a/0", "a/1", "a/1", ""]
+    assert [*found.files] == ["a/0", "a/1"]
+    many = [line(second / 1000, "") for second in range(150)]
+    records, _ = read(write(tmp_path / "b", *many, line(2, "a/0")))
+    assert [record["node"] for record in records].count("") == 100
+
+
 def test_one_of_several_jobs(tmp_path: Path) -> None:
     both = write(tmp_path / "a", line(1), line(2, job="k"))
     with pytest.raises(UsageError, match="events of several jobs, 'j' and 'k': expected those of"):

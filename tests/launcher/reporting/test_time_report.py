@@ -101,3 +101,8 @@ def test_records_are_not_kept_forever(run: Run) -> None:
 def test_a_quiet_console_has_no_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGLEVEL", "WARNING")
     assert not run(10.0, round_started()).reports
+
+
+def test_a_job_too_short_for_its_phases_has_none_in_its_line() -> None:
+    event = TimeAccounted(0.14, {"running": 0.05}, {"worker": 1}, {"running": 0.02}, {}, None)
+    assert str(event) == "time: 0.1 s; 1 restart(s), 20 ms each"
