@@ -25,7 +25,8 @@ def _interface_towards(address: str) -> Iterator[None]:
     """Have gloo listen on the interface of the route to a host, unless the user has named one.
 
     By default it listens at the address of the host's own name. On Debian that is 127.0.1.1, to
-    which other hosts cannot connect (pytorch #68726); NCCL does not mind, so nobody has noticed.
+    which other hosts cannot connect (pytorch #68726). NCCL is not affected, so that a job of GPUs
+    works until it uses gloo.
     """
     name = "" if _INTERFACE in os.environ else interface_towards(address)
     if not name:

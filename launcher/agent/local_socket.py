@@ -1,7 +1,7 @@
-"""The Unix socket on which other processes of this user ask an agent, as ``ft-run status`` does.
+"""The Unix socket on which an agent answers processes of the same user, e.g. ``ft-run status``.
 
 Requests and answers are JSON objects, one in each line. The socket is served by the agent's event
-loop: no thread, and no wake-up while nobody asks.
+loop: no thread, and no wake-up without a request.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _PENDING: Final = 16
 
 
 class Answers(Protocol):
-    """What there is to say."""
+    """The source of the answers."""
 
     async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request, as JSON values."""
@@ -34,10 +34,10 @@ class Answers(Protocol):
 
 
 class LocalSocket:
-    """A socket in the user's folder; other users can neither find it nor ask."""
+    """A socket in the user's folder, to which other users cannot connect."""
 
     def __init__(self, new_answers: Callable[[], Answers]) -> None:
-        """Listen nowhere yet.
+        """Create it; ``listen`` opens the socket.
 
         Args:
             new_answers: returns the answers; called when the first process connects.
@@ -61,7 +61,7 @@ class LocalSocket:
             listening.bind(str(hidden))
             hidden.chmod(0o600)
             listening.listen(_PENDING)
-            # Only now: who finds a socket on which nobody listens removes it.
+            # Only now: ft-run status removes a socket that refuses connections.
             hidden.rename(path)
         except OSError:
             listening.close()
@@ -109,14 +109,14 @@ class LocalSocket:
                 writer.write(_line(await _answered(request, self._answers)))
                 await writer.drain()
         except (ConnectionError, ValueError, asyncio.CancelledError):
-            pass  # it is gone, its line is too long, or this agent ends
+            pass  # the client disconnected, its line is too long, or this agent ends
         finally:
             del self._open[task]
             writer.close()
 
 
 def user_of(peer: socket.socket) -> int:
-    """Return the user id of the process at the other end, as the kernel knows it (unix(7))."""
+    """Return the user id of the process at the other end, from the kernel (unix(7))."""
     size = struct.calcsize("3I")
     _, user, _ = struct.unpack("3I", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return int(user)

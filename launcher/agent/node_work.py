@@ -106,10 +106,10 @@ class NodeWork:
     def __init__(
         self, send: Callable[[WorkReport], None], answer: Callable[[Taker, int | str], None]
     ) -> None:
-        """Begin without any.
+        """Start without work.
 
         Args:
-            send: sends a message to the master; it is lost while the master is away.
+            send: sends a message to the master; it is lost while the master is disconnected.
             answer: sends a worker a piece, ``OVER``, or why it gets none.
         """
         self._send, self._answer = send, answer
@@ -121,9 +121,9 @@ class NodeWork:
     # --- workers -----------------------------------------------------------------------------
 
     def ask(self, taker: Taker, claim: WorkClaim, now: float) -> None:
-        """Take a worker's request for a piece, which confirms the one that it has."""
+        """Handle a worker's request for a piece, which confirms the one that it holds."""
         if (left := self._left.get(taker.rank)) is not None:
-            self.give_back(*left, now)  # this worker lives on
+            self.give_back(*left, now)  # this worker is still alive
         work = self._names.get(claim.name)
         if work is None and len(self._names) < NAMES_MAX:
             work = self._names[claim.name] = _Work(claim, now)
@@ -168,11 +168,11 @@ class NodeWork:
             work.queue.add(piece, piece + 1)
             self._serve(work, now)
         if not work.idle and not work.in_hand and (work.queue or work.number >= 0):
-            work.queue.bounds.clear()  # nobody here takes it, nor what is requested
+            work.queue.bounds.clear()  # no loop of this node needs pieces, or those requested
             self._report(work, now)
 
     def exited(self, rank: int, now: float) -> None:
-        """Give back what a worker has that has exited with 0."""
+        """Give back the pieces of a worker that has exited with 0."""
         for name, work in self._names.items():
             for taker in [one for one in (*work.in_hand, *work.idle) if one.rank == rank]:
                 self.give_back(taker, name, now)
@@ -215,7 +215,7 @@ class NodeWork:
         return tuple(claims)
 
     def connected(self, now: float) -> None:
-        """Report all again: what was sent after ``Attend`` was written may be lost."""
+        """Report all again: messages sent after ``Attend`` was written may be lost."""
         for work in self._names.values():
             if not work.is_over:
                 work.unsent.bounds[:] = work.confirmed.bounds
@@ -229,7 +229,7 @@ class NodeWork:
         work.number = -1
         if grant.refusal:
             if not work.is_known:
-                del self._names[grant.name]  # the next round may bring another size
+                del self._names[grant.name]  # the next round may use another size
             takers, work.idle = work.idle, []
             for taker in takers:
                 self._answer(taker, grant.refusal)
@@ -247,7 +247,7 @@ class NodeWork:
         return min((work.due_at for work in works), default=math.inf)
 
     def tick(self, now: float) -> None:
-        """Report what has been confirmed a while ago, and give back what is too much."""
+        """Report confirmed pieces that are due, and give back those beyond one batch."""
         for work in self._names.values():
             if work.due_at <= now:
                 kept = max(1, math.ceil(work.rate(now) * work.batch_s))
@@ -272,7 +272,7 @@ class NodeWork:
             self._report(work, now)
 
     def _report(self, work: _Work, now: float) -> None:
-        """Send all that the master does not know, and request pieces if workers are idle."""
+        """Send all unreported pieces to the master, and request more if workers are idle."""
         self._number += 1
         work.number = self._number if work.idle else -1
         work.reported_at = now

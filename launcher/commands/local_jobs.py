@@ -1,4 +1,4 @@
-"""The jobs of this host and user, as their agents' local sockets know them."""
+"""The jobs of this user on this host, from the local sockets of their agents."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from ..flags.values import shown
 from ..machine.user_folder import SOCKET_SUFFIX, user_folders
 
 _ANSWER_S: Final = 2.0
-"""How long an agent has to describe its job; a stopped one does not."""
+"""How long an agent has to describe its job; a stopped process never does."""
 _ANSWER_MAX_BYTES: Final = 64 << 20
 
 
@@ -28,7 +28,7 @@ class LocalConnection:
 
     @property
     def pid(self) -> int:
-        """The process at the other end, as the kernel knows it."""
+        """The id of the process at the other end, from the kernel."""
         peer: socket.socket = self._writer.get_extra_info("socket")
         pid, _, _ = struct.unpack("3I", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return int(pid)
@@ -72,7 +72,7 @@ async def connect(path: Path) -> LocalConnection:
     """Connect to an agent.
 
     Raises:
-        OSError: nobody listens.
+        OSError: no process listens on this socket.
     """
     return LocalConnection(*await asyncio.open_unix_connection(path, limit=_ANSWER_MAX_BYTES))
 

@@ -1,6 +1,7 @@
-"""What a job's events say when somebody asks: its summary, and the last lines.
+"""The summary of a job and its last lines, from its events, for ``ft-run status``.
 
-Until somebody asks, or many wait, events are only kept: a short job never makes records of them.
+Events are only queued until a report is requested or the queue is full: a short job never converts
+them to records.
 """
 
 import json
@@ -41,7 +42,7 @@ class EventHistory:
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES_KEPT)
 
     def note(self, event: Event) -> None:
-        """Take an event, which happens now."""
+        """Queue an event, which happens now."""
         self._waiting.append((*self._now(), event))
         if len(self._waiting) > _WAITING_MAX:
             self._record_one()
@@ -68,6 +69,6 @@ class EventHistory:
 
             self._history = JobHistory(_RESTARTS_KEPT)
         self._history.add(record)
-        # Of what the console leaves out, nodes that come and go matter to who looks at a job.
+        # The console leaves out debug events; nodes that join and leave belong in a status.
         if record["severity"] != "debug" or record["name"].startswith("node."):
             self._lines.append({key: record[key] for key in ("time", "name", "severity", "text")})

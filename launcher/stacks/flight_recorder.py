@@ -39,7 +39,7 @@ class _Dump:
 def record_collectives(environ: MutableMapping[str, str]) -> str:
     """Switch on the recorders where the user has not set them; return a folder for their files.
 
-    torch keeps the last 2,000 collectives by default, but without a pipe nobody can ask for them.
+    torch keeps the last 2,000 collectives by default, but only a pipe makes a dump possible.
 
     Args:
         environ: the environment of the workers, which is changed.

@@ -62,7 +62,7 @@ class Joining:
             out: where messages go.
             waiting: where nodes wait for the next round.
             rounds: told of what nodes bring with them.
-            work: told of the pieces that they bring.
+            work: receives the pieces that they claim.
             examiner: knows whether the options of checks make sense.
             gone: told of each node that is gone; ``Group`` tells the parts.
         """

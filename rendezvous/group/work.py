@@ -1,8 +1,8 @@
 """Hands out the pieces of ``shared_work``: work that no step waits for. Pure.
 
 A piece is confirmed once its body has ended. It is handed out to one node of a round at a time, the
-lowest first, and again in the next round if nobody has confirmed it. What a node holds and has
-confirmed it also claims when it attends, so that another master needs nothing else.
+lowest first, and again in the next round if it is not confirmed. A node that attends claims the
+pieces that it holds and has confirmed, so that a new master needs nothing else.
 """
 
 import math
@@ -113,7 +113,7 @@ class SharedWork:
     """All names of a job, which are kept to its end: a loop that is restarted ends at once."""
 
     def __init__(self, state: JobState, out: Outbox) -> None:
-        """Begin without any."""
+        """Start without work."""
         self._state, self._out = state, out
         self.names: dict[str, Work] = {}
         self._round = -1
@@ -136,10 +136,10 @@ class SharedWork:
             for name, work in self.names.items()
         )
 
-    # --- what nodes say ----------------------------------------------------------------------
+    # --- messages of nodes -------------------------------------------------------------------
 
     def attended(self, node: Node, attend: Attend) -> None:
-        """Take in what a node claims: it replaces all that was sent on its last stream."""
+        """Apply the claim of a node: it replaces all that was sent on its last stream."""
         claim = attend.claim
         held: dict[str, Sequence[int]] = {one.name: one.held for one in attend.work}
         self._claimed[node.spec.node_id] = (claim.round if claim is not None else -1, held)
@@ -152,17 +152,17 @@ class SharedWork:
         self._apply(node, self.names)
 
     def confirmed(self, claims: Iterable[WorkClaim]) -> None:
-        """Take in what workers of a node had confirmed that are dead now."""
+        """Apply what workers of a node had confirmed before they died."""
         for claim in claims:
             work = self._of(claim)
             if isinstance(work, Work):
                 self._confirm(work, claim.confirmed)
 
     def reported(self, node: Node, report: WorkReport) -> None:
-        """Take in a report, and answer it if pieces are free."""
+        """Apply a report, and answer it if pieces are free."""
         node_id, claim = node.spec.node_id, report.claim
         if report.number <= self._numbers.get(node_id, -1):
-            return  # it comes again
+            return  # a duplicate
         self._numbers[node_id] = report.number
         work = self._of(claim)
         if not isinstance(work, Work):
@@ -179,10 +179,10 @@ class SharedWork:
         if node_id in work.held or report.idle:
             work.rates[node_id] = report.rate
         else:
-            work.rates.pop(node_id, None)  # nobody there is in the loop
+            work.rates.pop(node_id, None)  # no worker of the node is in the loop
 
     def forget(self, node_id: str) -> None:
-        """Free what a node held that is gone."""
+        """Free the pieces of a node that is gone."""
         self._claimed.pop(node_id, None)
         self._numbers.pop(node_id, None)
         for work in self.names.values():
@@ -205,7 +205,7 @@ class SharedWork:
             self._out.note(PieceFails(piece, len(workers)))
         return replace(failure, piece=f"{piece}, which has failed {len(workers)} workers")
 
-    # --- what they are told ------------------------------------------------------------------
+    # --- messages to nodes -------------------------------------------------------------------
 
     def advance(self) -> None:
         """Answer the requests that can be answered while a round runs."""
@@ -217,7 +217,7 @@ class SharedWork:
             self._hand_out(self.names[self._due.pop()])
 
     def _round_begins(self) -> None:
-        """Nobody holds anything, except in a round that was taken over."""
+        """Free all held pieces, except those claimed in a round that was taken over."""
         self._round = self._state.round
         for work in self.names.values():
             work.rates.clear()
@@ -233,14 +233,14 @@ class SharedWork:
             del work.waiting[node_id]
             node = self._state.roster.get(node_id)
             if node is None or node.link is None or not self._is_in_round(node, report.round):
-                continue  # it asks again when it is back
+                continue  # it sends the request again when it reconnects
             pieces = work.grant(report)
             if pieces:
                 work.held[node_id] = [*work.held.get(node_id, ()), *pieces]
             name, to = work.claim.name, work.confirmed_to
             self._out.send(node, WorkGrant(report.number, name, tuple(pieces), to, work.batch_s))
 
-    # --- parts of it -------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------
 
     def _is_in_round(self, node: Node, number: int) -> bool:
         return node.phase in IN_ROUND and node.round == number == self._state.round
