@@ -3,8 +3,8 @@
     python benchmarks/shared_work.py [--agents 1000] [--paces 0,0.1,10] [--seconds 20] [--json FILE]
 
 It runs the real ``ft-run master``, and simulates agents over real gRPC streams (``swarm.py``). Each
-has one loop that confirms pieces at a pace per second, with the rules of the real agent. Pace 0 is
-the baseline: no agent shares work. See README.md.
+has one loop that confirms pieces at a fixed rate, with the rules of the real agent. Pace 0 is the
+baseline: no agent shares work. See README.md.
 """
 
 import argparse

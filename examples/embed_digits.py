@@ -5,7 +5,7 @@
 Ranks do not wait for each other: each gets pieces as fast as it does them. A piece may be done
 twice, e.g. if a node is lost before it has reported it. So its file is written under a temporary
 name and renamed, which replaces an earlier one with the same content. A new job that is given the
-same folder does only the pieces of which no file is there.
+same folder does only the pieces that have no file yet.
 
 It also runs under torchrun and plain Python, where pieces are split by rank.
 """

@@ -404,7 +404,7 @@ class LaunchOptions:
         None,
         "--tune-file FILE",
         "JSON file in which the node with rank 0 keeps what a job finds out, e.g. the micro_batch"
-        " of device-oom=shrink. The next start of the same job begins with it.",
+        " of device-oom=shrink. The next start of the same job uses it.",
         values.string_or_none,
         ours=True,
     )

@@ -68,7 +68,7 @@ def fit(
         trainer.fit(module, _Batches(elastic), val_dataloaders)
     finally:
         trainer.callbacks = callbacks
-        del module.backward  # the method of the class is there again
+        del module.backward  # restores the method of the class
 
 
 class _Elastic(Callback):
@@ -124,7 +124,7 @@ class _Elastic(Callback):
         self.loop.finish(trainer.global_step)
 
     def read(self) -> Iterator[Any]:
-        """Iterate over batches; Lightning asks for each when all before it is done."""
+        """Iterate over batches; Lightning requests each when all before it are done."""
         while True:
             step = self.trainer.global_step
             self.loop.complete(step)

@@ -98,7 +98,7 @@ class ElasticTrainer(Trainer):
         steps = math.ceil(args.num_train_epochs * batches.steps_per_epoch)
         self.create_optimizer()
         self.create_scheduler(num_training_steps=args.max_steps if args.max_steps > 0 else steps)
-        self._created_lr_scheduler = False  # otherwise it would be created anew
+        self._created_lr_scheduler = False  # otherwise it would be created again
         counted = _Counted(self)
         state = {
             "model": self.model,
@@ -162,7 +162,7 @@ class ElasticTrainer(Trainer):
         try:
             loss = super().training_step(model, inputs, num_items_in_batch, **options)
         finally:
-            del self.accelerator.backward  # the method of the class is there again
+            del self.accelerator.backward  # restores the method of the class
         return loss * factor
 
     def _finish(self) -> None:

@@ -20,7 +20,7 @@ _NAME_MAX = 128
 _LEAVE_S = 10.0
 
 _used: set[tuple[int, str]] = set()
-"""Process id and name of the loops that run, or have come to their end."""
+"""Process id and name of the loops that run, or have ended."""
 
 
 def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Iterator[range]:
@@ -107,7 +107,7 @@ def _leave(channel: socket.socket) -> None:
     with suppress(OSError):
         channel.settimeout(_LEAVE_S)
         channel.send(messages.LEAVE)
-        channel.recv(messages.PIECE.size)  # the agent knows of it before another loop begins
+        channel.recv(messages.PIECE.size)  # the agent has received it before another loop starts
 
 
 def _own_share(name: str, size: int, grain: int) -> Iterator[range]:

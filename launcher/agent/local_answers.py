@@ -22,13 +22,13 @@ class LocalAnswers:
         options: RendezvousOptions,
         report: Callable[[], str],
     ) -> None:
-        """Take what the answers are made of.
+        """Create the answers of one agent.
 
         Args:
-            agent: knows this node.
-            hosting: has the master, if it is here.
+            agent: the source of this node's status.
+            hosting: has the master, if it is hosted here.
             identity: of this node.
-            options: where the master is, if it is elsewhere.
+            options: has the address of the master, if it is hosted elsewhere.
             report: returns ``StatusReply.report``.
         """
         self._agent, self._hosting, self._identity = agent, hosting, identity

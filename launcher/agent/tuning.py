@@ -13,7 +13,7 @@ class Tuning:
     """The values of the job, as the rounds of this node show them."""
 
     def __init__(self, file: TuneFile | None, note: Callable[[Event], None]) -> None:
-        """Begin with the values of the file.
+        """Start with the values of the file.
 
         Args:
             file: of ``--tune-file``; None: it was not given.

@@ -87,7 +87,7 @@ class MasterCalls:
         """Return the status of the job, as ``status_dict`` does; raises as ``ask``.
 
         Args:
-            until_end: the answer comes when the job has ended.
+            until_end: the master answers only when the job has ended.
         """
         from ...protos import rendezvous_pb2 as pb
 

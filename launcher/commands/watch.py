@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 1.0
 _NODES_PER_S: Final = 500
-"""For each status the master asks every node: a large job is polled less often."""
+"""Each status makes the master query every node: a large job is polled less often."""
 _SLOW_S: Final = 1.5
 _QUITS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -114,7 +114,7 @@ class _Watched:
                     self.quit(exit_codes.WORKERS_FAILED)
                     return
                 self._take(last)
-            await asyncio.sleep(_POLL_S)  # a master that was asked in vain, or does not lead
+            await asyncio.sleep(_POLL_S)  # a master that did not answer, or does not lead
 
     def quit(self, status: int) -> None:
         """Show no more; exit with a status."""

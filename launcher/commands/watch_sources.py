@@ -85,7 +85,7 @@ class LocalSource:
 
     async def status(self) -> dict[str, Any]:
         """Return the present status, in any time; raises as ``Source``."""
-        # Without a limit: the kernel knows whether the agent is alive, and it may be stopped.
+        # Without a limit: a dead agent closes the connection, and a live one may be stopped.
         return dict((await self._calls.ask(ask="status"))["status"])
 
     async def ended(self) -> dict[str, Any] | None:

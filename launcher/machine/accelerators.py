@@ -144,7 +144,7 @@ def find_devices(
 
 
 def device_names(accelerator: str, environ: Mapping[str, str]) -> list[str]:
-    """Return what tells machines apart by the devices of the kind ``accelerator``, as text.
+    """Return what distinguishes machines by their devices of the kind ``accelerator``, as text.
 
     The models of NVIDIA's GPUs if NVML responds; of other devices, their kind.
     """

@@ -41,7 +41,7 @@ def _places() -> list[Path]:
 
 def _shared_folder() -> Path:
     # Independent of TMPDIR and the session: all agents of a user on a host must find it, and a job
-    # outlives the session whose end removes XDG_RUNTIME_DIR (pam_systemd(8)).
+    # may outlive its login session, with which XDG_RUNTIME_DIR is removed (pam_systemd(8)).
     return Path(f"/tmp/ft-run-{os.getuid()}")  # noqa: S108 - its owner and mode are looked at
 
 

@@ -185,7 +185,7 @@ class NodeFold:
 
 
 def add_processes(samples: Samples, now: NodeNow) -> None:
-    """Add what the kernel knows of the workers; one that is gone meanwhile has no samples."""
+    """Add the kernel's figures of the workers; one that has exited meanwhile has no samples."""
     import psutil
 
     for rank, pid, _ in now.workers:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def open_metrics(
     address: Endpoint | None, trust: TrustOptions | None, note: Callable[[Event], None]
 ) -> MetricsServer | None:
-    """Listen where ``--metrics`` says; None: without it, or if the port is in use.
+    """Listen at the address of ``--metrics``; None: without it, or if the port is in use.
 
     On loopback it is plain HTTP. Elsewhere a job with a token serves HTTPS to clients that have
     the token, and one with certificates to clients that have one of its CA.

@@ -36,7 +36,7 @@ class NotReadyError(Exception):
 
 
 class MetricsServer:
-    """Listens from the start, and answers when it knows what; ``close`` it."""
+    """Listens from the start, and answers once it has a source of metrics; ``close`` it."""
 
     def __init__(
         self, address: Endpoint, tls: "ssl.SSLContext | None" = None, bearer: str = ""

@@ -93,12 +93,12 @@ class Status:
 
 
 class TrainJobProgress:
-    """Looks at rank 0 while this node has it; ``close`` it."""
+    """Reports the progress of rank 0 while this node has it; ``close`` it."""
 
     def __init__(
         self, server: StatusServer, agent: Observed, note: Callable[[Event], None]
     ) -> None:
-        """Begin to look, on the running loop.
+        """Start to poll, on the running loop.
 
         Args:
             server: receives the progress.

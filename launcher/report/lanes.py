@@ -145,7 +145,7 @@ class Lane:
 
 
 def accountable(lanes: dict[str, Lane]) -> list[tuple[str, int]]:
-    """Return the process whose time stands for that of each start of the job.
+    """Return the process whose times are used for each start of the job.
 
     Of those that ran for nearly the whole time it is the one with the lowest rank, which also shows
     the closing table.

@@ -117,7 +117,7 @@ class Accounting:
     def account(self, now_s: float = 0.0, *, of_all: bool = False) -> Account:
         """Return where the time went. What it has shown stays so: nothing falls later.
 
-        For exact phases of the workers, let ``round.progressed`` come just before.
+        For exact phases of the workers, call it just after ``round.progressed``.
 
         Args:
             now_s: until then, as ``uptime_s``, or until the last event if that is later.

@@ -237,8 +237,8 @@ def failure_note(found: Mapping[str, Any], round_: int, at_s: float) -> FailureN
     kind = found["kind"] if found["kind"] in _KINDS else "worker"
     failure = Failure(**known | {"kind": FailureKind[kind.upper()]})
     error = recorded(failure)
-    said = recorded_traceback(error) if error is not None else failure.message
-    tail = failure.stderr_tail.strip() or said.strip()
+    message = recorded_traceback(error) if error is not None else failure.message
+    tail = failure.stderr_tail.strip() or message.strip()
     lines = tuple(line[:_LINE] for line in tail.splitlines()[-_LINES:])
     return FailureNote(
         round_,

@@ -44,7 +44,7 @@ class LiveStatus:
         self.assignment, self.waiting = assignment, None
 
     def summary(self) -> dict[str, Any]:
-        """Return what this node knows of its job, as JSON values; times in seconds."""
+        """Return the state of the job as seen by this node, as JSON values; times in seconds."""
         options, assignment = self._options.rendezvous, self.assignment
         furthest = max(self._steps(), key=lambda rank: rank.steps, default=None)
         waiting = self.waiting

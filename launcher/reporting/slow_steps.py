@@ -3,10 +3,10 @@
 from statistics import median
 
 _MINUTE_S = 45.0
-"""The shortest training time whose mean is used: reports come once a minute, and in between."""
+"""The shortest training time whose mean is used: there is a report a minute, or more."""
 _HOUR_MINUTES = 60
 _LEAST_MINUTES = 10
-"""A median of fewer says nothing."""
+"""A median of fewer is not meaningful."""
 
 
 class SlowSteps:

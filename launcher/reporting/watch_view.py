@@ -1,7 +1,7 @@
 """What ``ft-run status --watch`` shows: the lines of one screen, of a status. Pure.
 
-The nodes that need attention come first: disconnected ones, those without a step for long, those
-that are behind, slow ones.
+The nodes that need attention are listed first: disconnected ones, those without a step for long,
+those that are behind, slow ones.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""What a dump of NCCL's flight recorder says of a rank, in short; the dump itself is never sent.
+"""A summary of a rank's dump of NCCL's flight recorder; the dump itself is never sent.
 
 The file is a pickle (``FlightRecorderDetail.hpp`` in torch, format 2.10), and a worker can write
-what it likes to it. So it is not unpickled: a reader knows the few operations that torch's pickler
+anything to it. So it is not unpickled: the reader supports the few operations that torch's pickler
 uses for dictionaries, lists, tuples, texts and numbers, and refuses all others. None of these calls
 or imports anything.
 """

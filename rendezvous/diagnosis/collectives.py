@@ -25,7 +25,7 @@ from ..protocol.stacks import RankStack
 
 
 class Found(enum.Enum):
-    """What the records say."""
+    """What the records show."""
 
     DIFFERENT = 1
     """Ranks have entered different operations under the same number."""
@@ -72,7 +72,7 @@ _RUN = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?:/([0-9]{1,9}))?$")
 
 
 def examine(stacks: Sequence[RankStack]) -> Evidence | None:
-    """Return what the records of all ranks say; None: nothing is pending, or nothing is recorded.
+    """Return what the records of all ranks show; None: nothing is pending or nothing is recorded.
 
     Args:
         stacks: of all ranks of the round.

@@ -1,14 +1,14 @@
 """Whether a stack shows that its rank waits for other ranks, or is blocked by something else. Pure.
 
-A rank *waits for others* where its stack says so: a frame of ``torch.distributed``, of a wrapper
+A rank *waits for others* if its stack shows it: a frame of ``torch.distributed``, of a wrapper
 that communicates (DDP, FSDP) or of ft-run's own exchanges, the request of ``shared_work`` for a
 piece, the engine of the backward pass, inside which gradients are reduced, or a line that waits for
 earlier asynchronous work (``work.wait()``).
 
 With a GPU collectives are asynchronous: a rank waits for them in whatever needs a result of the GPU
 next (``.item()``, ``synchronize()``, a launch while the queue is full), in a library too. Such a
-line does not tell a rank that waits for others from one whose own GPU hangs. Only a call that is
-known to block outside torch does (``blocks``).
+line does not distinguish a rank that waits for others from one whose own GPU hangs. Only a call
+that is known to block outside torch does (``blocks``).
 """
 
 import re

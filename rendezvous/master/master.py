@@ -44,7 +44,7 @@ STEPS_S = 1.0
 
 
 _FIRST_AFTER = 500_000_000
-"""The numbers of requests to all nodes do not come so far."""
+"""Above all numbers of requests to all nodes."""
 
 
 class Lease:

@@ -15,7 +15,7 @@ async def job_status(master: Master, version: str, report: str = "") -> StatusRe
     Args:
         master: the master of the job.
         version: that of ft-run.
-        report: JSON, what this process knows from events.
+        report: JSON, from the events of this process.
     """
     group, verdict = master.group, master.group.verdict
     # When the job has ended there are no workers to ask for.

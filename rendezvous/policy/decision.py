@@ -37,7 +37,7 @@ class Aftermath:
         self.ledger = Ledger()
         self.progress = ProgressRecord()
         self.micro_batch = 0
-        """The most samples of a part of ``ElasticBatches``; 0: what the script says."""
+        """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
         self._slip: Failure | None = None
         self._rules: tuple[Rule, ...] | None = None
 

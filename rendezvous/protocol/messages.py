@@ -177,7 +177,7 @@ class Past:
     progress: PastProgress | None = None
     """None: unknown."""
     micro_batch: Count = 0
-    """The most samples of a part of ``ElasticBatches``; 0: what the script says."""
+    """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
 
 
 @dataclass(frozen=True, slots=True)

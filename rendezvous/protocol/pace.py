@@ -1,4 +1,4 @@
-"""How many of something come per second, of late. Pure."""
+"""The recent rate of a counter, per second. Pure."""
 
 
 class Pace:
@@ -7,7 +7,7 @@ class Pace:
     __slots__ = ("_marks", "_stretch_s")
 
     def __init__(self, now: float, stretch_s: float) -> None:
-        """Begin with none, at a time in seconds."""
+        """Start at 0, at a time in seconds."""
         self._marks = [(now, 0)] * 2
         self._stretch_s = stretch_s
 
@@ -25,6 +25,6 @@ class Pace:
         self._marks = [(since, total + gained) for since, total in self._marks]
 
     def per_s(self, now: float, total: int) -> float:
-        """Return how many come per second; 0: not known."""
+        """Return the recent rate per second; 0: not known."""
         since, before = self._marks[1]
         return (total - before) / (now - since) if now > since else 0.0

@@ -82,6 +82,6 @@ class StatusReply:
     ended: str = ""
     """How it ended."""
     report: str = ""
-    """JSON: what the process of the master knows from events; empty: nothing."""
+    """JSON, from the events of the master's process; empty: none."""
     work: tuple[WorkProgress, ...] = ()
     """Of ``shared_work``."""

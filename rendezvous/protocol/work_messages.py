@@ -1,4 +1,4 @@
-"""What nodes and the master say about ``shared_work``: pieces of work that no step waits for.
+"""The messages of nodes and the master for ``shared_work``: pieces of work that no step waits for.
 
 Pieces are numbered from 0. A set of them is sent as the bounds of its intervals
 (``intervals.Intervals``). Values only.
@@ -23,7 +23,7 @@ Pieces = Annotated[tuple[WorkSize, ...], Length(BOUNDS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class WorkClaim:
-    """What a node knows and has of the pieces of one name."""
+    """The pieces of one name that a node holds, and those that it has confirmed."""
 
     name: WorkName
     size: WorkSize

@@ -151,7 +151,7 @@ class ElasticBatches(Sampler[list[int]]):
         return found, -(-largest // parts)
 
     def _located(self, step: int) -> list[Range]:
-        """Return ``Schedule.ranges``; a loader in this process asks again for the same step."""
+        """Return ``Schedule.ranges``; a loader in this process calls it again for the same step."""
         if self._last_located is None or self._last_located[0] != step:
             self._last_located = step, self._schedule.ranges(step)
         return self._last_located[1]

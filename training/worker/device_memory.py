@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 
 VARIABLE = "FT_RUN_MICRO_BATCH"
-"""The most samples of a part, in the environment of workers; not set: what the script says."""
+"""The most samples of a part, in the environment of workers; not set: the value of the script."""
 SUFFIX = ".micro_batch"
 """What the name of the file adds to that of the error file."""
 _DIGITS_MAX = 9
@@ -38,7 +38,7 @@ def out_of_memory(samples: int) -> None:
 
 
 def has_survived() -> None:
-    """Record that the script goes on: it has handled the exception."""
+    """Record that the script continues: it has handled the exception."""
     while _written:
         with suppress(OSError):
             os.unlink(_written.pop())

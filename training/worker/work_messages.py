@@ -14,7 +14,7 @@ CONFIRM, LEAVE = b"c", b"l"
 that, by an exception or ``break``: the answer is ``OVER``."""
 PIECE = struct.Struct("<q")
 """The answer to a request: the number of a piece, ``OVER``, or ``REFUSED`` followed by the reason.
-It comes when a piece is free."""
+It is sent when a piece is free."""
 OVER, REFUSED = -1, -2
 REASON_BYTES = 2000
 
