@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
@@ -68,13 +69,8 @@ async def run_node(
     rendezvous = options.rendezvous
     for warning in options.warnings:
         display.event(LogMessage(warning))
-    time_report = TimeReport(display)
-    history = EventHistory(rendezvous.job_id, attempt_of(os.environ))
-    if display.recorder is not None:
-        display.recorder.listen(history.note)
     identity = NodeIdentity(rendezvous.job_id)
-    if display.recorder is not None:
-        display.recorder.node = identity.node_id
+    time_report, history = TimeReport(display), _history(rendezvous, identity, display)
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
     changed = metrics.job.changed if metrics is not None else None
@@ -83,34 +79,79 @@ async def run_node(
     agent = Agent(options, display, starter, identity=identity, port=port, crew=crew)
     if metrics is not None and display.recorder is not None:
         metrics.serve(agent, display.recorder, time_report)
+    new_answers = partial(_new_answers, agent, hosting, identity, rendezvous, history.report)
+    try:
+        async with _hosted(hosting, agent, options, display):
+            display.event(_started(rendezvous, identity, count, hosting.where, port))
+            async with (
+                answering(identity.incarnation, new_answers, display.event),
+                live_line(display, agent.status.text, starter.spawner),
+                _shown_in_trainjob(agent, display),
+            ):
+                status = await agent.run(hosting.connect)
+    finally:
+        if crew is not None:
+            await crew.rest()
+        time_report.close()
+        hurry_on(options.signals, display.hurry)
+        display.close()
+        port.close()
+        identity.close(is_over=agent.verdict is not None)
+    _conclude(agent, status, conclude)
+    return status
+
+
+def _history(
+    rendezvous: RendezvousOptions, identity: NodeIdentity, display: Display
+) -> EventHistory:
+    """Return the history of the events from now on, which are those of this node."""
+    history = EventHistory(rendezvous.job_id, attempt_of(os.environ))
+    if display.recorder is not None:
+        display.recorder.listen(history.note)
+        display.recorder.node = identity.node_id
+    return history
+
+
+def _new_answers(
+    agent: Agent,
+    hosting: Hosting,
+    identity: NodeIdentity,
+    rendezvous: RendezvousOptions,
+    report: Callable[[], str],
+) -> "LocalAnswers":
+    from .local_answers import LocalAnswers  # most jobs receive no request
+
+    return LocalAnswers(agent, hosting, identity, rendezvous, report)
+
+
+def _started(
+    rendezvous: RendezvousOptions,
+    identity: NodeIdentity,
+    count: WorkerCount,
+    where: str,
+    port: PortReservation,
+) -> NodeStarted:
+    return NodeStarted(
+        rendezvous.job_id,
+        identity.node_id,
+        count.count,
+        count.source,
+        where,
+        host=identity.host,
+        address=port.offer.address,
+        machine_id=machine_id(),
+        release=VERSION,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _hosted(
+    hosting: Hosting, agent: Agent, options: LaunchOptions, display: Display
+) -> AsyncIterator[None]:
+    """Host the master, if it belongs here, while the agent runs and as long as others need it."""
     try:
         await hosting.start()
-        where = hosting.where
-        display.event(
-            NodeStarted(
-                rendezvous.job_id,
-                identity.node_id,
-                count.count,
-                count.source,
-                where,
-                host=identity.host,
-                address=port.offer.address,
-                machine_id=machine_id(),
-                release=VERSION,
-            )
-        )
-
-        def new_answers() -> "LocalAnswers":
-            from .local_answers import LocalAnswers  # most jobs are never asked
-
-            return LocalAnswers(agent, hosting, identity, rendezvous, history.report)
-
-        async with (
-            answering(identity.incarnation, new_answers, display.event),
-            live_line(display, agent.status.text, starter.spawner),
-            _shown_in_trainjob(agent, display),
-        ):
-            status = await agent.run(hosting.connect)
+        yield
         if agent.verdict is None:
             await _hand_over(hosting, options, display)
         await hosting.stop(wait=agent.verdict is not None)
@@ -121,20 +162,6 @@ async def run_node(
     except BaseException:
         await hosting.stop(wait=False)
         raise
-    finally:
-        if crew is not None:
-            await crew.rest()
-        time_report.close()
-        hurry_on(options.signals, display.hurry)
-        display.close()
-        port.close()
-        identity.close(is_over=agent.verdict is not None)
-    agent.last_word()
-    if conclude is not None:
-        conclude(agent)
-    if status != exit_codes.SUCCESS:
-        _pass_on_error_file(agent)
-    return status
 
 
 @contextlib.asynccontextmanager
@@ -189,6 +216,15 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
         display.event(MasterKept(is_excluded=False))
         limit_s = options.shutdown_timeout_s + _REGROUP_S
         await unless_asked(hosting.settled(), options.signals, limit_s)
+
+
+def _conclude(agent: Agent, status: int, conclude: Callable[[Agent], None] | None) -> None:
+    """Report the end of the job on this node: to the user, the caller and the scheduler."""
+    agent.last_word()
+    if conclude is not None:
+        conclude(agent)
+    if status != exit_codes.SUCCESS:
+        _pass_on_error_file(agent)
 
 
 def _pass_on_error_file(agent: Agent) -> None:

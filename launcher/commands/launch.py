@@ -3,8 +3,8 @@
 import gc
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from ... import exit_codes
 from ...errors import NoProcessError
 from ...events.event import LogMessage, Severity
 from ...rendezvous.trust.source import read_trust
-from ...values import replace
+from ...values import dataclass, replace
 from .. import startup
 from ..agent.preload import start_preload
 from ..agent.signals import ignore
@@ -50,73 +50,37 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     Raises:
         FtRunError: an error that a user can cause, with an exit code.
     """
-    require_own_proc()
-    if options.checks is not None:
-        from ..preflight.report_file import check_report_path
-
-        check_report_path(options.checks.report)
-        check_log_dir(options.checks.log_dir)
-    if (too_few := too_few_files()) is not None:
-        raise NoProcessError(f"{too_few}.")
+    _check_host(options)
     rendezvous = options.rendezvous
     # A node by itself opens no port.
     trust = read_trust(rendezvous.trust) if rendezvous.endpoint is not None else None
     recorder = Recorder(rendezvous.job_id, attempt_of(os.environ))
     display = Display(recorder=recorder, level=options.logs.level, is_json=options.logs.is_json)
-    environ = dict(os.environ)
-    count = _worker_count(options, environ)
-    if options.mode is not ScriptMode.COMMAND:
-        check_interpreter(environ)
-    environ = worker_environ(options, count.count)
-    timers = _file_timers(environ)
-    commands = WorkerCommands(options, count.count, environ)
-    cpus, gpus_shown = _numa_cpus(options, count), _gpus_shown(options)
-    tune_file = _tune_file(options, count.count)
-    log_dir = LogDir.create(options.logs, rendezvous.job_id)
-    # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
-    gc.freeze()
-    try:
-        spawner = SpawnerClient()
-        check_spawner = SpawnerClient() if options.checks is not None else None
-        relay = RelayClient(display.event) if log_dir.needs_relay else None
-    except NoProcessError:
-        log_dir.remove_if_unused()
-        if timers is not None:
-            timers.close()
-        raise
-    starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers, tune_file)
-    status = exit_codes.WORKERS_FAILED
-    files: EventFiles | None = None
-    metrics: NodeEndpoint | None = None
-    recordings = ""
-    if options.event_log_handler == "console":
-        from ..reporting.event_log import EventLog
-
-        recorder.listen(EventLog(options, commands.argv(0)[0], display.line).event)
-    try:
-        files = _event_files(options, log_dir, display, recorder)
-        metrics = _metrics(options, display)
-        if options.hang is not None and has_driver():
-            with suppress(OSError):  # no room: verdicts follow the stacks alone
-                recordings = record_collectives(environ)
-        if tune_file is not None and tune_file.ignored is not None:
-            display.event(tune_file.ignored)
-        remark = start_preload(options, commands, os.environ, spawner)
-        if remark is not None:  # it is of no use
-            display.event(LogMessage(remark, Severity.WARNING))
-            options = replace(options, preload=())
+    plan = _plan(options)
+    with (
+        ExitStack() as after_all,
+        _forked(plan, display, with_checks=options.checks is not None) as (starter, check_spawner),
+        _outputs(options, plan, display, recorder) as metrics,
+    ):
+        if recordings := _recordings(options, plan.environ):
+            after_all.callback(shutil.rmtree, recordings, ignore_errors=True)
+        if plan.tune_file is not None and plan.tune_file.ignored is not None:
+            display.event(plan.tune_file.ignored)
+        options = _preloaded(options, plan, display, starter.spawner)
         new_crew = None
         if check_spawner is not None:
             from ..agent.check_workers import check_crew
 
-            new_crew = partial(check_crew, options, display, check_spawner, starter, gpus_shown)
+            new_crew = partial(
+                check_crew, options, display, check_spawner, starter, plan.gpus_shown
+            )
         with startup.loading():
             from ..agent.run import run_node
 
         startup.quiet_grpc()
         node = run_node(
             options,
-            count,
+            plan.count,
             starter,
             display,
             new_crew=new_crew,
@@ -125,24 +89,139 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
             metrics=metrics,
         )
         status = startup.run(node)
-    finally:
-        if metrics is not None:
-            metrics.close()
-        if files is not None:
-            files.close()
-        display.close()
-        ignore(options.signals)
-        if check_spawner is not None:
-            check_spawner.close()
-        spawner.close()
-        if timers is not None:
-            timers.close()
-        if status == exit_codes.SUCCESS:  # else the user may look for them
-            log_dir.remove_if_temporary()
-        log_dir.remove_if_unused()
-        if recordings:
-            shutil.rmtree(recordings, ignore_errors=True)
+    if status == exit_codes.SUCCESS:  # else the user may look for them
+        plan.log_dir.remove_if_temporary()
     return status
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is determined before processes are forked."""
+
+    count: WorkerCount
+    environ: dict[str, str]
+    """Of all workers; ``commands`` refers to it."""
+    commands: WorkerCommands
+    timers: "FileTimers | None"
+    cpus: tuple[frozenset[int], ...] | None
+    gpus_shown: dict[str, str]
+    tune_file: "TuneFile | None"
+    log_dir: LogDir
+
+
+def _check_host(options: LaunchOptions) -> None:
+    """Refuse paths and limits of this host with which the job cannot run.
+
+    Raises:
+        FtRunError: an error that a user can cause, with an exit code.
+    """
+    require_own_proc()
+    if options.checks is not None:
+        from ..preflight.report_file import check_report_path
+
+        check_report_path(options.checks.report)
+        check_log_dir(options.checks.log_dir)
+    if (too_few := too_few_files()) is not None:
+        raise NoProcessError(f"{too_few}.")
+
+
+def _plan(options: LaunchOptions) -> _Plan:
+    environ = dict(os.environ)
+    count = _worker_count(options, environ)
+    if options.mode is not ScriptMode.COMMAND:
+        check_interpreter(environ)
+    environ = worker_environ(options, count.count)
+    return _Plan(
+        count=count,
+        environ=environ,
+        timers=_file_timers(environ),  # which adds a variable
+        commands=WorkerCommands(options, count.count, environ),
+        cpus=_numa_cpus(options, count),
+        gpus_shown=_gpus_shown(options),
+        tune_file=_tune_file(options, count.count),
+        log_dir=LogDir.create(options.logs, options.rendezvous.job_id),
+    )
+
+
+def _recordings(options: LaunchOptions, environ: dict[str, str]) -> str:
+    """Return the folder for dumps of NCCL's flight recorder; empty: they are not recorded."""
+    if options.hang is not None and has_driver():
+        with suppress(OSError):  # no room: verdicts follow the stacks alone
+            return record_collectives(environ)
+    return ""
+
+
+def _preloaded(
+    options: LaunchOptions, plan: _Plan, display: Display, spawner: SpawnerClient
+) -> LaunchOptions:
+    """Start the fork server of ``--preload``; return the options, without it if it is unusable."""
+    remark = start_preload(options, plan.commands, os.environ, spawner)
+    if remark is None:
+        return options
+    display.event(LogMessage(remark, Severity.WARNING))
+    return replace(options, preload=())
+
+
+@contextmanager
+def _forked(
+    plan: _Plan, display: Display, *, with_checks: bool
+) -> "Iterator[tuple[WorkerStarter, SpawnerClient | None]]":
+    """Fork the processes of this node: the starter of workers, and the spawner of check workers.
+
+    At the end they are closed, and log files that were not used are removed.
+
+    Raises:
+        NoProcessError: the kernel refuses another process.
+    """
+    with ExitStack() as closing:
+        closing.callback(plan.log_dir.remove_if_unused)
+        if plan.timers is not None:
+            closing.callback(plan.timers.close)
+        # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
+        gc.freeze()
+        spawner = SpawnerClient()
+        closing.callback(spawner.close)
+        check_spawner = None
+        if with_checks:
+            check_spawner = SpawnerClient()
+            closing.callback(check_spawner.close)
+        relay = RelayClient(display.event) if plan.log_dir.needs_relay else None
+        yield (
+            WorkerStarter(
+                plan.commands,
+                plan.cpus,
+                plan.log_dir,
+                spawner,
+                relay,
+                plan.timers,
+                plan.tune_file,
+            ),
+            check_spawner,
+        )
+
+
+@contextmanager
+def _outputs(
+    options: LaunchOptions, plan: _Plan, display: Display, recorder: Recorder
+) -> "Iterator[NodeEndpoint | None]":
+    """Open what the agent writes beside the console; yield the endpoint of ``--metrics``.
+
+    At the end the console is closed, too, and signals are ignored: processes are still to be ended.
+    """
+    with ExitStack() as closing:
+        if options.event_log_handler == "console":
+            from ..reporting.event_log import EventLog
+
+            recorder.listen(EventLog(options, plan.commands.argv(0)[0], display.line).event)
+        closing.callback(ignore, options.signals)
+        closing.callback(display.close)
+        files = _event_files(options, plan.log_dir, display, recorder)
+        if files is not None:
+            closing.callback(files.close)
+        metrics = _metrics(options, display)
+        if metrics is not None:
+            closing.callback(metrics.close)
+        yield metrics
 
 
 def _event_files(

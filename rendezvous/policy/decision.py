@@ -81,14 +81,9 @@ class Aftermath:
             return RoundDecision(words=decision.words())
         is_news = not decision.is_default or decision.action is Action.FAIL or decision.note
         words = decision.words() if is_news else ""
-        if decision.action is Action.FAIL:
-            return RoundDecision(outcome=Outcome.POLICY_ENDED, words=words)
-        if exhausted := self.progress.exhausted(policy.max_no_progress):
-            return RoundDecision(outcome=Outcome.POLICY_ENDED, words=exhausted)
-        is_counted = decision.action.is_counted
-        if is_counted and self.budget.used(restarts, policy, now) >= job.max_restarts:
-            return RoundDecision(outcome=Outcome.WORKERS_FAILED, words=words)
-        excluded = None
+        if (end := self._end(job, policy, decision, words, restarts, now)) is not None:
+            return end
+        is_counted, excluded = decision.action.is_counted, None
         if suspect is not None and failure is not None:
             excluded, why = self._exclusion(
                 policy, decision, failure, suspect, has_stand_in=has_stand_in, now=now
@@ -144,6 +139,25 @@ class Aftermath:
                 return None
             postmortem.blame_departure()
         return decision
+
+    def _end(
+        self,
+        job: JobSpec,
+        policy: PolicySpec,
+        decision: Decision,
+        words: str,
+        restarts: int,
+        now: float,
+    ) -> RoundDecision | None:
+        """Return the end of the job: by a rule, without progress or budget; None: it continues."""
+        if decision.action is Action.FAIL:
+            return RoundDecision(outcome=Outcome.POLICY_ENDED, words=words)
+        if exhausted := self.progress.exhausted(policy.max_no_progress):
+            return RoundDecision(outcome=Outcome.POLICY_ENDED, words=exhausted)
+        is_counted = decision.action.is_counted
+        if is_counted and self.budget.used(restarts, policy, now) >= job.max_restarts:
+            return RoundDecision(outcome=Outcome.WORKERS_FAILED, words=words)
+        return None
 
     def _exclusion(
         self,
