@@ -6,13 +6,13 @@ of a run that nothing happens to, bit for bit: ``test_snapshots.py``.
 
 import importlib.util
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ft_run.tests.harness.resized_job import run_resized
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
@@ -68,26 +68,18 @@ def test_jobs_that_change_their_size(
 ) -> None:
     name = import_library(library)
     monkeypatch.setattr("ft_run.tests.e2e.conftest.TIMEOUT_S", 500.0)
-    nodes: list[Command] = []
     folder = ft.folder / "job"
     folder.mkdir()
-    for step, world in [(0, 2), (3, 1), (8, 2)]:
-        for node in nodes:
-            node.expect(rf"rank \d of {len(nodes)} waits at {step}")
-        while len(nodes) > world:
-            nodes.pop().send(signal.SIGKILL)
-        while len(nodes) < world:
-            nodes.append(
-                ft.start(
-                    *("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port}"),
-                    *("--rdzv-id", f"{ft.mark}job", "--max-restarts", 9, "--rescale-delay", "0s"),
-                    *("--preload", f"torch,{name},ft_run.training.{name}"),
-                    *(SCRIPT, library, folder, "0", "2@0", "1@3", "2@8"),
-                )
-            )
-            if len(nodes) == 1:
-                nodes[0].expect("hosted here")
-    assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr
+
+    def start() -> "Command":
+        return ft.start(
+            *("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port}"),
+            *("--rdzv-id", f"{ft.mark}job", "--max-restarts", 9, "--rescale-delay", "0s"),
+            *("--preload", f"torch,{name},ft_run.training.{name}"),
+            *(SCRIPT, library, folder, "0", "2@0", "1@3", "2@8"),
+        )
+
+    run_resized([(0, 2), (3, 1), (8, 2)], start)
     code = (
         "import sys; from pathlib import Path; import elastic; folder = Path(sys.argv[2]); "
         "elastic.check_samples(sys.argv[1], folder); print(elastic.difference(sys.argv[1], folder))"

@@ -1,11 +1,11 @@
 """Every example with ``ElasticBatches`` in jobs that lose and gain a node: each step's samples."""
 
 import json
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ft_run.tests.harness.resized_job import run_resized
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
@@ -78,24 +78,16 @@ def test_each_step_has_its_samples(
     folder.mkdir()
     mine = (kept,) if "digits" not in name else ("--epochs", 3, "--checkpoint-dir", kept)
     plan = ",".join(f"{step}:{world}" for step, world in worlds)
-    nodes: list[Command] = []
-    for step, world in worlds:
-        for node in nodes:
-            node.expect(rf"rank \d of {len(nodes)} waits at {step}$")
-        while len(nodes) > world:
-            nodes.pop().send(signal.SIGKILL)
-        while len(nodes) < world:
-            nodes.append(
-                ft.start(
-                    *("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port}"),
-                    *("--rdzv-id", f"{ft.mark}job", "--max-restarts", 9, "--rescale-delay", "0s"),
-                    *("--rdzv-conf", "last_call_timeout=1,drain_timeout=1", "--preload", preload),
-                    *(ft.script(SCRIPT), EXAMPLES / f"{name}.py", folder, plan, *mine),
-                )
-            )
-            if len(nodes) == 1:
-                nodes[0].expect("hosted here")
-    assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr
+
+    def start() -> "Command":
+        return ft.start(
+            *("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port}"),
+            *("--rdzv-id", f"{ft.mark}job", "--max-restarts", 9, "--rescale-delay", "0s"),
+            *("--rdzv-conf", "last_call_timeout=1,drain_timeout=1", "--preload", preload),
+            *(ft.script(SCRIPT), EXAMPLES / f"{name}.py", folder, plan, *mine),
+        )
+
+    run_resized(worlds, start)
     check(folder, samples)
 
 

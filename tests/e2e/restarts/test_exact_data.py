@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ft_run.tests.harness.resized_job import run_resized
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
@@ -216,17 +217,7 @@ def test_jobs_that_change_their_size(
     plan = ",".join(f"{step}:{world}" for step, world in worlds)
     arguments = (kind, plan, workers, "short", "exact", 3)
     folder = ft.folder / "job"
-    nodes: list[Command] = []
-    for step, world in worlds:
-        for node in nodes:
-            node.expect(rf"rank \d of {len(nodes)} waits at {step}")
-        while len(nodes) > world:
-            nodes.pop().send(signal.SIGKILL)
-        while len(nodes) < world:
-            nodes.append(start(ft, folder, free_port, "1:3", 1, *arguments))
-            if len(nodes) == 1:
-                nodes[0].expect("hosted here")
-    assert [node.wait() for node in nodes] == [0] * len(nodes), nodes[0].stderr
+    run_resized(worlds, partial(start, ft, folder, free_port, "1:3", 1, *arguments))
     weights = check(folder)
     expected = undisturbed(ft, free_port, 1, "ddp", "0:1", 0, "short", "exact", 3)
     assert max(abs(one - other) for one, other in zip(weights, expected, strict=True)) < 1e-9
