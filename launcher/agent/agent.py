@@ -24,7 +24,7 @@ from ...events.node import (
     WorkersFenced,
 )
 from ...events.preload import PreloadChanged
-from ...events.workers import RoundStarted, WorkersStopped
+from ...events.workers import WorkersStopped
 from ...rendezvous.lease.fencing import FenceTick, Fencing
 from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
@@ -41,7 +41,6 @@ from ...rendezvous.protocol.messages import (
     Heard,
     Leave,
     NodeMessage,
-    NodeSpec,
     Outcome,
     Refused,
     Renamed,
@@ -78,7 +77,7 @@ from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
 from .claim import OwnClaim
 from .hangs import Hangs
-from .identity import NodeIdentity
+from .identity import NodeIdentity, node_spec
 from .lifecycle import (
     EndWorkers,
     JobOver,
@@ -94,7 +93,7 @@ from .lifecycle import (
     Wake,
     WorkersGone,
 )
-from .news import LinkNews, is_news, round_begun, waits
+from .news import LinkNews, is_news, round_begun, round_started, waits
 from .orphans import adopt_orphans, kill_orphans
 from .reports import NodeReports
 from .shared_work import SharedWork
@@ -145,17 +144,7 @@ class Agent:
         self._snapshots = HeldSnapshots(local_world_size, self._saves, options.snapshot_replicas)
         self._tuning = Tuning(starter.tune_file, self._event)
         self._offers = NodeOffers(port, self._snapshots, self._tuning.offered)
-        self._node = NodeSpec(
-            node_id=identity.node_id,
-            incarnation=identity.incarnation,
-            host=identity.host,
-            address=port.offer.address,
-            role=options.role,
-            local_world_size=local_world_size,
-            wanted_rank=options.rendezvous.node_rank,
-            is_watched=starter.commands.are_watched,
-            drains_to_grow=True,
-        )
+        self._node = node_spec(identity, options, port.offer.address, starter.commands)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
         self._claim = OwnClaim()
@@ -402,21 +391,7 @@ class Agent:
             return
         if (begun := round_begun(assignment, self._options)) is not None:
             self._event(begun)
-        resumption = assignment.resumption
-        self._event(
-            RoundStarted(
-                assignment.round,
-                assignment.node_rank,
-                assignment.nodes,
-                assignment.world_size,
-                assignment.restarts,
-                assignment.reason,
-                resumption.step if resumption is not None else -1,
-                self._node.is_watched,
-                assignment.role_rank_offset,
-                assignment.role_world_size,
-            )
-        )
+        self._event(round_started(assignment, is_watched=self._node.is_watched))
         self._tuning.begin(assignment)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)

@@ -7,7 +7,10 @@ import socket
 import zlib
 from pathlib import Path
 
+from ...rendezvous.protocol.messages import NodeSpec
 from ..machine.user_folder import user_folder
+from ..options import LaunchOptions
+from .worker_command import WorkerCommands
 
 _MOST_PER_HOST = 4096
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
@@ -58,6 +61,30 @@ class NodeIdentity:
             with contextlib.suppress(OSError):  # a full disk: a restart requests the old number
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, number.encode(), 0)
+
+
+def node_spec(
+    identity: NodeIdentity, options: LaunchOptions, address: str, commands: WorkerCommands
+) -> NodeSpec:
+    """Return the properties of this node that are sent to the master.
+
+    Args:
+        identity: proposed to the master.
+        options: of this node.
+        address: at which other nodes reach this node.
+        commands: of its workers.
+    """
+    return NodeSpec(
+        node_id=identity.node_id,
+        incarnation=identity.incarnation,
+        host=identity.host,
+        address=address,
+        role=options.role,
+        local_world_size=commands.local_world_size,
+        wanted_rank=options.rendezvous.node_rank,
+        is_watched=commands.are_watched,
+        drains_to_grow=True,
+    )
 
 
 def machine_id() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...events.event import Event
 from ...events.node import MasterConnected, MasterUnreachable, NodeWaits, WorkersAlone
-from ...events.workers import RegroupBegun, RestartBegun
+from ...events.workers import RegroupBegun, RestartBegun, RoundStarted
 from ...rendezvous.master.link import LinkDown
 from ...rendezvous.protocol.messages import Assignment, Claim, Waiting
 from ...values import replace
@@ -54,6 +54,23 @@ def round_begun(
     return RegroupBegun(assignment.round, assignment.node_rank, assignment.nodes, assignment.reason)
 
 
+def round_started(assignment: Assignment, *, is_watched: bool) -> RoundStarted:
+    """Return the event of every round."""
+    resumption = assignment.resumption
+    return RoundStarted(
+        assignment.round,
+        assignment.node_rank,
+        assignment.nodes,
+        assignment.world_size,
+        assignment.restarts,
+        assignment.reason,
+        resumption.step if resumption is not None else -1,
+        is_watched,
+        assignment.role_rank_offset,
+        assignment.role_world_size,
+    )
+
+
 class LinkNews:
     """Reports the state of the connection to the master: each change once, and reminders."""
 
@@ -63,7 +80,7 @@ class LinkNews:
         where: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with nothing reported.
+        """Start with nothing reported.
 
         Args:
             note: receives events.

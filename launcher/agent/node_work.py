@@ -195,7 +195,7 @@ class NodeWork:
             work.begin(now)
 
     def end(self, now: float) -> tuple[WorkClaim, ...]:
-        """All workers are dead: return what they have confirmed since the last reports."""
+        """End a round, without live workers: return what was confirmed since the last report."""
         claims = []
         for work in self._names.values():
             work.begin(now)

@@ -29,7 +29,7 @@ class SharedWork:
     """The shared work of this node; ``close`` it."""
 
     def __init__(self, local_world_size: int, send: Callable[[WorkReport], None]) -> None:
-        """Begin without any.
+        """Start without work.
 
         Args:
             local_world_size: number of workers.
@@ -57,12 +57,12 @@ class SharedWork:
         self.node.begin(assignment.round, time.monotonic())
 
     def end(self) -> tuple[WorkClaim, ...]:
-        """Return what the workers of the round have confirmed, which are dead."""
+        """Return what the workers of the round have confirmed, after their end."""
         self._hang_up()
         return self.node.end(time.monotonic())
 
     def connected(self) -> None:
-        """Report all to a master that this node has attended."""
+        """Report all to a master to which this node has connected."""
         self.node.connected(time.monotonic())
 
     def granted(self, grant: WorkGrant) -> None:
@@ -71,7 +71,7 @@ class SharedWork:
         self._report_later(grant.name)
 
     def succeeded(self, rank: int) -> None:
-        """Give back what a worker has that has exited with 0."""
+        """Give back the pieces of a worker that has exited with 0."""
         self.node.exited(rank, time.monotonic())
 
     def close(self) -> None:
