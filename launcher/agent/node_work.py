@@ -206,7 +206,7 @@ class NodeWork:
     # --- the master --------------------------------------------------------------------------
 
     def claims(self) -> tuple[WorkClaim, ...]:
-        """Return what a new master needs to know; it fits a message."""
+        """Return the state of all names for a new master; it fits a message."""
         left, claims = BOUNDS_MAX, []
         for work in self._names.values():
             confirmed = tuple(work.confirmed.bounds[: left & ~1])

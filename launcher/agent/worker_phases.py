@@ -10,7 +10,7 @@ class FirstWorker:
     """The worker with local rank 0, which may be several processes one after the other."""
 
     def __init__(self, group: WorkerGroup) -> None:
-        """Begin with the workers of a round, which were started now."""
+        """Start with the workers of a round, which were started now."""
         self._group = group
         self._pid = 0
         self._before: dict[str, float] = {}

@@ -17,7 +17,7 @@ _DEFAULT = Endpoint("localhost", defaults.ENDPOINT_PORT)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the options ask for. Exactly one of ``job`` and ``endpoint``, or neither."""
+    """The job that the options name. Exactly one of ``job`` and ``endpoint``, or neither."""
 
     jobs: Sequence[LocalJob] = ()
     """All agents of this user on this host, if the options name no job."""

@@ -10,7 +10,7 @@ from .targets import Target
 
 
 class Source(Protocol):
-    """A job that can be asked again and again."""
+    """A job whose status can be polled."""
 
     async def status(self) -> dict[str, Any]:
         """Return the present status.

@@ -18,7 +18,7 @@ from .catalogue import Metric, Samples
 _ANSWER_S: Final = 5.0
 """For one scrape, which may last 10 s by default."""
 _AGAIN_S: Final = 60.0
-"""After which a driver that has not answered is asked again."""
+"""After which a driver that has not answered is queried again."""
 _LINE_MAX: Final = 1 << 20
 _VALUES: Final[dict[str, Metric]] = {
     "utilization": c.GPU_UTILIZATION,

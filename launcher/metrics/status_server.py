@@ -16,7 +16,7 @@ _ANSWER_S: Final = 5.0
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 5.0, 60.0
 """After a failure; twice as long after each that follows."""
 _ASKED_PAUSE_MAX_S: Final = 600.0
-"""The longest pause that the server may ask for."""
+"""The longest pause that the server may request."""
 _LAST_WORDS_S: Final = 2.0
 _TOKEN_MAX: Final = 64 * 1024
 _GONE: Final = frozenset(

@@ -150,7 +150,7 @@ class TrainJobProgress:
 def trainjob_progress(
     environ: Mapping[str, str], agent: Observed, note: Callable[[Event], None]
 ) -> TrainJobProgress | None:
-    """Return what sends the progress of this node's rank 0; None: Kubeflow does not ask for it.
+    """Return what sends the progress of this node's rank 0; None: Kubeflow does not request it.
 
     Args:
         environ: has the variables of Kubeflow.

@@ -119,7 +119,7 @@ class WorkerWatch:
         return self._page[hook.STACKS_FD]
 
     def trainjob(self) -> tuple[int, bool]:
-        """Return what Kubeflow's TrainJob needs to know.
+        """Return what progress in Kubeflow's TrainJob depends on.
 
         Returns:
             The steps of the whole training (0: not known), and whether the worker sends its

@@ -17,7 +17,7 @@ class SlowSteps:
     """
 
     def __init__(self) -> None:
-        """Begin without steps."""
+        """Start without steps."""
         self._open = (0.0, 0)
         """Training time and steps of the current minute."""
         self._minutes: list[float] = []

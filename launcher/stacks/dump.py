@@ -37,7 +37,7 @@ _STDLIB = tuple(
 def main_thread(dump: str) -> tuple[Frame, ...]:
     """Return the frames of the main thread, innermost first; empty if there is no dump.
 
-    Where it is in a backward pass, the frames of torch's thread come first.
+    In a backward pass, the frames of torch's thread precede those of the main thread.
 
     Args:
         dump: the output of the process; of several dumps the last is used.

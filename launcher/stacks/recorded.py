@@ -95,7 +95,7 @@ def summary(dump: Mapping[str, Any], most: int = GROUPS_MAX) -> RankCollectives:
 
     Args:
         dump: from ``read``.
-        most: how many groups to return; those with pending collectives come first.
+        most: how many groups to return; groups with pending collectives are preferred.
 
     Raises:
         BadDumpError: the dump has not the fields that torch writes.

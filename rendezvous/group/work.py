@@ -38,7 +38,7 @@ class Work:
     """The pieces of one name."""
 
     def __init__(self, claim: WorkClaim, now: float) -> None:
-        """Begin with all pieces free."""
+        """Start with all pieces free."""
         self.claim = claim
         self.confirmed = Intervals()
         self.free = Intervals((0, claim.pieces) if claim.size else ())

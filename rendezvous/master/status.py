@@ -18,7 +18,7 @@ async def job_status(master: Master, version: str, report: str = "") -> StatusRe
         report: JSON, from the events of this process.
     """
     group, verdict = master.group, master.group.verdict
-    # When the job has ended there are no workers to ask for.
+    # When the job has ended there are no workers to query.
     progress = await master.steps() if verdict is None else Whereabouts((), ())
     steps = {one.rank: one for one in progress.steps}
     uptime_s, round_uptime_s = master.uptime_s()

@@ -25,7 +25,7 @@ class DataWait:
     """The sums of a worker."""
 
     def __init__(self, page: Any) -> None:
-        """Begin with zero.
+        """Start at zero.
 
         Args:
             page: a ``memoryview`` of 8-byte words.

@@ -36,7 +36,7 @@ class Phases:
     """The worker's side."""
 
     def __init__(self, page: Any) -> None:
-        """Begin with ``BUILDING``.
+        """Start with ``BUILDING``.
 
         Args:
             page: a ``memoryview`` of 8-byte words.
