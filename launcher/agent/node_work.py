@@ -209,7 +209,7 @@ class NodeWork:
         """Return the state of all names for a new master; it fits a message."""
         left, claims = BOUNDS_MAX, []
         for work in self._names.values():
-            confirmed = tuple(work.confirmed.bounds[: left & ~1])
+            confirmed = tuple(work.confirmed.bounds[:left])
             left -= len(confirmed)
             claims.append(replace(work.claim, confirmed=confirmed, held=work.held()))
         return tuple(claims)
@@ -217,9 +217,8 @@ class NodeWork:
     def connected(self, now: float) -> None:
         """Report all again: messages sent after ``Attend`` was written may be lost."""
         for work in self._names.values():
-            if not work.is_over:
-                work.unsent.bounds[:] = work.confirmed.bounds
-                self._report(work, now)
+            work.unsent.bounds[:] = work.confirmed.bounds
+            self._report(work, now)
 
     def granted(self, grant: WorkGrant, now: float) -> None:
         """Hand out the pieces of a grant."""

@@ -3,11 +3,12 @@
 import math
 
 import pytest
+from ft_run.launcher.agent import node_work
 from ft_run.launcher.agent.node_work import OVER, NodeWork, Taker
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
 
 W = WorkClaim("w", 10, 1)
-FIRST, SECOND = Taker(4, 1), Taker(5, 1)
+FIRST, SECOND, THIRD = Taker(4, 1), Taker(5, 1), Taker(6, 1)
 
 
 class Node:
@@ -180,3 +181,44 @@ def test_what_others_wait_for_is_reported_soon(node: Node) -> None:
     node.work.tick(0.5)
     assert node.sent[-1].claim.confirmed == (0, 1)
     assert node.sent[-1].idle == 2
+
+
+def test_while_a_worker_is_busy_here_what_is_confirmed_waits_for_the_next_report(
+    node: Node,
+) -> None:
+    node.ask(FIRST)
+    node.ask(SECOND)
+    node.grant(0, 2)
+    node.ask(THIRD)
+    node.ask(FIRST, 0.5)
+    assert node.work.due_at() == 2.0
+
+
+def test_a_request_that_comes_again_is_one_request(node: Node) -> None:
+    node.ask(FIRST)
+    node.ask(FIRST)
+    node.grant(0, 2)
+    assert node.answers == [(FIRST, 0)]
+    assert node.work.piece_of(4) == "item 0 of 'w'"
+
+
+def test_the_last_piece_is_reported_at_once_and_again_to_another_master(node: Node) -> None:
+    node.ask(FIRST)
+    node.grant(9, 10, to=9)
+    assert node.ask(FIRST) == OVER
+    assert node.sent[-1].claim.confirmed == (9, 10)
+    node.work.connected(1.0)  # that report may be lost
+    assert node.sent[-1].claim.confirmed == (0, 10)
+
+
+def test_claims_of_all_names_fit_a_message(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_work, "BOUNDS_MAX", 4)
+    for name in ("w", "v"):
+        taker = Taker(4, ord(name))
+        node.ask(taker, of=WorkClaim(name, 10, 1))
+        number = node.sent[-1].number
+        node.work.granted(WorkGrant(number, name, (1, 2, 3, 4, 5, 6), 0), 0.0)
+        for _ in range(3 if name == "w" else 1):
+            node.ask(taker, of=WorkClaim(name, 10, 1))
+        node.work.give_back(taker, name, 0.0)
+    assert [claim.confirmed for claim in node.work.claims()] == [(1, 2, 3, 4), ()]

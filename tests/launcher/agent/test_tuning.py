@@ -11,7 +11,7 @@ from ft_run.events.event import Event
 from ft_run.launcher.agent.tune_file import TunedValues, TuneFile, fingerprint
 from ft_run.launcher.agent.tuning import Tuning
 from ft_run.launcher.agent.worker_command import WorkerCommands
-from ft_run.launcher.options import LaunchOptions, RendezvousOptions
+from ft_run.launcher.options import LaunchOptions, RendezvousOptions, ScriptMode
 from ft_run.rendezvous.protocol.messages import Assignment, Past
 from ft_run.tests.harness.scene import worker_failure
 from ft_run.training.worker.device_memory import VARIABLE
@@ -42,11 +42,25 @@ def test_values_are_those_of_the_same_job(tmp_path: Path) -> None:
     assert str(other.ignored) == (
         f"--tune-file {path} is ignored: it is of a job with another value for: script, torch"
     )
+    assert str(TuneFile(str(path), {"script": "a.py"}).ignored).endswith("for: arguments")
+
+
+def test_values_that_are_in_the_file_are_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    begin(path, TunedValues(8))
+    before = path.stat().st_ino
+    begin(path, TunedValues(8))
+    assert path.stat().st_ino == before
+    begin(path, TunedValues(4))
+    assert path.stat().st_ino != before
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", "9" * 5000, '{"version": 2, "fingerprint": {}, "values": {}}'],
+    [
+        *("", "{", "[]", "{}", "9" * 5000, "[" * 100_000),
+        '{"version": 2, "fingerprint": {}, "values": {}}',
+    ],
 )
 def test_what_is_no_tune_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tuned.json"
@@ -59,7 +73,10 @@ def test_what_is_no_tune_file(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"micro_batch": -1}, {"micro_batch": "2"}, {"preload": "os"}, {"preload": ["os;x"]}, []],
+    [
+        *({"micro_batch": -1}, {"micro_batch": "2"}, {"micro_batch": 10**9 + 1}),
+        *({"preload": "os"}, {"preload": ["os;x"]}, {"preload": ["os"] * 101}, []),
+    ],
 )
 def test_values_that_none_of_us_has_written(tmp_path: Path, values: Any) -> None:
     path = tmp_path / "tuned.json"
@@ -72,12 +89,17 @@ def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     assert "not a file that can be read" in str(TuneFile(str(tmp_path), JOB).ignored)
     (event,) = begin(tmp_path / "none" / "tuned.json", TunedValues(4))
     assert str(event).endswith("No such file or directory")
+    (tmp_path / "folder").mkdir()
+    (event,) = begin(tmp_path / "folder", TunedValues(4))
+    assert str(event).endswith("Is a directory")
+    assert os.listdir(tmp_path) == ["folder"]  # no draft is left
 
 
-def test_the_fingerprint_changes_with_the_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [ScriptMode.SCRIPT, ScriptMode.RUN_PATH])
+def test_the_fingerprint_changes_with_the_script(tmp_path: Path, mode: ScriptMode) -> None:
     script = tmp_path / "train.py"
     script.write_text("pass")
-    options = LaunchOptions(str(script), RendezvousOptions(), ("1",))
+    options = LaunchOptions(str(script), RendezvousOptions(), ("1",), mode=mode)
     found = fingerprint(options, 2)
     assert json.loads(json.dumps(found)) == found
     script.write_text("pass  # other")

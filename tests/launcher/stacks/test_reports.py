@@ -4,6 +4,8 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+from ft_run.launcher.stacks import reports as module
 from ft_run.launcher.stacks.collect import AskedWorker
 from ft_run.launcher.stacks.flight_recorder import VARIABLES, record_collectives
 from ft_run.launcher.stacks.reports import StackReports
@@ -34,7 +36,9 @@ def test_an_error_is_shown_when_it_comes() -> None:
     asyncio.run(test())
 
 
-def test_what_nccl_has_recorded_is_in_the_reports_of_one_inquiry(tmp_path: Path) -> None:
+def test_what_nccl_has_recorded_is_in_the_reports_of_one_inquiry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test is the thread of torch that writes a dump when its pipe says so."""
     environ = {
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_",
@@ -62,12 +66,20 @@ def test_what_nccl_has_recorded_is_in_the_reports_of_one_inquiry(tmp_path: Path)
         (tmp_path / "dump_3").write_bytes(RECORDED.read_bytes())
         assert await ask(reports, 7) == [-1, -1], "it may still grow"
         assert await ask(reports, 7) == [2, -1]
+        (tmp_path / "dump_3").write_bytes(RECORDED.with_name("recorded.2").read_bytes())
+        for _ in range(2):
+            assert await ask(reports, 7) == [2, -1], "a file is read once"
         assert not os.read(pipe, 128)
         assert await ask(reports, 8) == [-1, -1], "as of the hang before"
         assert os.read(pipe, 128)
         (tmp_path / "dump_3").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
         await ask(reports, 8)
         assert await ask(reports, 8) == [-1, -1]
+        monkeypatch.setattr(module, "GROUPS_OF_NODE_MAX", 2)
+        await ask(reports, 9)
+        (tmp_path / "dump_3").write_bytes(RECORDED.read_bytes())
+        await ask(reports, 9)
+        assert await ask(reports, 9) == [1, -1], "each worker has its share of the report"
 
     try:
         asyncio.run(test())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ft_run.launcher.stacks import recorded as reading
 from ft_run.launcher.stacks.dump import main_thread
 from ft_run.launcher.stacks.recorded import BadDumpError, ranks_text, read, summary
 from ft_run.rendezvous.diagnosis.hang import HangKind, HangVerdict, judge
@@ -257,9 +258,36 @@ def test_what_is_no_dump_is_refused(data: bytes, tmp_path: Path) -> None:
 def test_only_plain_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(FOLDER / "recorded.0")
     os.mkfifo(tmp_path / "pipe")
-    for name in ("link", "pipe", "none"):
-        with pytest.raises(BadDumpError):
-            read(str(tmp_path / name))
+    with open(tmp_path / "pipe", "r+b", buffering=0) as pipe:
+        pipe.write((FOLDER / "recorded.0").read_bytes())
+        for name in ("link", "pipe", "none"):
+            with pytest.raises(BadDumpError):
+                read(str(tmp_path / name))
+
+
+def test_dumps_that_are_too_long_are_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = (FOLDER / "recorded.0").read_bytes()
+    path = tmp_path / "dump"
+    monkeypatch.setattr(reading, "FILE_MAX_BYTES", len(data))
+    path.write_bytes(data)
+    assert read(str(path))
+    path.write_bytes(data + b"x")
+    with pytest.raises(BadDumpError):
+        read(str(path))
+
+
+def test_of_many_groups_those_that_are_pending_are_kept() -> None:
+    dump = new_dump()
+    dump["entries"] = [
+        entry(0, "0:a", 1, "barrier", is_done=True),
+        entry(1, "1:b", 1, "barrier", is_done=False),
+    ]
+    pending = GroupCollectives("1:b", "", 1, 1, "barrier")
+    done = GroupCollectives("0:a", "", 1, 0, "barrier")
+    assert summary(dump) == RankCollectives((pending, done), (), True)
+    assert summary(dump, 1) == RankCollectives((pending,), (), False)
 
 
 def test_calls_that_were_made_together_have_the_state_of_the_last(tmp_path: Path) -> None:
@@ -269,6 +297,14 @@ def test_calls_that_were_made_together_have_the_state_of_the_last(tmp_path: Path
     assert summary(dump).groups == (GroupCollectives("0:dp", "", 1, 0, "coalesced"),)
 
 
+def test_of_several_tensors_sizes_are_not_compared() -> None:
+    dump = new_dump()
+    dump["entries"] = [entry(0, "0:dp", 1, "all_reduce", is_done=False)]
+    assert summary(dump).groups[0].operation == "all_reduce Float[4]"
+    dump["entries"][0]["input_sizes"] = [[4], [2]]
+    assert summary(dump).groups[0].operation == "all_reduce"
+
+
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [
@@ -276,6 +312,7 @@ def test_calls_that_were_made_together_have_the_state_of_the_last(tmp_path: Path
         ([0, 8, 16], "0-16/8"),
         ([0, 5], "0,5"),
         ([0, 3, 4], "0,3,4"),
+        ([5, 5, 5], "5,5,5"),
         ([*range(0, 900, 7), 901], "#5fe2d6d6"),
     ],
 )

@@ -102,6 +102,14 @@ def test_smaller_parts_cost_no_restart_no_delay_and_no_blame() -> None:
     assert scene.last("a", Verdict).outcome is Outcome.POLICY_ENDED
 
 
+def test_a_restart_says_why_smaller_parts_are_no_answer() -> None:
+    scene = running(1, names="ab", policy=rules("device-oom=shrink"))
+    fail_and_stop(scene, "a", worker_failure(0, message="OutOfMemoryError"))
+    assert scene.assignment("a").decision.endswith(
+        "device-oom=shrink does not apply: memory ran out outside the parts of ElasticBatches"
+    )
+
+
 def test_a_job_begins_with_the_micro_batch_of_rank_0() -> None:
     scene = Scene(2, policy=rules("device-oom=shrink"))
     scene.micro_batches = {"a": 8, "b": 2}
