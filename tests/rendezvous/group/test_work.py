@@ -245,6 +245,39 @@ def test_a_piece_that_fails_three_workers_is_named(scene: Scene) -> None:
     assert sum("3 workers have failed while doing item 3" in note for note in scene.notes) == 1
 
 
+def test_workers_that_failed_after_the_stop_do_not_blame_a_piece(scene: Scene) -> None:
+    for number in range(4):
+        failure = worker_failure(number, piece="item 3 of 'w'", after_stop=True)
+        assert scene.group.work.failed(number, failure) is failure
+
+
+def test_a_grant_has_a_thousand_intervals_and_the_rest_stays_free() -> None:
+    work = Work(WorkClaim("w", 3_000, 1), 0.0)
+    for piece in range(0, 3_000, 2):
+        work.confirm((piece, piece + 1))
+    assert len(work.grant(WorkReport(0, 1, work.claim, 0.0, 1_500))) == 2_000
+    assert work.free.bounds[0] == 2_001
+    assert len(work.free) == 500
+
+
+def test_rates_are_those_of_the_round(scene: Scene, report: Reports) -> None:
+    work = WorkClaim("w", 100, 1)
+    report("a", of=work, rate=300.0)
+    scene.fail("b")
+    scene.stopped("a", "b")
+    assert report("b", of=work, rate=100.0) == (0, 50)  # half, as a has not asked yet
+
+
+def test_a_node_that_comes_back_as_another_counts_its_reports_from_1(
+    scene: Scene, report: Reports
+) -> None:
+    assert report("b", number=9) == (0, 1)
+    scene.attend("b", incarnation="another")
+    scene.stopped("a")
+    scene.wait(60)
+    assert report("b", number=1) == (0, 1)
+
+
 # --- with agents, in simulated time --------------------------------------------------------------
 
 _DELAY_S = 0.001

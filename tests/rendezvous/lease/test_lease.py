@@ -67,7 +67,8 @@ def test_an_acceptor_that_was_started_again_has_no_vote_for_a_lease() -> None:
 def test_an_acceptor_without_a_vote_learns_that_the_job_is_over() -> None:
     acceptor = Acceptor(3.0, now=10.0)
     assert not acceptor.ask(asked(PROPOSE, 3), 11.0).accepted
-    assert not acceptor.ask(asked(LeaseStep.END, 3, "p1"), 11.5).accepted
+    assert not acceptor.ask(asked(PREPARE, 4, "p1"), 11.0).accepted  # it does not lead
+    assert not acceptor.ask(asked(LeaseStep.END, 4, "p1"), 11.5).accepted
     assert acceptor.ask(asked(LeaseStep.END, 3), 11.5).accepted
 
 
@@ -210,6 +211,19 @@ def test_a_candidate_that_was_outbid_does_not_wait_for_a_host_that_is_down() -> 
     retry = elector.due(4.8)
     assert retry is not None
     assert (retry.step, retry.number) == (PREPARE, 9)
+
+
+def test_a_leader_that_one_host_refuses_waits_for_the_others() -> None:
+    elector = Elector(3, 0, "p0", TIMES, 0.0, lambda: 0.5)
+    prepare = elector.due(4.0)
+    assert prepare is not None
+    propose = elector.receive(1, prepare, LeaseAnswer(True, 0), 4.0)
+    assert propose is not None
+    elector.receive(1, propose, LeaseAnswer(True, 0), 4.0)
+    renewal = elector.due(5.0)
+    assert renewal is not None
+    elector.receive(1, renewal, LeaseAnswer(False, 0), 5.0)
+    assert elector.deadline() == 6.0
 
 
 def test_three_of_five_hosts_give_the_lease() -> None:

@@ -161,6 +161,15 @@ def test_ranks_without_samples_have_parts_that_do_not_count(
     assert found == [[(0, 0.0)], [(1, 1.5)], [(1, 1.5)]]
 
 
+def test_what_stands_in_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ElasticBatches(22, 20)
+    monkeypatch.setattr(data._ranks, "size", 3)
+    monkeypatch.setattr(data._ranks, "total", lambda own: own + 2.0)
+    loader: DataLoader[int] = DataLoader(list(range(22)), batch_sampler=data)  # type: ignore[arg-type]  # has a length
+    (part,) = data.parts(loader, 1, count=len)
+    assert (part.samples, part.weight, len(part.batch)) == (0, 0.0, 1)
+
+
 class Endless(IterableDataset[int]):
     """Data without a length."""
 

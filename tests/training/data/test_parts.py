@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from ft_run.training import ElasticBatches
+from ft_run.training.data.part_memory import PartMemory
 from ft_run.training.worker.device_memory import SUFFIX, VARIABLE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -155,12 +156,24 @@ def test_memory_that_runs_out_in_a_part_is_reported_with_its_size(mark: Path) ->
     assert mark.read_text() == "4"
 
 
+def test_the_largest_part_counts_not_what_it_may_have(mark: Path) -> None:
+    data = ElasticBatches(10, 10, micro_batch=6)  # two parts of 5
+    loader: DataLoader[torch.Tensor] = DataLoader(Loaded(), batch_sampler=data)
+    for part in data.parts(loader, 0):
+        with pytest.raises(torch.OutOfMemoryError), part.sync(nn.Linear(3, 4)):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        assert mark.read_text() == "5"
+
+
 def test_outside_of_a_part_nothing_is_reported(mark: Path) -> None:
     data = ElasticBatches(10, 10)
     loader: DataLoader[torch.Tensor] = DataLoader(Loaded(), batch_sampler=data)
     with suppress(torch.OutOfMemoryError):
         for _ in data.parts(loader, 0):
             raise torch.OutOfMemoryError("CUDA out of memory")
+    assert not mark.exists()
+    with suppress(torch.OutOfMemoryError), PartMemory(0):  # parts of no ElasticBatches
+        raise torch.OutOfMemoryError("CUDA out of memory")
     assert not mark.exists()
 
 
