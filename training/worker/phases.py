@@ -85,7 +85,7 @@ class Phases:
     def _switch(self, number: int) -> None:
         page, now = self._page, time.monotonic_ns()
         page[CHANGES] += 1
-        page[SUMS + page[PHASE]] += max(0, now - page[SINCE_NS])
+        page[SUMS + page[PHASE]] += now - page[SINCE_NS]
         page[PHASE], page[SINCE_NS] = number, now
         page[CHANGES] += 1
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from ft_run.events.event import Event
+from ft_run.events.node import DrainOrdered, NodeSignalled
 from ft_run.events.workers import (
     HangDismissed,
     HangSuspected,
@@ -18,9 +19,10 @@ from ft_run.events.workers import (
 from ft_run.launcher.agent import step_events
 from ft_run.launcher.agent.step_events import StepEvents
 from ft_run.launcher.agent.worker_group import WorkerGroup, WorkerGroupState
+from ft_run.launcher.agent.worker_phases import FirstWorker
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.rendezvous.protocol.offer import Replica, Snapshot, Snapshots
-from ft_run.training.worker import hook, phases
+from ft_run.training.worker import data_wait, hook, phases
 
 BUILDING = "importing and building"
 
@@ -189,6 +191,23 @@ def test_the_phases_are_reported_before_an_event_that_changes_what_time_counts_a
     assert node.events[6:] == [failed, failed]
 
 
+@pytest.mark.parametrize("event", [NodeSignalled("SIGTERM", 1), DrainOrdered("r", 15.0)])
+def test_the_steps_and_the_wait_for_data_are_reported_before_a_drain(
+    node: Node, event: Event
+) -> None:
+    node.begin()
+    node.does(0, ticks=1)
+    node.spends(phases.TRAINING, 1.0)
+    watch = node.watches[0]
+    assert watch is not None
+    page = watch._page
+    page[hook.STEPS], page[data_wait.BATCHES], page[data_wait.WAIT_NS] = 9, 4, int(0.5e9)
+    node.steps.note(event)
+    found, last = node.events
+    assert isinstance(found, RoundProgressed)
+    assert (found.counted_steps, found.data_wait_s, last) == (9, (0.5, 0.0), event)
+
+
 def test_what_the_first_worker_did_is_known_until_its_exit(node: Node) -> None:
     node.begin()
     node.does(0, ticks=1)
@@ -201,6 +220,24 @@ def test_what_the_first_worker_did_is_known_until_its_exit(node: Node) -> None:
     node.steps.note(WorkersStopped(2, 1, 1, "r", False))
     assert cast(RoundProgressed, node.events[2]).phases == {BUILDING: 1.0, "training": 2.0}
     assert cast(RoundProgressed, node.events[2]).doing == ""
+
+
+def test_a_page_that_is_being_written_is_read_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = node.watches[0]
+    assert watch is not None
+    node.does(0, ticks=1)
+    reads: list[float] = []
+    phases_of = watch.phases
+
+    def phases_in_time(now: float) -> Any:
+        reads.append(now)
+        return phases_of(now) if len(reads) > 1 else None
+
+    monkeypatch.setattr(watch, "phases", phases_in_time)
+    doing, seconds = FirstWorker(cast(WorkerGroup, node.group)).look(node.now + 1.0)
+    assert (doing, seconds) == (BUILDING, {BUILDING: 1.0})
 
 
 def test_of_a_program_with_two_processes_one_after_the_other_both_count(node: Node) -> None:

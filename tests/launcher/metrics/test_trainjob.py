@@ -279,6 +279,30 @@ def test_only_the_node_with_rank_0_sends(kubeflow: KubeflowServer) -> None:
     assert kubeflow.received == []
 
 
+@pytest.mark.parametrize("is_assigned", [False, True])
+def test_before_the_first_step_of_a_round_nothing_is_sent(
+    kubeflow: KubeflowServer, monkeypatch: pytest.MonkeyPatch, *, is_assigned: bool
+) -> None:
+    node = Node(0)
+    if is_assigned:
+        still = Progress(1, 0, 0, 1.0, 0.1, 0, 0.0)
+        monkeypatch.setattr(node.running[0].watch, "progress", lambda: still)
+    else:
+        node.assignment = None
+    run(kubeflow, node, has_succeeded=False)
+    assert kubeflow.received == []
+
+
+def test_what_has_not_changed_is_not_sent_again(
+    kubeflow: KubeflowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(0)
+    still = Progress(1, 7, 7, 1.0, 0.1, 7, 0.25)
+    monkeypatch.setattr(node.running[0].watch, "progress", lambda: still)
+    run(kubeflow, node, has_succeeded=False)
+    assert len(kubeflow.received) == 1
+
+
 def test_a_refusal_is_one_event(kubeflow: KubeflowServer) -> None:
     kubeflow.next_answers = [(404, {})] * 10
     assert run(kubeflow, Node(0), has_succeeded=True) == [

@@ -380,6 +380,109 @@ def test_what_was_shown_stays() -> None:
     assert (phases[Phase.TRAINING], phases[Activity("evaluate")]) == (30.0, 10.0)
 
 
+def training(job: History) -> None:
+    """A watched worker trains from its start."""
+    starts(job)
+    job.happens(TrainingStarted(0, 0, 0))
+
+
+def test_a_sum_that_falls_adds_no_time() -> None:
+    job = History()
+    training(job)
+    job.happens(10.0, reports("training", training=5.0, evaluate=5.0))
+    job.happens(10.0, reports("training", training=3.0, evaluate=1.0))  # another process
+    account = job.account()
+    assert account.phases[Phase.TRAINING] == pytest.approx(15.0)
+    assert account.seconds == pytest.approx(job.now - 1_000_000.0)
+
+
+def test_no_more_training_is_lost_than_there_was() -> None:
+    job = History()
+    job.started()
+    job.trains(10.0, first=0)
+    job.happens(HangSuspected(0, 0, (0,), 100.0))
+    job.fails(HUNG)
+    assert job.account().lost == pytest.approx({"hang": 10.0})
+
+
+def test_a_suspension_does_not_decide_what_workers_did_before_it() -> None:
+    job = History()
+    training(job)
+    job.happens(30.0, HostSuspended(25.0), 5.0, reports("evaluate", evaluate=10.0))
+    account = job.account()
+    assert (account.phases[Activity("evaluate")], account.phases[Phase.SUSPENDED]) == (10.0, 25.0)
+    assert Phase.TRAINING not in account.phases
+
+
+def test_the_time_before_a_kill_is_that_of_its_phase() -> None:
+    job = History()
+    training(job)
+    job.happens(10.0, HostSuspended(4.0))
+    job.begin()
+    job.started()
+    assert job.account(of_all=True).phases[Phase.TRAINING] == pytest.approx(6.0)
+
+
+def test_a_restart_that_lasts_is_shown_and_ends_with_ft_run() -> None:
+    job = History()
+    job.started()
+    job.trains(10.0)
+    job.fails(LOST)
+    job.happens(5.0)
+    assert job.account().restart_phases[Phase.WAITING] == pytest.approx(9.0)
+    job.begin()
+    job.started()
+    assert Phase.STARTING not in job.account().restart_phases
+
+
+def test_a_hang_that_is_dismissed_before_the_first_step_does_not_end_a_restart() -> None:
+    job = History()
+    job.started()
+    job.trains(10.0)
+    job.fails(LOST)
+    job.happens(
+        RoundStarted(1, 0, 2, 2, 1, "r", is_watched=True), workers_started(1), 2.0,
+        HangSuspected(1, 0, (0,), 2.0), 5.0, HangDismissed(1, 0, "it compiles"), 3.0,
+        TrainingStarted(1, 0, 0),
+    )  # fmt: skip
+    restart = job.account().restart_phases
+    assert (restart[Phase.BUILDING], restart[Phase.HANGING]) == pytest.approx((5.0, 5.0))
+
+
+def test_what_was_shown_stays_after_a_look_at_an_earlier_time() -> None:
+    job = History()
+    training(job)
+    job.happens(30.0)
+    assert job.account().phases[Phase.TRAINING] == 30.0
+    job.accounting.account()
+    job.happens(10.0, reports("training", evaluate=40.0))
+    assert job.account().phases[Phase.TRAINING] == pytest.approx(30.0)
+
+
+def test_the_wait_for_data_is_that_of_all_rounds_and_slow_steps_are_shown() -> None:
+    job = History()
+    for number, wait_s in enumerate((5.0, 3.0)):
+        starts(job)
+        job.happens(TrainingStarted(number, 0, -1))
+        for minute in range(1, 41):
+            steps = 600 * minute if minute < 20 else 600 * 20 + 300 * (minute - 20)
+            job.happens(
+                60.0,
+                RoundProgressed(
+                    number, 0, -1, 1.0, 0.0, doing="training", counted_steps=steps,
+                    phases={"training": 60.0 * minute}, data_wait_s=(wait_s,),
+                ),
+            )  # fmt: skip
+    overlapping = job.account(of_all=True).overlapping
+    assert overlapping["data wait"] == pytest.approx(8.0)
+    assert overlapping["slow steps"] > 60.0
+
+
+def test_the_goodput_is_a_share_or_not_known() -> None:
+    assert Account().goodput is None
+    assert Account(phases={Phase.TRAINING: 1.0}, lost={"hang": 5.0}).goodput == 0.0
+
+
 def test_the_names_of_activities_are_bounded() -> None:
     activities = Activities()
     names = [activities.find(f"epoch {number}") for number in range(100)]

@@ -83,3 +83,20 @@ def test_steps_are_those_of_a_round_whether_the_script_counts_them_or_not() -> N
         for minute in range(1, 20):
             overlaps.add(report(60.0 * minute, 10_000 + 100 * minute, said=10_000 + 100 * minute))
     assert overlaps.slow_s == pytest.approx(0.0)
+
+
+def test_steps_count_between_two_reports_of_a_round_that_count_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added: list[tuple[float, int]] = []
+    monkeypatch.setattr(SlowSteps, "add", lambda _, *more: added.append(more))
+    overlaps = Overlaps()
+    overlaps.begin()
+    overlaps.add(report(60.0, 10))
+    overlaps.add(report(120.0, 30))
+    overlaps.add(report(180.0, 500, said=500))  # the script counts from now on
+    overlaps.add(report(240.0, 400, said=500))  # it counts back
+    overlaps.add(report(230.0, 410, said=500))  # another process
+    overlaps.begin()
+    overlaps.add(report(300.0, 420, said=500))
+    assert added == [(60.0, 20), (0.0, 10)]

@@ -2,6 +2,7 @@
 
 import mmap
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,6 +94,26 @@ def test_the_wait_for_batches_while_training(loop: Loop) -> None:
     assert loop.page[data_wait.BATCHES] == 3
     assert loop.page[data_wait.WAITS] == 2
     assert (loop.page[data_wait.PROCESSES], loop.page[data_wait.PREFETCH]) == (4, 2)
+
+
+def test_a_wait_is_that_of_the_main_thread_of_this_process(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(loop.wait.begin).result()
+    with monkeypatch.context() as patch:
+        patch.setattr(data_wait.os, "getpid", lambda: 1)
+        assert not loop.wait.begin()
+    assert loop.wait.begin()
+
+
+def test_the_loader_of_short_waits_is_known_too(loop: Loop) -> None:
+    loop.page[data_wait.WAIT_NS] = 7
+    loop.wait = DataWait(loop.page)  # another process
+    assert loop.waited_s == 0.0
+    assert loop.wait.begin()
+    loop.wait.end(SimpleNamespace(_num_workers=3, _prefetch_factor=None), has_batch=True)
+    assert (loop.page[data_wait.PROCESSES], loop.page[data_wait.PREFETCH]) == (3, 0)
 
 
 def test_a_loader_within_a_dataset_is_not_counted_twice(loop: Loop) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ft_run
@@ -381,6 +382,28 @@ def test_where_nothing_ever_listens_torch_says_so(rendezvous: Any) -> None:
         port = reserved.getsockname()[1]
         with pytest.raises(RuntimeError, match=f"{port}"):
             rendezvous._create_c10d_store("127.0.0.1", port, 1, 2, timedelta(seconds=1))
+
+
+def test_an_address_that_cannot_be_resolved_is_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unresolved(*_: object) -> None:
+        raise socket.gaierror("no such host")
+
+    def create(*arguments: object) -> tuple[object, ...]:
+        return arguments
+
+    monkeypatch.setattr(socket, "create_connection", unresolved)
+    module: Any = SimpleNamespace(_create_c10d_store=create)
+    store_wait.await_before_connecting(module)
+    assert module._create_c10d_store("h", 1, 1, 2, LIMIT) == ("h", 1, 1, 2, LIMIT)
+    assert module._create_c10d_store.__name__ == "create"
+
+
+def test_a_torch_without_that_function_is_left_alone() -> None:
+    module = SimpleNamespace()
+    store_wait.await_before_connecting(module)
+    assert vars(module) == {}
 
 
 # --- a script without ft-run --------------------------------------------------------------------

@@ -162,6 +162,47 @@ def test_what_is_being_written_is_not_read(worker: Worker) -> None:
     assert worker.doing == "importing and building"
 
 
+def test_a_process_begins_without_the_time_of_the_one_before(worker: Worker) -> None:
+    worker.does("evaluate", 3.0)
+    Phases(worker.page)
+    worker.spends(1.0)
+    assert worker.spent == {"importing and building": 1.0}
+
+
+def test_an_end_without_a_beginning_does_nothing(worker: Worker) -> None:
+    worker.phases.leave()
+    worker.spends(1.0)
+    assert worker.spent == {"importing and building": 1.0}
+
+
+def test_a_look_before_the_current_phase_takes_nothing_from_its_sum(worker: Worker) -> None:
+    worker.does("evaluate", 3.0)
+    found = read(worker.page, worker.now_ns - 2_000_000_000)
+    assert found == ("importing and building", {"evaluate": 3.0})
+
+
+def test_what_changes_during_the_look_is_not_read(worker: Worker) -> None:
+    class Page(list[int]):
+        def __getitem__(self, at: Any) -> Any:
+            found = super().__getitem__(at)
+            if at == phases.PHASE:
+                self[phases.CHANGES] += 2
+            return found
+
+    assert read(Page(worker.page), worker.now_ns) is None
+
+
+def test_a_torch_without_process_groups_is_left_alone(worker: Worker) -> None:
+    module = ModuleType("c10d")
+    time_joining(module, worker.phases)
+    assert not hasattr(module, "init_process_group")
+
+
+def test_a_page_with_another_phase_than_there_are_is_not_read(worker: Worker) -> None:
+    worker.page[phases.PHASE] = phases.PHASES_MAX
+    assert read(worker.page, worker.now_ns) is None
+
+
 def test_joining_is_timed_wherever_the_function_was_imported(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +216,7 @@ def test_joining_is_timed_wherever_the_function_was_imported(
             raise ValueError("no backend")
         return backend
 
+    monkeypatch.setitem(sys.modules, "blocked", None)
     for module in (c10d, distributed):
         monkeypatch.setattr(module, "init_process_group", join)
     time_joining(c10d, worker.phases)
