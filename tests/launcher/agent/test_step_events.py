@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from ft_run.events.event import Event
-from ft_run.events.node import DrainOrdered, NodeSignalled
+from ft_run.events.node import DrainOrdered, NodePreempted
 from ft_run.events.workers import (
     HangDismissed,
     HangSuspected,
@@ -191,7 +191,7 @@ def test_the_phases_are_reported_before_an_event_that_changes_what_time_counts_a
     assert node.events[6:] == [failed, failed]
 
 
-@pytest.mark.parametrize("event", [NodeSignalled("SIGTERM", 1), DrainOrdered("r", 15.0)])
+@pytest.mark.parametrize("event", [NodePreempted("r", 15.0, 15.0), DrainOrdered("r", 15.0)])
 def test_the_steps_and_the_wait_for_data_are_reported_before_a_drain(
     node: Node, event: Event
 ) -> None:
@@ -260,3 +260,12 @@ def test_it_ends_with_the_round(node: Node) -> None:
     node.waits()
     assert not node.events
     assert node._due is None
+
+
+def test_a_round_without_workers_of_this_node_reports_nothing(node: Node) -> None:
+    node.begin()
+    node.does(0, ticks=1)
+    node.steps.begin(None)
+    suspected = HangSuspected(2, 1, (4,), 9.0)
+    node.steps.note(suspected)
+    assert node.events == [suspected]
