@@ -1,6 +1,7 @@
 """How a worker's page counts the wait for data."""
 
 import mmap
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -102,7 +103,7 @@ def test_a_wait_is_that_of_the_main_thread_of_this_process(
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(loop.wait.begin).result()
     with monkeypatch.context() as patch:
-        patch.setattr(data_wait.os, "getpid", lambda: 1)
+        patch.setattr(os, "getpid", lambda: 1)
         assert not loop.wait.begin()
     assert loop.wait.begin()
 

@@ -3,6 +3,7 @@
 import inspect
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ def test_a_module_is_patched_once_and_nothing_is_left_behind(
 ) -> None:
     (tmp_path / "patched_here.py").write_text("value = 1")
     monkeypatch.syspath_prepend(tmp_path)
-    finders, changed = list(sys.meta_path), []
+    finders, changed = list(sys.meta_path), list[ModuleType]()
     when_loaded({"patched_here": changed.append})
     import patched_here  # type: ignore[import-not-found]
 
