@@ -85,7 +85,8 @@ class Phases:
     def _switch(self, number: int) -> None:
         page, now = self._page, time.monotonic_ns()
         page[CHANGES] += 1
-        page[SUMS + page[PHASE]] += now - page[SINCE_NS]
+        # Another thread may have switched since ``now`` was read; the words have no sign.
+        page[SUMS + page[PHASE]] += max(0, now - page[SINCE_NS])
         page[PHASE], page[SINCE_NS] = number, now
         page[CHANGES] += 1
 

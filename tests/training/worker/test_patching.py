@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,10 +18,11 @@ def test_a_module_is_patched_once_and_nothing_is_left_behind(
     monkeypatch.syspath_prepend(tmp_path)
     finders, changed = list(sys.meta_path), list[ModuleType]()
     when_loaded({"patched_here": changed.append})
-    import patched_here  # type: ignore[import-not-found]
+    patched_here = import_module("patched_here")
 
     assert changed == [patched_here]
     assert sys.meta_path == finders
+    assert patched_here.__spec__ is not None
     assert "exec_module" not in vars(patched_here.__spec__.loader)
     del sys.modules["patched_here"]
 

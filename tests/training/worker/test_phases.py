@@ -247,3 +247,15 @@ def test_a_name_that_is_no_string_is_refused() -> None:
     unsuited: Any = 3
     with pytest.raises(TypeError, match="invalid type int of name: expected a string"):
         activity(unsuited)
+
+
+def test_a_time_that_was_read_before_another_thread_switched_counts_as_none(
+    worker: Worker,
+) -> None:
+    worker.spends(2)
+    worker.does("a", 3)
+    worker.spends(-1)
+    worker.does("b", 1)
+    assert worker.spent["a"] == 3
+    assert worker.spent["b"] == 1
+    assert sum(worker.spent.values()) == 6
