@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import facts_line, machine_facts, number, table
-from ft_run.launcher.agent.node_work import NodeWork, Taker
+from ft_run.launcher.workers.node_work import NodeWork, Taker
 from ft_run.rendezvous.protocol.messages import JobSpec, Stopped
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
 from ft_run.rendezvous.transport.codec import decode_node, encode_node, from_part

@@ -20,9 +20,9 @@ from ft_run.launcher.cli import rdzv_conf
 from ft_run.launcher.cli.command_line import CommandLine
 from ft_run.launcher.commands.completion import command_lines
 from ft_run.launcher.flags.flag import Flag
+from ft_run.launcher.history.accounting import Phase
 from ft_run.launcher.metrics.catalogue import METRICS
 from ft_run.launcher.metrics.job_metrics import STATES
-from ft_run.launcher.reporting.accounting import Phase
 from ft_run.rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
 from ft_run.values import names
 

@@ -124,7 +124,7 @@ def _launch_with_json(options: "LaunchOptions") -> int:
     """Launch; the error that ends it, if there is one, is a record as well."""
     from ..events.event import LogMessage, Severity
     from .commands.launch import launch
-    from .reporting.recorder import Recorder, attempt_of, line_of
+    from .history.recorder import Recorder, attempt_of, line_of
     from .reporting.standard_output import say_last
 
     try:

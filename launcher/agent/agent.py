@@ -75,8 +75,13 @@ from ..spawner.client import (
 from ..stacks.collect import AskedWorker
 from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
+from ..workers.hangs import Hangs
+from ..workers.orphans import adopt_orphans, kill_orphans
+from ..workers.shared_work import SharedWork
+from ..workers.snapshots import HeldSnapshots, NodeOffers
+from ..workers.step_events import StepEvents
+from ..workers.worker_starter import WorkerStarter
 from .claim import OwnClaim
-from .hangs import Hangs
 from .identity import NodeIdentity, node_spec
 from .lifecycle import (
     EndWorkers,
@@ -94,16 +99,11 @@ from .lifecycle import (
     WorkersGone,
 )
 from .news import LinkNews, is_news, round_begun, round_started, waits
-from .orphans import adopt_orphans, kill_orphans
 from .reports import NodeReports
-from .shared_work import SharedWork
 from .signals import hear, unless_asked
-from .snapshots import HeldSnapshots, NodeOffers
-from .step_events import StepEvents
 from .stopping import TimeOver
 from .supervisor import Supervisor
 from .tuning import Tuning
-from .worker_starter import WorkerStarter
 
 _DRAIN_S = 10.0
 """The maximum time to print the workers' remaining output before the verdict is printed."""

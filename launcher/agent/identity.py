@@ -10,7 +10,7 @@ from pathlib import Path
 from ...rendezvous.protocol.messages import NodeSpec
 from ..machine.user_folder import user_folder
 from ..options import LaunchOptions
-from .worker_command import WorkerCommands
+from ..workers.worker_command import WorkerCommands
 
 _MOST_PER_HOST = 4096
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")

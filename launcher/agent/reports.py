@@ -12,10 +12,10 @@ from ...rendezvous.protocol.messages import (
     Stopped,
 )
 from ...values import replace
+from ..workers.shared_work import SharedWork
+from ..workers.snapshots import NodeOffers
 from .claim import OwnClaim
 from .lifecycle import Lifecycle
-from .shared_work import SharedWork
-from .snapshots import NodeOffers
 
 Report = Failed | Done | Stopped
 

@@ -13,22 +13,22 @@ from ...events.event import Event, LogMessage
 from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, NodeStarted
 from ...rendezvous.protocol.messages import Outcome
+from ..history.event_history import EventHistory
+from ..history.recorded_error import recorded
+from ..history.recorder import attempt_of
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
 from ..machine.worker_count import WorkerCount
 from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
-from ..reporting.event_history import EventHistory
-from ..reporting.failure_report import recorded
 from ..reporting.live_line import live_line
-from ..reporting.recorder import attempt_of
 from ..reporting.time_report import TimeReport
 from ..version import VERSION
+from ..workers.worker_starter import WorkerStarter
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity, machine_id
 from .local_socket import answering
 from .signals import hurry_on, unless_asked
-from .worker_starter import WorkerStarter
 
 if TYPE_CHECKING:
     from ...rendezvous.trust.wire import Trust

@@ -17,8 +17,8 @@ from ..machine.nvml import has_driver
 from ..processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S, Dying
 from ..spawner.client import SpawnerClient
 from ..stacks.flight_recorder import LOOK_S, FlightRecorders
+from ..workers.worker_group import WorkerGroup, WorkerGroupState
 from .lifecycle import StopWorkers
-from .worker_group import WorkerGroup, WorkerGroupState
 
 SETTLE_S = 0.2
 """The delay of SIGTERM where the known failure may be a consequence of the failure of a worker that

@@ -31,11 +31,11 @@ from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
 from ..spawner.client import Exited, Spawned
 from ..stacks.collect import AskedWorker
-from .failure_record import SHORTAGE, FailureRecords, ended_by_timer
+from ..workers.failure_record import SHORTAGE, FailureRecords, ended_by_timer
+from ..workers.worker_group import WorkerGroup, WorkerGroupState
+from ..workers.worker_starter import WorkerStarter
 from .lifecycle import StopWorkers
 from .stopping import GroupStop, TimeOver
-from .worker_group import WorkerGroup, WorkerGroupState
-from .worker_starter import WorkerStarter
 
 _SCOPE_MAX_CHARS = 200
 

@@ -6,7 +6,7 @@ from ...events.event import Event
 from ...events.tuning import MicroBatchChanged
 from ...rendezvous.protocol.messages import Assignment
 from ...values import replace
-from .tune_file import TuneFile
+from ..workers.tune_file import TuneFile
 
 
 class Tuning:

@@ -23,9 +23,6 @@ from ...rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ...rendezvous.protocol.failure import signal_name
 from ...values import replace
 from .. import startup
-from ..agent.check_workers import crew_plan
-from ..agent.preload import other_interpreter, refuse_missing_modules
-from ..agent.worker_command import WorkerCommands, check_interpreter, worker_environ
 from ..cli.check_flags import refuse_floors
 from ..logs.log_dir import check_log_dir
 from ..machine.worker_count import resolve_worker_count
@@ -38,6 +35,9 @@ from ..processes.tree import require_own_proc
 from ..reporting.display import Display
 from ..reporting.live_line import live_line
 from ..spawner.client import ForkServerEvent, SpawnerClient
+from ..workers.check_workers import crew_plan
+from ..workers.preload import other_interpreter, refuse_missing_modules
+from ..workers.worker_command import WorkerCommands, check_interpreter, worker_environ
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 

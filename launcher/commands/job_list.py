@@ -5,8 +5,8 @@ from typing import Any
 
 from ...events.node import nodes_wanted
 from ...printable import printable
+from ..history.steps import is_late, rate
 from ..reporting.live_status import duration
-from ..reporting.steps import is_late, rate
 from .local_jobs import LocalJob
 
 _TITLES = ("JOB", "PID", "NODE", "PHASE", "NODES", "RESTARTS", "STEP", "STEPS/S", "UP", "SCRIPT")

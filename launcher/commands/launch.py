@@ -14,10 +14,8 @@ from ...events.event import LogMessage, Severity
 from ...rendezvous.trust.source import read_trust
 from ...values import dataclass, replace
 from .. import startup
-from ..agent.preload import start_preload
 from ..agent.signals import ignore
-from ..agent.worker_command import WorkerCommands, check_interpreter, worker_environ
-from ..agent.worker_starter import WorkerStarter
+from ..history.recorder import Recorder, attempt_of
 from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import RelayClient
 from ..machine.nvml import has_driver
@@ -26,16 +24,18 @@ from ..machine.worker_count import WorkerCount, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
 from ..processes.tree import require_own_proc
 from ..reporting.display import Display
-from ..reporting.recorder import Recorder, attempt_of
 from ..spawner.client import SpawnerClient
 from ..stacks.flight_recorder import record_collectives
+from ..workers.preload import start_preload
+from ..workers.worker_command import WorkerCommands, check_interpreter, worker_environ
+from ..workers.worker_starter import WorkerStarter
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
-    from ..agent.file_timers import FileTimers
-    from ..agent.tune_file import TuneFile
     from ..metrics.node_endpoint import NodeEndpoint
     from ..reporting.event_files import EventFiles
+    from ..workers.file_timers import FileTimers
+    from ..workers.tune_file import TuneFile
 
 
 def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
@@ -69,7 +69,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         options = _preloaded(options, plan, display, starter.spawner)
         new_crew = None
         if check_spawner is not None:
-            from ..agent.check_workers import check_crew
+            from ..workers.check_workers import check_crew
 
             new_crew = partial(
                 check_crew, options, display, check_spawner, starter, plan.gpus_shown
@@ -276,7 +276,7 @@ def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
 def _file_timers(environ: dict[str, str]) -> "FileTimers | None":
     if environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
         return None  # and nothing is loaded for them
-    from ..agent.file_timers import make_file_timers
+    from ..workers.file_timers import make_file_timers
 
     return make_file_timers(environ)
 
@@ -284,7 +284,7 @@ def _file_timers(environ: dict[str, str]) -> "FileTimers | None":
 def _tune_file(options: LaunchOptions, workers: int) -> "TuneFile | None":
     if options.tune_file is None:
         return None
-    from ..agent.tune_file import TuneFile, fingerprint  # many jobs have none
+    from ..workers.tune_file import TuneFile, fingerprint  # many jobs have none
 
     return TuneFile(options.tune_file, fingerprint(options, workers))
 

@@ -22,9 +22,9 @@ from ...rendezvous.trust.source import read_trust
 from .. import startup
 from ..agent.hosting import group_settings, listed_host, new_examiner, tell_if_open
 from ..cli.master_flags import MasterOptions
+from ..history.event_history import EventHistory
+from ..history.recorder import attempt_of
 from ..reporting.display import Display
-from ..reporting.event_history import EventHistory
-from ..reporting.recorder import attempt_of
 from ..version import VERSION
 
 if TYPE_CHECKING:

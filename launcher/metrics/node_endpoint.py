@@ -1,6 +1,6 @@
 """``--metrics`` of a node: the endpoint, what it reads, and what ends with it."""
 
-from ..reporting.recorder import Recorder
+from ..history.recorder import Recorder
 from ..reporting.time_report import TimeReport
 from .gpus import Gpus
 from .job_metrics import JobMetrics

@@ -8,9 +8,9 @@ from ...events.checkpoints import CheckpointFailed
 from ...events.record import Record
 from ...rendezvous.protocol.messages import Assignment
 from ...values import dataclass
+from ..history.phases import Phase, Spent
+from ..history.recorder import Recorder
 from ..processes.worker_watch import Progress
-from ..reporting.phases import Phase, Spent
-from ..reporting.recorder import Recorder
 from ..reporting.time_report import TimeReport
 from ..stacks.collect import AskedWorker
 from ..version import VERSION

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from ...events.record import Record
 from ...values import dataclass, field
-from ..reporting.accounting import Account, Accounting, Phase, seconds_of
-from ..reporting.answers import FailureNote, JobSummary
-from ..reporting.job_rounds import failure_note
-from ..reporting.job_summary import JobHistory
+from ..history.accounting import Account, Accounting, Phase, seconds_of
+from ..history.answers import FailureNote, JobSummary
+from ..history.job_rounds import failure_note
+from ..history.job_summary import JobHistory
 from .lanes import Lane, PhaseNames, accountable
 from .restarts import RestartParts, RestartTimes
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from ...events.record import Record
 from ...values import dataclass, field
-from ..reporting.accounting import Account, Accounting, Phase
+from ..history.accounting import Account, Accounting, Phase
 
 GONE: Final = 63
 """The number of a phase in which there is no ft-run."""

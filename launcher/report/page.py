@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...events.record import json_value
-from ..reporting.accounting import Account
+from ..history.accounting import Account
 from ..reporting.time_report import accounted
 from .job_report import JobReport
 from .lanes import Lane

@@ -16,7 +16,7 @@ from ...errors import UsageError
 from ...events.record import VERSION, Record
 from ...values import dataclass, field
 from ..flags.values import shown
-from ..reporting.accounting import seconds_of
+from ..history.accounting import seconds_of
 from .validity import Check, checks
 
 _BLOCK: Final = 1 << 18

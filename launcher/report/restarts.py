@@ -8,8 +8,8 @@ from typing import Final
 
 from ...events.record import Record
 from ...values import dataclass, field
-from ..reporting.accounting import Accounting
-from ..reporting.job_rounds import failure_note
+from ..history.accounting import Accounting
+from ..history.job_rounds import failure_note
 
 REGROUP: Final = "regroup"
 """The kind of a restart because nodes have joined or left."""

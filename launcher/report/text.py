@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 
 from ...events.node import nodes_wanted
-from ..reporting.accounting import Phase
-from ..reporting.answers import JobSummary
+from ..history.accounting import Phase
+from ..history.answers import JobSummary
+from ..history.steps import rate
 from ..reporting.live_status import duration as clock
-from ..reporting.steps import rate
 from ..reporting.time_report import accounted, duration, table
 from .job_report import JobReport
 from .restarts import RestartParts

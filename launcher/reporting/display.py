@@ -14,8 +14,8 @@ from typing import Final
 
 from ...events.event import Event, LogMessage, Severity
 from ...printable import printable, printable_lines
+from ..history.recorder import Recorder, line_of
 from .line_writer import LineWriter
-from .recorder import Recorder, line_of
 
 _LEVELS: Final = {**Severity.__members__, "CRITICAL": 50}
 _STDERR: Final = 2

@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable
 
 from ...events.event import EventsLost
+from ..history.recorder import Recorder, line_of
 from .background_writer import BackgroundWriter
 from .display import Display
 from .outlets import Outlet, RotatedFile, open_outlet
-from .recorder import Recorder, line_of
 
 EVENTS, CONSOLE = "events.jsonl", "agent.log"
 """Names of the files below ``--log-dir``."""

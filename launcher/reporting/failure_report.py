@@ -5,12 +5,11 @@ listed; the last lines of standard error follow the root cause; an OOM kill is n
 the launcher itself stopped are not listed as failures.
 """
 
-import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from ...rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence, signal_name
 from ...rendezvous.protocol.messages import Verdict
+from ..history.recorded_error import recorded, recorded_traceback
 
 _MAX_RULE = 60
 _OF_NODE = {FailureKind.NODE_LOST: "lost", FailureKind.PREEMPTED: "left"}
@@ -108,28 +107,6 @@ def _traceback(failure: Failure) -> str:
     if failure.kind is not FailureKind.WORKER:
         return failure.message
     return _NO_TRACEBACK
-
-
-def recorded(failure: Failure) -> dict[str, Any] | None:
-    """Return the content of a failure's error file; None if it is invalid."""
-    if not failure.error_json:
-        return None
-    try:
-        error = json.loads(failure.error_json)
-    except (ValueError, RecursionError):  # of a node that says anything
-        return None
-    is_record = isinstance(error, dict) and isinstance(error.get("message"), str | dict)
-    return error if is_record else None
-
-
-def recorded_traceback(error: Mapping[str, Any]) -> str:
-    """Return the traceback of an error file, or its message if it has no traceback."""
-    message = error["message"]
-    if not isinstance(message, dict):
-        return str(message)
-    extra = message.get("extraInfo")
-    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(stack or message.get("message", "<N/A>"))
 
 
 def _stderr_lines(failure: Failure) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 from ...events.node import nodes_wanted
 from ...rendezvous.protocol.messages import Assignment, Waiting
 from ...rendezvous.protocol.steps import RankSteps
+from ..history.steps import is_late, rate
 from ..options import LaunchOptions
-from .steps import is_late, rate
 
 
 def restarts_used(assignment: Assignment, options: LaunchOptions) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ...events.node import nodes_wanted
+from ..history.steps import is_late, rate
 from .live_status import duration
-from .steps import is_late, rate
 
 Status: TypeAlias = Mapping[str, Any]
 

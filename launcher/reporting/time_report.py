@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final
 from ...events.event import Severity
 from ...events.node import TimeAccounted
 from ...events.record import Record
-from .accounted import NAMES
+from ..history.accounted import NAMES
+from ..history.overlaps import DATA_WAIT, SLOW_STEPS
+from ..history.recorder import Recorder
 from .display import Display
-from .overlaps import DATA_WAIT, SLOW_STEPS
-from .recorder import Recorder
 
 if TYPE_CHECKING:
-    from .accounting import Account, Accounting
-    from .phases import Spent
+    from ..history.accounting import Account, Accounting
+    from ..history.phases import Spent
 
 _TABLE_FROM_S: Final = 10.0
 """A shorter job has one line, and only if it was restarted."""
@@ -69,7 +69,7 @@ class TimeReport:
 
     def folded(self) -> "Accounting":
         """Return where the time went until the last event."""
-        from .accounting import Accounting
+        from ..history.accounting import Accounting
 
         if self._accounting is None:
             self._accounting = Accounting()

@@ -12,9 +12,9 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from ...printable import printable
+from ..history.steps import is_late
 from .live_status import duration
 from .status_lines import Status, is_spare, pace, ranks, status_lines
-from .steps import is_late
 
 _TITLES: Final = ("NODE", "HOST", "RANKS", "PHASE", "STEP", "STEPS/S", "LAST STEP")
 _HOST: Final = _TITLES.index("HOST")

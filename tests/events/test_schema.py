@@ -15,7 +15,7 @@ from ft_run.events import schema
 from ft_run.events.event import Event, EventsLost, LogMessage, Severity
 from ft_run.events.record import ENVELOPE, VERSION
 from ft_run.events.workers import HangSuspected, WorkerFailed, WorkersStarted
-from ft_run.launcher.reporting.recorder import Recorder, line_of
+from ft_run.launcher.history.recorder import Recorder, line_of
 from ft_run.rendezvous.protocol.failure import node_lost
 from ft_run.values import names
 

@@ -4,9 +4,9 @@ from ft_run.events.event import Event
 from ft_run.events.node import NodeStarted
 from ft_run.events.record import Record
 from ft_run.events.workers import RoundProgressed, RoundStarted, TrainingStarted, WorkersStarted
-from ft_run.launcher.reporting.answers import JobSummary
-from ft_run.launcher.reporting.job_summary import JobHistory
-from ft_run.launcher.reporting.recorder import Clocks, Recorder
+from ft_run.launcher.history.answers import JobSummary
+from ft_run.launcher.history.job_summary import JobHistory
+from ft_run.launcher.history.recorder import Clocks, Recorder
 
 T0 = 1_700_000_000.0
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ft_run.launcher.agent.node_work import NodeWork, Taker
+from ft_run.launcher.workers.node_work import NodeWork, Taker
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ft_run.rendezvous.protocol.drain_messages import (
     CancelDrain,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ft_run import exit_codes
 from ft_run.checks.ladder import Ladder
 from ft_run.checks.records import Phase, Record, record_to_json
-from ft_run.launcher.agent.node_work import Taker
+from ft_run.launcher.workers.node_work import Taker
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,

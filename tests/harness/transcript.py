@@ -11,7 +11,7 @@ from typing import Any
 
 from ft_run import exit_codes
 from ft_run.events.master import MasterEvent
-from ft_run.launcher.agent.node_work import Taker
+from ft_run.launcher.workers.node_work import Taker
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,

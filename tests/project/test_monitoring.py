@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ft_run.launcher.history.accounting import Phase
 from ft_run.launcher.metrics.catalogue import METRICS
 from ft_run.launcher.metrics.job_metrics import STATES
-from ft_run.launcher.reporting.accounting import Phase
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "monitoring"

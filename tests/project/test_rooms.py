@@ -18,11 +18,13 @@ FLOORS = (
     ("launcher.main", "launcher.api"),
     ("launcher.commands",),
     ("launcher.agent",),
+    ("launcher.workers",),
     (
         *("launcher.preflight", "launcher.preemption", "launcher.metrics", "launcher.cli"),
         "launcher.report",
     ),
     ("launcher.reporting",),
+    ("launcher.history",),
     ("launcher.spawner", "launcher.logs", "launcher.saver", "launcher.stacks"),
     ("launcher.options", "launcher.environments"),
     ("launcher.flags",),

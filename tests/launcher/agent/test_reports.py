@@ -7,11 +7,11 @@ import pytest
 from ft_run.launcher.agent.claim import OwnClaim
 from ft_run.launcher.agent.lifecycle import Judged, Lifecycle, Signalled, Situation
 from ft_run.launcher.agent.reports import NodeReports, Report
-from ft_run.launcher.agent.shared_work import SharedWork
-from ft_run.launcher.agent.snapshots import HeldSnapshots, NodeOffers
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.saver.saves import Saves
+from ft_run.launcher.workers.shared_work import SharedWork
+from ft_run.launcher.workers.snapshots import HeldSnapshots, NodeOffers
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import (
     Assignment,

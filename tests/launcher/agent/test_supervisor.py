@@ -12,15 +12,15 @@ import pytest
 from ft_run.launcher.agent.lifecycle import StopWorkers
 from ft_run.launcher.agent.stopping import HUNG_S, LEFTOVERS_S, SETTLE_S, TimeOver
 from ft_run.launcher.agent.supervisor import Listener, Supervisor
-from ft_run.launcher.agent.worker_command import WorkerCommands
-from ft_run.launcher.agent.worker_group import WorkerGroupState
-from ft_run.launcher.agent.worker_starter import WorkerStarter
 from ft_run.launcher.logs.log_dir import LogDir
 from ft_run.launcher.machine.gpu_memory import GpuMemory
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.processes.dying import SURVIVES_KILL_S
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
+from ft_run.launcher.workers.worker_command import WorkerCommands
+from ft_run.launcher.workers.worker_group import WorkerGroupState
+from ft_run.launcher.workers.worker_starter import WorkerStarter
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import Assignment, NodeSpec
 from ft_run.tests.harness.hand_clock import HandClock

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from ft_run.events.event import Event
-from ft_run.launcher.agent.tune_file import TunedValues, TuneFile, fingerprint
 from ft_run.launcher.agent.tuning import Tuning
-from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions, ScriptMode
+from ft_run.launcher.workers.tune_file import TunedValues, TuneFile, fingerprint
+from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.rendezvous.protocol.messages import Assignment, Past
 from ft_run.tests.harness.scene import worker_failure
 from ft_run.training.worker.device_memory import VARIABLE

@@ -11,12 +11,12 @@ import pytest
 from ft_run import defaults, exit_codes
 from ft_run.errors import UsageError
 from ft_run.events.event import Severity
-from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.cli import launch_flags, parse
 from ft_run.launcher.cli.launch_flags import CompletionOptions
 from ft_run.launcher.cli.master_flags import MasterOptions, StacksOptions, StatusOptions
 from ft_run.launcher.flags.stream_values import Streams, StreamSelection
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions, ScriptMode
+from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import HangSpec
 from ft_run.rendezvous.protocol.timeouts import Timeouts

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from ft_run import defaults
-from ft_run.launcher.agent.failure_record import worker_failure
 from ft_run.launcher.logs.error_file import MESSAGE_MAX_CHARS, read_error_file
 from ft_run.launcher.reporting.failure_report import final_report
+from ft_run.launcher.workers.failure_record import worker_failure
 from ft_run.rendezvous.protocol.failure import Failure
 from ft_run.rendezvous.protocol.messages import Assignment, Failed, Outcome, Verdict
 from ft_run.rendezvous.transport.codec import decode_node, encode_node

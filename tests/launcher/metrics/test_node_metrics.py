@@ -3,11 +3,11 @@
 import os
 from typing import Any
 
+from ft_run.launcher.history.accounting import Phase
 from ft_run.launcher.metrics import catalogue as c
 from ft_run.launcher.metrics.catalogue import Samples
 from ft_run.launcher.metrics.node_metrics import NodeFold, NodeNow, add_processes
 from ft_run.launcher.processes.worker_watch import Progress
-from ft_run.launcher.reporting.accounting import Phase
 
 MONOTONIC_S, WALL_S = 5_000.0, 1_780_000_000.0
 

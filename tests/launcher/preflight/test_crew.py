@@ -8,7 +8,6 @@ from typing import cast
 
 import pytest
 from ft_run.checks.worker_config import CheckWorkerConfig
-from ft_run.launcher.agent.worker_command import virtual_devices
 from ft_run.launcher.preflight import crew as crew_module
 from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
 from ft_run.launcher.spawner.client import (
@@ -18,6 +17,7 @@ from ft_run.launcher.spawner.client import (
     SpawnerEvent,
     WorkerCommand,
 )
+from ft_run.launcher.workers.worker_command import virtual_devices
 from ft_run.rendezvous.protocol.check_messages import CheckOrder
 
 

@@ -15,14 +15,14 @@ from ft_run.checks.records import Phase, Record
 from ft_run.errors import NodeUnfitError
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.identity import NodeIdentity
-from ft_run.launcher.agent.worker_command import WorkerCommands
-from ft_run.launcher.agent.worker_starter import WorkerStarter
 from ft_run.launcher.logs.log_dir import LogDir
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.options import CheckOptions, LaunchOptions, RendezvousOptions
 from ft_run.launcher.preflight.session import CheckSession
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.spawner.client import SpawnerClient
+from ft_run.launcher.workers.worker_command import WorkerCommands
+from ft_run.launcher.workers.worker_starter import WorkerStarter
 from ft_run.rendezvous.master.link import LinkDown, LinkUp, MasterLink
 from ft_run.rendezvous.protocol.check_messages import (
     CheckOrder,

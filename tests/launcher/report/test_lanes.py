@@ -5,8 +5,8 @@ from typing import Any
 from ft_run.events.node import MasterConnected
 from ft_run.events.workers import RoundEnded, RoundProgressed, RoundStarted, TrainingStarted
 from ft_run.events.workers import WorkersStarted as Started
+from ft_run.launcher.history.accounting import Accounting, seconds_of
 from ft_run.launcher.report.lanes import GONE, Lane, PhaseNames
-from ft_run.launcher.reporting.accounting import Accounting, seconds_of
 from ft_run.tests.harness.job_events import T0, Job
 
 

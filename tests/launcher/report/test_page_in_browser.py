@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ft_run.launcher.history.accounting import Account, Phase
+from ft_run.launcher.history.answers import FailureNote, JobSummary
 from ft_run.launcher.report.job_report import FailureEntry, JobReport, Saved
 from ft_run.launcher.report.lanes import Lane, PhaseNames, Process
 from ft_run.launcher.report.page import page_of
 from ft_run.launcher.report.reading import Reading
 from ft_run.launcher.report.restarts import RestartParts
-from ft_run.launcher.reporting.accounting import Account, Phase
-from ft_run.launcher.reporting.answers import FailureNote, JobSummary
 from ft_run.tests.harness.browser import CHROMIUM, Page, browser
 
 pytestmark = [

@@ -15,8 +15,8 @@ from ft_run.events.workers import (
     WorkersStarted,
     WorkersStopped,
 )
+from ft_run.launcher.history.accounting import seconds_of
 from ft_run.launcher.report.restarts import RestartParts, RestartTimes
-from ft_run.launcher.reporting.accounting import seconds_of
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind, hung, node_lost
 from ft_run.tests.harness.job_events import Job
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from ft_run.events.checks import ChecksProgressed
 from ft_run.events.event import LogMessage, Severity
+from ft_run.launcher.history.recorder import Recorder
 from ft_run.launcher.reporting.display import Display
-from ft_run.launcher.reporting.recorder import Recorder
 
 
 def test_an_event_is_one_line_with_the_time(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,9 @@
 """What the live line says of steps."""
 
 import pytest
+from ft_run.launcher.history.steps import rate
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.reporting.live_status import LiveStatus
-from ft_run.launcher.reporting.steps import rate
 from ft_run.rendezvous.protocol.steps import RankSteps
 
 

@@ -8,8 +8,8 @@ from ft_run.events.event import Event, Severity
 from ft_run.events.node import NodeStarted, TimeAccounted
 from ft_run.events.record import Record
 from ft_run.events.workers import RestartBegun, RoundProgressed, RoundStarted
+from ft_run.launcher.history.recorder import Clocks, Recorder
 from ft_run.launcher.reporting.display import Display
-from ft_run.launcher.reporting.recorder import Clocks, Recorder
 from ft_run.launcher.reporting.time_report import TimeReport
 from ft_run.rendezvous.protocol.failure import node_lost
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.flags.values import BadValue, modules
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner import forkserver, imported_files
+from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness import preload_probes as probes
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from ft_run.launcher.agent.node_work import OVER, NodeWork, Taker
+from ft_run.launcher.workers.node_work import OVER, NodeWork, Taker
 from ft_run.rendezvous.group.work import Work
 from ft_run.rendezvous.protocol.messages import ClaimState, Stopped
 from ft_run.rendezvous.protocol.work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport

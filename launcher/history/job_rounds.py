@@ -8,9 +8,9 @@ from typing import Any, Final
 from ...events.record import Record
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...values import names
+from ..history.recorded_error import recorded, recorded_traceback
 from .accounting import Phase
 from .answers import FailureNote, Restart, Restarts, Training
-from .failure_report import recorded, recorded_traceback
 from .steps import is_late
 
 _HOUR_S: Final = 3600.0

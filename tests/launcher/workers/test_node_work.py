@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from ft_run.launcher.agent import node_work
-from ft_run.launcher.agent.node_work import OVER, NodeWork, Taker
+from ft_run.launcher.workers import node_work
+from ft_run.launcher.workers.node_work import OVER, NodeWork, Taker
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
 
 W = WorkClaim("w", 10, 1)

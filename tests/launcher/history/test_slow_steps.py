@@ -4,8 +4,8 @@ import random
 from typing import Any
 
 import pytest
-from ft_run.launcher.reporting.overlaps import Overlaps
-from ft_run.launcher.reporting.slow_steps import SlowSteps
+from ft_run.launcher.history.overlaps import Overlaps
+from ft_run.launcher.history.slow_steps import SlowSteps
 
 
 def minutes(steps: SlowSteps, *step_times: float) -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ft_run.launcher.agent.file_timers import FileTimers
+from ft_run.launcher.workers.file_timers import FileTimers
 
 
 def test_the_fifo_is_removed(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Final
 from ...events.event import Event
 from ...events.workers import RoundProgressed, TrainingStarted, WorkerExited
 from ...rendezvous.protocol.offer import Snapshots
+from ..history.accounted import STOPS
 from ..processes.worker_watch import Progress
-from ..reporting.accounted import STOPS
 from .worker_group import WorkerGroup, WorkerGroupState
 from .worker_phases import FirstWorker
 

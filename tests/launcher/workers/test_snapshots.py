@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from ft_run.launcher.agent.snapshots import NOT_BEGUN, HeldSnapshots
 from ft_run.launcher.saver.saves import Saves
+from ft_run.launcher.workers.snapshots import NOT_BEGUN, HeldSnapshots
 from ft_run.rendezvous.protocol.failure import FailureKind, node_lost
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.offer import Replica, Resumption, Saving, Snapshot, Snapshots

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from ft_run.launcher.agent.worker_group import WorkerGroup
-from ft_run.launcher.agent.worker_starter import WorkerStarter
 from ft_run.launcher.logs.log_dir import AttemptLogs
 from ft_run.launcher.processes.worker_watch import WorkerWatch
+from ft_run.launcher.workers.worker_group import WorkerGroup
+from ft_run.launcher.workers.worker_starter import WorkerStarter
 from ft_run.rendezvous.protocol.messages import Assignment, Progress
 from ft_run.training.worker import hook
 

@@ -31,10 +31,10 @@ from ft_run.events.workers import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from ft_run.launcher.reporting.accounted import NAMES
-from ft_run.launcher.reporting.accounting import Account, Accounting, seconds_of
-from ft_run.launcher.reporting.phases import OTHERS, Activities, Activity, Phase, Spent
-from ft_run.launcher.reporting.recorder import Clocks, Recorder
+from ft_run.launcher.history.accounted import NAMES
+from ft_run.launcher.history.accounting import Account, Accounting, seconds_of
+from ft_run.launcher.history.phases import OTHERS, Activities, Activity, Phase, Spent
+from ft_run.launcher.history.recorder import Clocks, Recorder
 from ft_run.launcher.reporting.time_report import table, time_accounted
 from ft_run.rendezvous.protocol.failure import Failure, hung, node_lost
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict, Waiting

@@ -16,11 +16,11 @@ from ft_run.events.workers import (
     WorkerExited,
     WorkersStopped,
 )
-from ft_run.launcher.agent import step_events
-from ft_run.launcher.agent.step_events import StepEvents
-from ft_run.launcher.agent.worker_group import WorkerGroup, WorkerGroupState
-from ft_run.launcher.agent.worker_phases import FirstWorker
 from ft_run.launcher.processes.worker_watch import WorkerWatch
+from ft_run.launcher.workers import step_events
+from ft_run.launcher.workers.step_events import StepEvents
+from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
+from ft_run.launcher.workers.worker_phases import FirstWorker
 from ft_run.rendezvous.protocol.offer import Replica, Snapshot, Snapshots
 from ft_run.training.worker import data_wait, hook, phases
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from ft_run.events.event import Event
 from ft_run.events.workers import HangDismissed, HangSuspected, StacksKept
-from ft_run.launcher.agent.hangs import Hangs
-from ft_run.launcher.agent.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.stacks.collect import AskedWorker
+from ft_run.launcher.workers.hangs import Hangs
+from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.rendezvous.protocol.messages import HangSpec, Stop
 from ft_run.rendezvous.protocol.stacks import NoHang, Suspicion
 from ft_run.training.worker import hook

@@ -6,7 +6,7 @@ from ft_run.events.event import LogMessage
 from ft_run.events.node import MasterConnected, NodeStarted, ThisNodeRenamed
 from ft_run.events.record import Record
 from ft_run.events.workers import WorkersSucceeded
-from ft_run.launcher.reporting.recorder import Clocks, Recorder, attempt_of
+from ft_run.launcher.history.recorder import Clocks, Recorder, attempt_of
 
 
 class HandClocks:

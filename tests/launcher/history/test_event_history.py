@@ -8,9 +8,9 @@ from ft_run.events.event import LogMessage, Severity
 from ft_run.events.master import NodeJoined
 from ft_run.events.node import NodeStarted
 from ft_run.events.workers import RestartBegun, RoundStarted
-from ft_run.launcher.reporting import event_history
-from ft_run.launcher.reporting.event_history import EventHistory
-from ft_run.launcher.reporting.recorder import Clocks
+from ft_run.launcher.history import event_history
+from ft_run.launcher.history.event_history import EventHistory
+from ft_run.launcher.history.recorder import Clocks
 from ft_run.rendezvous.protocol.failure import node_lost
 
 STARTED = NodeStarted("job", "vm/0", 1, "s", "m")

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
-from ft_run.launcher.agent.check_workers import crew_plan
-from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.options import LaunchOptions
+from ft_run.launcher.workers.check_workers import crew_plan
+from ft_run.launcher.workers.worker_command import WorkerCommands
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.agent.worker_command import virtual_devices
+from ft_run.launcher.workers.worker_command import virtual_devices
 
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 

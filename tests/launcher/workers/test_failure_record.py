@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ft_run.launcher.agent.failure_record import worker_failure
+from ft_run.launcher.workers.failure_record import worker_failure
 from ft_run.rendezvous.policy.matches import look_for_slip
 from ft_run.rendezvous.protocol.failure import Evidence, Failure, evidence
 from ft_run.rendezvous.protocol.messages import Assignment
