@@ -474,7 +474,7 @@ class Frame(_message.Message):
     def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ..., is_library: bool = ..., source: _Optional[str] = ...) -> None: ...
 
 class RankStack(_message.Message):
-    __slots__ = ("rank", "node_rank", "host", "state", "frames", "steps", "remark", "ticks", "uses_gpu", "collectives")
+    __slots__ = ("rank", "node_rank", "host", "state", "frames", "steps", "remark", "ticks", "uses_gpu", "collectives", "piece")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +485,7 @@ class RankStack(_message.Message):
     TICKS_FIELD_NUMBER: _ClassVar[int]
     USES_GPU_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     node_rank: int
     host: str
@@ -495,7 +496,8 @@ class RankStack(_message.Message):
     ticks: int
     uses_gpu: bool
     collectives: RankCollectives
-    def __init__(self, rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., steps: _Optional[int] = ..., remark: _Optional[str] = ..., ticks: _Optional[int] = ..., uses_gpu: bool = ..., collectives: _Optional[_Union[RankCollectives, _Mapping]] = ...) -> None: ...
+    piece: str
+    def __init__(self, rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., steps: _Optional[int] = ..., remark: _Optional[str] = ..., ticks: _Optional[int] = ..., uses_gpu: bool = ..., collectives: _Optional[_Union[RankCollectives, _Mapping]] = ..., piece: _Optional[str] = ...) -> None: ...
 
 class GroupCollectives(_message.Message):
     __slots__ = ("group", "ranks", "entered", "pending", "operation")

@@ -174,7 +174,14 @@ class Agent:
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
         environ = starter.commands.environ
-        self._hangs = Hangs(options.hang, self._node.host, self._send, self._event, environ)
+        self._hangs = Hangs(
+            options.hang,
+            self._node.host,
+            self._send,
+            self._event,
+            environ,
+            self._work.node.piece_of,
+        )
         self._fencing = Fencing(
             options.rendezvous.timeouts,
             self.post,

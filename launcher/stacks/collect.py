@@ -38,6 +38,8 @@ class AskedWorker:
     pid: int
     """The process that was started; the watched process may be another one (``--no-python``)."""
     watch: WorkerWatch | None
+    piece: str = ""
+    """As in ``RankStack``."""
 
 
 async def collect(
@@ -176,7 +178,9 @@ def _stack(
     ticks = 0 if progress is None else progress.ticks % stacks.STEPS_MAX
     pid = worker.pid if progress is None else progress.pid
     uses = uses_gpu(pid)
-    return RankStack(worker.rank, node_rank, host, state, frames, steps, remark, ticks, uses)
+    return RankStack(
+        worker.rank, node_rank, host, state, frames, steps, remark, ticks, uses, piece=worker.piece
+    )
 
 
 def _short(frames: tuple[Frame, ...], most_bytes: int) -> tuple[Frame, ...]:

@@ -11,6 +11,7 @@ from ...events.event import Event
 from ...events.workers import HangDismissed, HangSuspected, StacksKept
 from ...rendezvous.protocol.messages import HangSpec, Stop
 from ...rendezvous.protocol.stacks import NoHang, StackReport, Suspicion
+from ...values import replace
 from ..stacks.lateness import Lateness
 from ..stacks.reports import StackReports
 from .worker_group import WorkerGroup, WorkerGroupState
@@ -29,6 +30,7 @@ class Hangs:
         send: Callable[[StackReport | Suspicion], None],
         note: Callable[[Event], None],
         environ: Mapping[str, str] = MappingProxyType({}),
+        piece_of: Callable[[int], str] = lambda _rank: "",
     ) -> None:
         """Create the hang detection of one node.
 
@@ -38,8 +40,10 @@ class Hangs:
             send: sends a message to the master.
             note: receives events.
             environ: the environment of the workers.
+            piece_of: returns the piece of ``shared_work`` that a rank is doing.
         """
         self._reports = StackReports(host, send, environ)
+        self._piece_of = piece_of
         self._lateness = Lateness(spec.timeout_s, spec.start_s) if spec is not None else None
         self._send = send
         self._note = note
@@ -55,7 +59,10 @@ class Hangs:
             inquiry: as in ``StackOrder``.
         """
         if group is not None:
-            self._reports.report(number, group.assignment.node_rank, group.running, inquiry)
+            workers = tuple(
+                replace(worker, piece=self._piece_of(worker.rank)) for worker in group.running
+            )
+            self._reports.report(number, group.assignment.node_rank, workers, inquiry)
         else:
             self._reports.report(number, -1, ())
 

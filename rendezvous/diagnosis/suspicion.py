@@ -133,9 +133,11 @@ def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
     nodes = {stack.node_rank for stack in culprits}
     is_known = verdict.kind in (HangKind.PROCESS, HangKind.RANK) and len(nodes) == 1
     node_rank, host = (culprits[0].node_rank, culprits[0].host) if is_known else (None, "")
+    is_one = is_known and len(culprits) == 1
     return replace(
         hung(node_rank, host, "", verdict.words),
         rank=-1 if verdict.kind in (HangKind.ALL, HangKind.UNKNOWN) else culprits[0].rank,
+        piece=culprits[0].piece if is_one else "",
         stderr_tail=stacks_text(verdict, stacks, _IN_REPORT_CHARS),
     )
 

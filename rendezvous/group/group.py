@@ -16,6 +16,7 @@ told when it is gone.
 import math
 
 from ...events.master import JobForgotten, NodeDisconnected, NodesRespondAgain, NoNodeResponds
+from ...values import replace
 from ..protocol.check_messages import CheckResult
 from ..protocol.drain_messages import Drained, Notice
 from ..protocol.messages import (
@@ -135,7 +136,8 @@ class Group:
         elif isinstance(event, Detached):
             self._link_gone(event.link, now)
         elif isinstance(event, Hung):
-            self._rounds.hung(event)
+            failure = self.work.failed(event.round, event.failure)
+            self._rounds.hung(replace(event, failure=failure))
         self._timers(now)
         self._advance(now)
         while won := self._joining.contest.won(now):  # what they waited for has gone just now

@@ -67,6 +67,8 @@ class RankStack:
     """Whether it has a GPU open: where it waits for that, it may wait for other ranks."""
     collectives: RankCollectives | None = None
     """What NCCL has recorded of it, if that was requested and is known."""
+    piece: _Text = ""
+    """The piece of ``shared_work`` that it is doing; empty if it does none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from ft_run.launcher.workers.node_work import OVER, NodeWork, Taker
+from ft_run.rendezvous.group.events import Hung
 from ft_run.rendezvous.group.work import Work
+from ft_run.rendezvous.protocol.failure import hung
 from ft_run.rendezvous.protocol.messages import ClaimState, Stopped
 from ft_run.rendezvous.protocol.work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
 from ft_run.tests.harness.scene import Scene, claim_of, running, worker_failure
+from ft_run.values import replace
 
 W = WorkClaim("w", 10, 1)
 
@@ -243,6 +246,15 @@ def test_a_piece_that_fails_three_workers_is_named(scene: Scene) -> None:
         assert said == f"item 3 of 'w'{more}"
         scene.stopped("a", "b")
     assert sum("3 workers have failed while doing item 3" in note for note in scene.notes) == 1
+
+
+def test_a_hang_counts_for_its_piece(scene: Scene) -> None:
+    for _ in range(3):
+        hang = replace(hung(0, "host-0", "", "rank 0 hangs"), rank=0, piece="item 3 of 'w'")
+        scene.handle(Hung(scene.group.round, hang, ""))
+        said = scene.group.last_stop
+        scene.stopped("a", "b")
+    assert said == "rank 0 hangs, while doing item 3 of 'w', which has failed 3 workers"
 
 
 def test_workers_that_failed_after_the_stop_do_not_blame_a_piece(scene: Scene) -> None:

@@ -175,7 +175,7 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
         restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,), term=(0, 0, 3),
     )  # fmt: skip
     taken, said = 0, collections.Counter[str]()
-    for _ in range(60):
+    for _ in range(90):
         group, links, now = Group(IMPATIENT, "m"), set[int](), 0.0
         for link in range(60):
             now += hostile.random.choice((0.0, 0.1, 1.0, 11.0))
