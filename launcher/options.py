@@ -317,7 +317,16 @@ class LaunchOptions:
         "Count the steps of Python workers, and let ft-run stacks show their stack traces.",
         ours=True,
     )
-    """Workers have the hook of ``training``; so they do with ``hang``."""
+    """Workers have the hook of ``training``; so they do with ``hang`` and ``auto_tune``."""
+    auto_tune: str = WORKERS.option(
+        "off",
+        "--auto-tune off|advise|on",
+        "Tune from what this job measures: advise shows at the end, in status and in the report"
+        " which settings would make better use of CPUs and data loaders, and changes nothing"
+        " (default: off).",
+        values.one_of("off", "advise", "on"),
+        ours=True,
+    )
     capture_errors: bool = WORKERS.option(
         True,
         "--no-capture-errors",
@@ -434,6 +443,11 @@ class LaunchOptions:
     """Printed once, before the job starts: ignored keys, a missing ID."""
     name: str = ""
     """What the report calls the script; empty: as it was given."""
+
+    @property
+    def are_workers_watched(self) -> bool:
+        """Whether the workers have the hook of ``training``."""
+        return self.watch_workers or self.hang is not None or self.auto_tune != "off"
 
     @property
     def only_checks(self) -> bool:

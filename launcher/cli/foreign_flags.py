@@ -18,6 +18,7 @@ _NOTHING: Final = "{ignored}"
 TAKEN: Final[Mapping[str, str]] = {
     "--training-port": "--worker-port={}",
     "--numa-affinity": "--numa-binding=node",
+    "--auto-tunning": "--auto-tune=on",
     "--workers-stop-timeout": "--shutdown-timeout={}",
     "--ft-rank-heartbeat-timeout": "--hang-timeout={}",
     "--ft-initial-rank-heartbeat-timeout": "--hang-timeout-start={}",
@@ -46,7 +47,6 @@ _CHECKPOINTER = "ft_run.training.Checkpointer in the script (docs/guide/checkpoi
 
 REFUSED: Final[Mapping[str, str]] = {
     # dlrover-run
-    "--auto-tunning": "none: ft-run changes neither batch size nor learning rate",
     "--ucp-device-type": _CHECKPOINTER,
     "--comm-perf-test": "--network-check --check-level full",
     "--membind-policy": "--numa-binding node, which binds CPUs; their memory comes from near them",
@@ -100,7 +100,7 @@ def ours(word: str, following: list[str]) -> list[str] | None:
     if name not in TAKEN and name not in CHOICES:
         return None
     pattern = TAKEN.get(name, _NOTHING)
-    if pattern == "--numa-binding=node":
+    if "{" not in pattern:  # a switch
         return [pattern]
     if not equals:
         if not following:

@@ -152,7 +152,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     rendezvous = rendezvous_options(given, warnings, rest[1:])
     rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     hang = _hang(given)
-    is_watched = given["watch_workers"] or hang is not None
+    is_tuned = _auto_tune(given) != "off"
+    is_watched = given["watch_workers"] or hang is not None or is_tuned
     policy = launch_policy(given, config, rendezvous, warnings, is_watched=is_watched)
     refuse_hang_rule(policy, can_hang=hang is not None)
     if not rest:
@@ -202,6 +203,16 @@ def _hang(given: Given) -> HangSpec | None:
             " expected --hang-timeout DURATION or --hang-timeout auto."
         )
     return None
+
+
+def _auto_tune(given: Given) -> str:
+    mode: str = given.get("auto_tune", "off")
+    if mode == "on":
+        raise UsageError(
+            f"{given.origin('auto_tune')} on is not available in this version; expected"
+            " --auto-tune advise, which changes nothing, or off."
+        )
+    return mode
 
 
 def _snapshot_replicas(given: Given, max_nodes: int) -> int:

@@ -112,7 +112,7 @@ class WorkerCommands:
     @property
     def are_watched(self) -> bool:
         """Whether the workers have the hook of ``training``."""
-        return self._options.watch_workers or self._options.hang is not None
+        return self._options.are_workers_watched
 
     @property
     def capture_errors(self) -> bool:

@@ -43,6 +43,8 @@ def split(*argv: str) -> list[str]:
         ("--training_port 29500", "--worker-port=29500"),
         ("--training-port=1-5", "--worker-port=1-5"),
         ("--numa-affinity --max-restarts 1", "--numa-binding=node --max-restarts=1"),
+        ("--auto-tunning --max-restarts 1", "--auto-tune=on --max-restarts=1"),
+        ("--auto_tunning", "--auto-tune=on"),
         ("--precheck 1", "--network-check"),
         ("--precheck=2", "--network-check --check-level=full"),
         ("--precheck 0 --tee 3", "--tee=3"),

@@ -834,6 +834,21 @@ def test_workers_are_watched_when_that_is_asked_for() -> None:
     assert not launch("train.py").watch_workers
     assert launch("--watch-workers", "train.py").watch_workers
     assert launch("train.py", PET_WATCH_WORKERS="1").watch_workers
+    assert not launch("train.py").are_workers_watched
+    assert launch("--hang-timeout", "60", "train.py").are_workers_watched
+
+
+def test_auto_tune() -> None:
+    assert launch("train.py").auto_tune == "off"
+    assert not launch("--auto-tune", "off", "train.py").are_workers_watched
+    advised = launch("train.py", PET_AUTO_TUNE="advise")
+    assert advised.auto_tune == "advise"
+    assert advised.are_workers_watched
+    assert advised.policy == launch("--watch-workers", "train.py").policy
+    assert sentence("--auto-tunning", "train.py") == (
+        "--auto-tune on is not available in this version; expected --auto-tune advise, which"
+        " changes nothing, or off."
+    )
 
 
 def test_errors_are_captured_unless_that_is_refused() -> None:
