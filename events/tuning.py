@@ -46,3 +46,61 @@ class TuneFileNotWritten(Event):
     name = "tuning.file_failed"
     severity = Severity.WARNING
     line = "cannot write --tune-file {path}: {reason}"
+
+
+class TuningMeasured(RoundEvent):
+    """What ``--auto-tune advise`` has measured on this node; it follows ``round.progressed``.
+
+    Sums are since the start of the round unless noted.
+    """
+
+    workers: int
+    training_s: float
+    """Of the first worker."""
+    steps: int
+    """Completed steps of the first worker."""
+    batches: int
+    """Taken from a ``DataLoader`` by the worker that has waited longest, as the next five."""
+    wait_s: float
+    """On a GPU, while that was idle."""
+    first_wait_s: float
+    """Of ``wait_s``, for the first batches of iterators, e.g. of an epoch."""
+    squares_s2: float
+    """The sum of the squares of the other waits."""
+    num_workers: int
+    """Now, as the next one."""
+    prefetch_factor: int
+    cpus: float
+    """CPUs that this node may use at once."""
+    cores: int
+    """Physical cores that it may use at once."""
+    idle_cpu_s: float
+    """Idle time of these CPUs, added up, since the first such event of this agent; -1: not
+    known."""
+    worker_cpu_s: float
+    """CPU time of the first worker without its child processes, within ``worker_s``."""
+    worker_s: float
+    """Since its first step."""
+    omp_num_threads: int
+    """0: not set."""
+    uses_device: bool
+    """Whether the first worker uses an accelerator."""
+    samples: int
+    """How often the CPU was read on which a worker with a GPU ran, since the agent started."""
+    far_samples: int
+    """Of ``samples``, on a CPU of another socket than that of its GPU."""
+
+    name = "tuning.measured"
+    severity = Severity.DEBUG
+    line = "{at} measured, training={training_s:.1f} s data_wait={wait_s:.1f} s"
+
+
+class TuningAdvised(Event):
+    """What ``--auto-tune advise`` advises at the end; nothing was changed."""
+
+    lines: tuple[str, ...]
+
+    name = "tuning.advised"
+
+    def __str__(self) -> str:
+        return f"advice: {'; '.join(self.lines) or 'none'}"

@@ -137,7 +137,9 @@ class Agent:
         """
         self._options, self._display, self._starter = options, display, starter
         self._identity = identity
-        self._step_events = StepEvents(display.event, lambda: self._snapshots.held())
+        self._step_events = StepEvents(
+            display.event, lambda: self._snapshots.held(), starter.measuring
+        )
         self._event = self._step_events.note
         self._saves = Saves(self._event)
         local_world_size = starter.commands.local_world_size

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..metrics.node_endpoint import NodeEndpoint
     from ..reporting.event_files import EventFiles
     from ..workers.file_timers import FileTimers
+    from ..workers.measuring import Measuring
     from ..workers.tune_file import TuneFile
 
 
@@ -106,6 +107,7 @@ class _Plan:
     cpus: tuple[frozenset[int], ...] | None
     gpus_shown: dict[str, str]
     tune_file: "TuneFile | None"
+    measuring: "Measuring | None"
     log_dir: LogDir
 
 
@@ -139,6 +141,7 @@ def _plan(options: LaunchOptions) -> _Plan:
         cpus=_numa_cpus(options, count),
         gpus_shown=_gpus_shown(options),
         tune_file=_tune_file(options, count.count),
+        measuring=_measuring(options, environ),
         log_dir=LogDir.create(options.logs, options.rendezvous.job_id),
     )
 
@@ -195,6 +198,7 @@ def _forked(
                 relay,
                 plan.timers,
                 plan.tune_file,
+                plan.measuring,
             ),
             check_spawner,
         )
@@ -287,6 +291,15 @@ def _tune_file(options: LaunchOptions, workers: int) -> "TuneFile | None":
     from ..workers.tune_file import TuneFile, fingerprint  # many jobs have none
 
     return TuneFile(options.tune_file, fingerprint(options, workers))
+
+
+def _measuring(options: LaunchOptions, environ: dict[str, str]) -> "Measuring | None":
+    if options.auto_tune != "advise":
+        return None
+    from ..machine.accelerators import find_devices  # many jobs need none of this
+    from ..workers.measuring import Measuring
+
+    return Measuring(environ, find_devices(options.accelerator, os.environ))
 
 
 def _numa_cpus(options: LaunchOptions, count: WorkerCount) -> tuple[frozenset[int], ...] | None:

@@ -5,6 +5,8 @@
 
 from ...values import dataclass, field
 from .accounting import Phase
+from .advice import Advice
+from .measured import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +151,7 @@ class JobSummary:
     saves: Saves = field(default_factory=Saves)
     restarts: Restarts = field(default_factory=Restarts)
     nodes: Nodes = field(default_factory=Nodes)
+    measured: Measured | None = None
+    """Of the node with the lowest rank, with ``--auto-tune advise``; None: nothing yet."""
+    advice: tuple[Advice, ...] = ()
+    """What follows from it."""

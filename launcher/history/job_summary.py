@@ -9,8 +9,10 @@ from typing import Final
 
 from ...events.record import Record
 from .accounting import Accounting, Phase, seconds_of
+from .advice import advice
 from .answers import Checkpoint, JobSummary, Nodes, Saves
 from .job_rounds import RestartFold, RoundFold, StepFold
+from .measured import Measures
 
 _KEPT: Final = 20
 
@@ -32,6 +34,7 @@ class JobHistory:
         self._rounds = RoundFold()
         self._steps, self._saves = StepFold(), _SaveFold()
         self._restarts, self._nodes = RestartFold(kept), _NodeFold()
+        self._measures = Measures()
 
     @property
     def run(self) -> int:
@@ -56,6 +59,7 @@ class JobHistory:
         if record["node"] == self._rounds.lead:
             self._steps.add(record, at_s, self._rounds.world_size)
             self._saves.progressed(record, at_s)
+            self._measures.add(record)
         self._saves.add(record, at_s)
         self._restarts.add(record, at_s, self._rounds.run)
         self._nodes.add(record, self._rounds.run)
@@ -84,6 +88,8 @@ class JobHistory:
             self._saves.saves(),
             self._restarts.restarts(),
             self._nodes.nodes(self._rounds.nodes, spares),
+            measured := self._measures.measured,
+            advice(measured) if measured is not None else (),
         )
 
 

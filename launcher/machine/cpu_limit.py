@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...values import dataclass
-from .cgroups import Mount, Parts, read_membership, read_mounts, read_text
+from .cgroups import Mount, Parts, own_directory, read_membership, read_mounts, read_text
 
 _ROOT: Final = Path("/")
 _NUMBER: Final = re.compile(r"0*[1-9][0-9]{0,18}")
@@ -37,6 +37,8 @@ class _Quota(NamedTuple):
     quota_us: int
     period_us: int
     where: str
+    directory: Path
+    """Of the cgroup."""
 
     @property
     def ratio(self) -> float:
@@ -90,6 +92,22 @@ def quota_cpus(root: Path = _ROOT) -> float | None:
     """
     quota = _tightest_quota(root)
     return None if quota is None else quota.ratio
+
+
+def quota_used_s(root: Path = _ROOT) -> float | None:
+    """Return the CPU time in seconds that counts against the quota; None: it is not known."""
+    quota = _tightest_quota(root)
+    if quota is None:
+        return None
+    found = re.search(r"^usage_usec (\d+)$", read_text(quota.directory / "cpu.stat"), re.MULTILINE)
+    if found is not None:
+        return int(found[1]) / 1e6
+    # v1: of the same cgroup if both controllers are mounted together.
+    for directory in (quota.directory, own_directory(root, "cpuacct")):
+        nanoseconds = read_text(directory / "cpuacct.usage").strip() if directory else ""
+        if nanoseconds.isdecimal():
+            return int(nanoseconds) / 1e9
+    return None
 
 
 def parse_cpus(text: str) -> frozenset[int]:
@@ -159,7 +177,7 @@ def _quotas(mount: Mount, path: Parts, *, is_v1: bool) -> Iterator[_Quota]:
         if numbers[0] is not None and numbers[1] is not None:
             level = "/" + "/".join(mount.root + below[:depth])
             where = f"cgroup {name} {numbers[0]}/{numbers[1]} at {_printable(level)}"
-            yield _Quota(numbers[0], numbers[1], where)
+            yield _Quota(numbers[0], numbers[1], where, directory)
 
 
 def _positive(words: list[str]) -> int | None:

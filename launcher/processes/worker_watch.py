@@ -38,12 +38,25 @@ class Loading(NamedTuple):
     batches: int
     wait_s: float
     """On a GPU, while that was idle."""
-    waits: int
-    """Batches that it waited for at least a millisecond."""
+    first_wait_s: float
+    """Of ``wait_s``, for the first batches of iterators, e.g. of an epoch."""
+    squares_s2: float
+    """The sum of the squares of the other waits."""
     processes: int
     """``num_workers`` of the loader."""
     prefetch: int
     """``prefetch_factor`` of the loader; 0: it has no workers."""
+
+
+class Computing(NamedTuple):
+    """What a worker has computed with since its first step."""
+
+    pid: int
+    cpu_s: float
+    """CPU time of all its threads, without its child processes."""
+    seconds: float
+    """The time in which it had that, up to a second ago."""
+    uses_device: bool
 
 
 class WorkerWatch:
@@ -100,6 +113,18 @@ class WorkerWatch:
         found = phases.read(self._page, round(now_s * 1e9))
         return None if found is None else (self._page[hook.PID], *found)
 
+    def computing(self) -> Computing | None:
+        """Return what the worker has computed with; None: it is not watched now."""
+        if self.is_closed or not self._page[hook.PID]:
+            return None
+        page = self._page
+        return Computing(
+            page[hook.PID],
+            page[hook.CPU_NS] / 1e9,
+            page[hook.CPU_WALL_NS] / 1e9,
+            bool(page[hook.USES_DEVICE]),
+        )
+
     def loading(self) -> Loading | None:
         """Return how the worker has waited for data; None: it has taken no batch."""
         if self.is_closed or not self._page[data_wait.BATCHES]:
@@ -108,7 +133,8 @@ class WorkerWatch:
         return Loading(
             page[data_wait.BATCHES],
             page[data_wait.WAIT_NS] / 1e9,
-            page[data_wait.WAITS],
+            page[data_wait.FIRST_WAIT_NS] / 1e9,
+            page[data_wait.SQUARES] / 1e12,
             page[data_wait.PROCESSES],
             page[data_wait.PREFETCH],
         )

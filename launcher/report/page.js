@@ -187,6 +187,15 @@ function whereTimeWent() {
         : "No training was lost."))));
 }
 
+function advice() {
+  const {measured, advice} = data.summary;
+  if (!measured) return null;
+  const idle = measured.idle_of_s ? `, ${rate(measured.idle_cpu_s / measured.idle_of_s)} of ${rate(measured.cpus)} CPUs idle` : "";
+  return section("Advice", advice.length ? h("ul", advice.map((one) => h("li", one.text))) : h("p.quiet", "None."),
+    h("p.quiet", `Measured in ${duration(measured.training_s)} of training with num_workers ${measured.num_workers}: ` +
+    `data wait ${duration(measured.wait_s)}${idle}. Nothing was changed.`));
+}
+
 function marks() {
   const {began_s} = data, found = [];
   for (const one of data.restarts) {
@@ -289,7 +298,7 @@ function redraw() {
   window.timeline.draw();
 }
 
-page.append(title(), tiles(), whereTimeWent(), timeline(), ...[restarts(), failures(), checkpoints(),
+page.append(title(), tiles(), whereTimeWent(), timeline(), ...[advice(), restarts(), failures(), checkpoints(),
   notices("Checks", data.checks), notices("Warnings and errors", data.notices), nodes()].filter(Boolean),
 h("footer", `${count(data.events)} events of ${several(data.nodes.length, "node")}; times are in UTC. `, data.note && `${data.note}.`));
 redraw();

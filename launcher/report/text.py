@@ -76,6 +76,8 @@ def _answers(summary: JobSummary) -> Iterator[tuple[str, str]]:
     yield "Speed", _speed(summary)
     if saves.reason and saves.failed_in_all:
         yield "Not saved", f"{saves.failed_in_all}, the last one: {saves.reason}"
+    if summary.measured is not None:
+        yield "Advice", "\n            ".join(one.text for one in summary.advice) or "none"
 
 
 def _saves(summary: JobSummary) -> Iterator[str]:

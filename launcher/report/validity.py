@@ -16,7 +16,10 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "object": (dict,),
 }
 _FINITE: Final = frozenset(
-    {"checkpoint.written", "hang.suspected", "host.suspended", "round.progressed"}
+    {
+        *("checkpoint.written", "hang.suspected", "host.suspended", "round.progressed"),
+        "tuning.measured",
+    }
 )
 """Events whose numbers are never infinite, which is null in JSON."""
 

@@ -30,6 +30,8 @@ def status_lines(status: Status) -> list[str]:
     lines[-1] += f" · master up {duration(status['uptime_s'])}"
     lines += filter(None, (_training(status), _saves(status), _restarts(status), _nodes(status)))
     lines += _shared_work(status.get("work") or ())
+    advice = (status.get("summary") or {}).get("advice") or ()
+    lines += [f"advice: {one['text']}" for one in advice]
     if status["last_stop"] and not any(status["last_stop"] in line for line in lines):
         lines.append(f"last stop: {status['last_stop']}")
     if status.get("hosts"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from ...events.event import Severity
 from ...events.node import TimeAccounted
 from ...events.record import Record
+from ...events.tuning import TuningAdvised, TuningMeasured
 from ..history.accounted import NAMES
 from ..history.overlaps import DATA_WAIT, SLOW_STEPS
 from ..history.recorder import Recorder
@@ -13,6 +14,7 @@ from .display import Display
 
 if TYPE_CHECKING:
     from ..history.accounting import Account, Accounting
+    from ..history.measured import Measures
     from ..history.phases import Spent
 
 _TABLE_FROM_S: Final = 10.0
@@ -34,8 +36,10 @@ class TimeReport:
         self._records: list[Record] = []
         """Those that are not accounted for yet: a short job need not load the accounting."""
         self._accounting: Accounting | None = None
+        self._measures: Measures | None = None
+        """Of ``--auto-tune advise``."""
         if display.recorder is not None:
-            display.recorder.add(self._add, NAMES)
+            display.recorder.add(self._add, NAMES | {TuningMeasured.name})
 
     def close(self) -> None:
         """Report, once, where the time went.
@@ -54,8 +58,11 @@ class TimeReport:
         is_json = self._display.is_json
         has_line = is_first and (bool(event.restarts) if not is_long else is_json)
         self._display.event(event, None if has_line else Severity.DEBUG)
+        advised = self._advised()
+        if advised is not None:
+            self._display.event(advised, None if is_first and is_json else Severity.DEBUG)
         if is_first and is_long and not is_json and self._display.shows(Severity.INFO):
-            self._display.report(table(event))
+            self._display.report(table(event, advised))
 
     def _add(self, record: Record) -> None:
         self._records.append(record)
@@ -75,8 +82,24 @@ class TimeReport:
             self._accounting = Accounting()
         for record in self._records:
             self._accounting.add(record)
+            if record["name"] == TuningMeasured.name:
+                self._measure(record)
         self._records.clear()
         return self._accounting
+
+    def _measure(self, record: Record) -> None:
+        from ..history.measured import Measures  # only with --auto-tune advise
+
+        self._measures = self._measures or Measures()
+        self._measures.add(record)
+
+    def _advised(self) -> TuningAdvised | None:
+        """Return the advice; None: nothing was measured."""
+        if self._measures is None or self._measures.measured is None:
+            return None
+        from ..history.advice import advice
+
+        return TuningAdvised(tuple(one.text for one in advice(self._measures.measured)))
 
 
 def time_accounted(accounting: "Accounting", now_s: float) -> TimeAccounted:
@@ -99,8 +122,8 @@ def accounted(account: "Account") -> TimeAccounted:
     )
 
 
-def table(event: TimeAccounted) -> str:
-    """Return the table, of at most 12 lines."""
+def table(event: TimeAccounted, advised: TuningAdvised | None = None) -> str:
+    """Return the table, of at most 12 lines and those of the advice."""
     rows = _largest_first(event.phases)
     shown = [row for row in rows if row[1] >= _SHOWN_S][:_ROWS]
     other_s = event.seconds - sum(seconds for _, seconds in shown)
@@ -123,6 +146,9 @@ def table(event: TimeAccounted) -> str:
         lines.append(f"Goodput {event.goodput:.1%}{lost}")
     else:
         lines.append("Goodput not known: steps are not watched (--watch-workers)")
+    if advised is not None:
+        lines.append(f"Advice{':' if advised.lines else ': none'}")
+        lines += [f"  {line}" for line in advised.lines]
     return "\n".join(lines)
 
 

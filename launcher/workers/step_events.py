@@ -7,15 +7,19 @@ each event at which the time of this node begins to count as something else.
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...events.event import Event
 from ...events.workers import RoundProgressed, TrainingStarted, WorkerExited
 from ...rendezvous.protocol.offer import Snapshots
+from ...training.worker.phases import NAMES, TRAINING
 from ..history.accounted import STOPS
 from ..processes.worker_watch import Progress
 from .worker_group import WorkerGroup, WorkerGroupState
 from .worker_phases import FirstWorker
+
+if TYPE_CHECKING:
+    from .measuring import Measuring
 
 _SOONEST_S: Final = 0.02
 _LATEST_S: Final = 15.0
@@ -32,15 +36,19 @@ class StepEvents:
     """Reads the pages of watched workers; of others it reports only that the round runs."""
 
     def __init__(
-        self, note: Callable[[Event], None], held: Callable[[], Snapshots | None] = lambda: None
+        self,
+        note: Callable[[Event], None],
+        held: Callable[[], Snapshots | None] = lambda: None,
+        measuring: "Measuring | None" = None,
     ) -> None:
         """Create it without workers.
 
         Args:
             note: receives the events.
             held: returns the snapshots of this node.
+            measuring: of ``--auto-tune advise``; None: it was not given.
         """
-        self._note, self._held = note, held
+        self._note, self._held, self._measuring = note, held, measuring
         self._timer: asyncio.TimerHandle | None = None
         self._group: WorkerGroup | None = None
         self._first: FirstWorker | None = None
@@ -125,6 +133,9 @@ class StepEvents:
                 data_wait_s=_data_waits(group),
             )
         )
+        if self._measuring is not None and first is not None:
+            training_s = phases.get(NAMES[TRAINING], 0.0)
+            self._note(self._measuring.measure(group, training_s, first.steps))
 
 
 def _stepped(group: WorkerGroup) -> list[Progress]:

@@ -10,6 +10,7 @@ from .worker_command import WorkerCommands
 
 if TYPE_CHECKING:
     from .file_timers import FileTimers
+    from .measuring import Measuring
     from .tune_file import TuneFile
 
 
@@ -30,3 +31,5 @@ class WorkerStarter:
     """Torch's timers that they set themselves; None where the user has not asked for them."""
     tune_file: "TuneFile | None" = None
     """``--tune-file``; None: it was not given."""
+    measuring: "Measuring | None" = None
+    """``--auto-tune advise``; None: it was not given."""

@@ -13,9 +13,10 @@ from typing import Any
 
 from .phases import PHASE, TRAINING
 
-BATCHES, WAIT_NS, WAITS, PROCESSES, PREFETCH = range(20, 25)
-"""Indexes of 8-byte words in the page: batches taken; nanoseconds of waiting; waits of at least
-``LONG_NS``; ``num_workers`` and ``prefetch_factor`` of the loader that was waited for last."""
+BATCHES, WAIT_NS, FIRST_WAIT_NS, SQUARES, PROCESSES, PREFETCH = range(20, 26)
+"""Indexes of 8-byte words in the page: batches taken; nanoseconds of waiting; of these, for the
+first batches of iterators; the sum of the squares of the other waits, in square microseconds;
+``num_workers`` and ``prefetch_factor`` of the loader that was waited for last."""
 LONG_NS = 1_000_000
 _PAIRS_MAX = 4
 """Pairs of events that the device has not reached yet; more waits than these are not measured."""
@@ -35,7 +36,8 @@ class DataWait:
         self._depth = 0
         """A dataset may itself read from a loader."""
         self._began_ns = 0
-        self._pending: list[tuple[Any, Any]] = []
+        self._pending: list[tuple[Any, Any, bool]] = []
+        """The events around a wait, and whether it was for a first batch."""
         self._begin_event: Any = None
         for word in range(BATCHES, PREFETCH + 1):
             page[word] = 0
@@ -64,23 +66,30 @@ class DataWait:
         page, waited_ns = self._page, time.monotonic_ns() - self._began_ns
         page[BATCHES] += 1
         is_long = waited_ns >= LONG_NS
-        if is_long or not page[WAITS]:
-            page[WAITS] += is_long
+        if is_long or page[BATCHES] == 1:
             page[PROCESSES] = getattr(iterator, "_num_workers", 0)
             page[PREFETCH] = getattr(iterator, "_prefetch_factor", 0) or 0
+        is_first = getattr(iterator, "_num_yielded", 0) == 1
         if self._begin_event is None:
-            page[WAIT_NS] += waited_ns
+            self._add(waited_ns, is_first)
         elif is_long:
             self._read_pairs()
             if len(self._pending) < _PAIRS_MAX:
-                self._pending.append((self._begin_event, self._record()))
+                self._pending.append((self._begin_event, self._record(), is_first))
                 self._read_pairs()
+
+    def _add(self, waited_ns: int, is_first: bool) -> None:
+        self._page[WAIT_NS] += waited_ns
+        if is_first:
+            self._page[FIRST_WAIT_NS] += waited_ns
+        else:
+            self._page[SQUARES] += (waited_ns // 1000) ** 2
 
     def _read_pairs(self) -> None:
         """Add the waits whose end the device has reached."""
         while self._pending and self._pending[0][1].query():
-            first, last = self._pending.pop(0)
-            self._page[WAIT_NS] += int(max(0.0, first.elapsed_time(last)) * 1e6)
+            first, last, is_first = self._pending.pop(0)
+            self._add(int(max(0.0, first.elapsed_time(last)) * 1e6), is_first)
 
     def _record(self) -> Any:
         event = sys.modules["torch"].cuda.Event(enable_timing=True)

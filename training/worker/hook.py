@@ -36,6 +36,10 @@ FURTHEST, MARK_NS, MARK_STEPS, BEFORE_NS, BEFORE_STEPS = range(6, 11)
 of the last interval of at least ``STRETCH_NS``, and of the one before it: the steps per second
 follow from these."""
 STRETCH_NS = 10_000_000_000
+USES_DEVICE, CPU_NS, CPU_WALL_NS, CPU_BEGAN_NS, WALL_BEGAN_NS = range(11, 16)
+"""Whether an accelerator is used; nanoseconds of CPU time of this process since its first step, and
+of the time in which it had them; both clocks at the first step. They are read once a second."""
+_CPU_EVERY_NS = 1_000_000_000
 TOTAL, REPORTS_ITSELF = 510, 511
 """Indexes of the steps of the whole training (0: not known), and of whether the worker sends its
 progress to Kubeflow by itself."""
@@ -70,6 +74,8 @@ class Hook:
         self._stepped: dict[int, Any] = {}
         """Optimizers that have stepped since the current step began, by id."""
         for word in range(FURTHEST, BEFORE_STEPS + 1):
+            page[word] = 0
+        for word in range(USES_DEVICE, WALL_BEGAN_NS + 1):
             page[word] = 0
         page[TOTAL] = page[REPORTS_ITSELF] = 0
         page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
@@ -157,6 +163,11 @@ class Hook:
         last = page[LAST_NS]
         if not last:
             self.phases.stepped()
+            page[USES_DEVICE] = _uses_device()
+            page[CPU_BEGAN_NS], page[WALL_BEGAN_NS] = time.process_time_ns(), now
+        elif now - page[WALL_BEGAN_NS] - page[CPU_WALL_NS] >= _CPU_EVERY_NS:
+            page[CPU_NS] = time.process_time_ns() - page[CPU_BEGAN_NS]
+            page[CPU_WALL_NS] = now - page[WALL_BEGAN_NS]
         if last and now - last > page[LONGEST_NS]:
             page[LONGEST_NS] = now - last
         page[LAST_NS] = now
@@ -219,6 +230,13 @@ def _notice_reports(owner: Any, name: str, hook: Hook) -> None:
     reports.__name__, reports.__qualname__ = report.__name__, report.__qualname__
     reports.__doc__, reports.__module__ = report.__doc__, report.__module__
     setattr(owner, name, reports)
+
+
+def _uses_device() -> bool:
+    torch = sys.modules.get("torch")
+    kinds = (getattr(torch, name, None) for name in ("cuda", "xpu", "npu", "hpu"))
+    asked = (getattr(kind, "is_initialized", None) for kind in kinds)
+    return any(is_initialized is not None and is_initialized() for is_initialized in asked)
 
 
 def _is_running(frame: Any, inner: Any) -> bool:

@@ -93,7 +93,7 @@ def test_the_wait_for_batches_while_training(loop: Loop) -> None:
     loop.fetches(0.25, processes=4)
     assert loop.waited_s == pytest.approx(0.7501)
     assert loop.page[data_wait.BATCHES] == 3
-    assert loop.page[data_wait.WAITS] == 2
+    assert loop.page[data_wait.SQUARES] / 1e12 == pytest.approx(0.5**2 + 0.25**2)
     assert (loop.page[data_wait.PROCESSES], loop.page[data_wait.PREFETCH]) == (4, 2)
 
 

@@ -1,0 +1,109 @@
+"""What would make better use of this node, from what was measured: pure rules.
+
+Each line has only numbers that were measured in this job. There is none where nothing is to be
+gained, or where the job was too short to know.
+"""
+
+import math
+from typing import Final
+
+from ...values import dataclass
+from .measured import Measured
+
+_LEAST_S: Final = 10.0
+_LEAST_COUNT: Final = 20
+"""Batches, steps or samples."""
+_DATA_WAIT: Final = 0.05
+_RARE: Final = 0.5
+"""A starved loader of w processes makes training wait for one of w batches at least; one that is
+fast enough on average, for fewer than this share of that."""
+_PREFETCH_MAX: Final = 32
+_BUSY: Final = 0.8
+"""Share of ``OMP_NUM_THREADS`` from which more threads may be of use."""
+_GAIN: Final = 2
+"""The least factor of threads that is advised."""
+_FAR: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One setting that would make better use of the node."""
+
+    setting: str
+    now: str
+    """Its value; empty: none."""
+    advised: str
+    text: str
+    """A line with what was measured."""
+
+
+def advice(measured: Measured) -> tuple[Advice, ...]:
+    """Return what to change, the largest expected gain first."""
+    found = (_loader(measured), _threads(measured), _sockets(measured))
+    return tuple(one for one in found if one is not None)
+
+
+def _loader(measured: Measured) -> Advice | None:
+    """More loader processes, or more prefetched batches.
+
+    The first batches of iterators are left out: neither makes them earlier. Let c be the time of a
+    batch without waiting and s the share of waiting. A starved loader of w processes takes w c / (1
+    - s) for a batch, so that w / (1 - s) processes are as fast as training; without processes it
+    takes c s / (1 - s). A loader that is fast enough on average, but has waits of m, must begin m
+    earlier: m / c batches.
+    """
+    computing_s = max(measured.training_s - measured.wait_s, 0.001 * measured.training_s)
+    wait_s = measured.wait_s - measured.first_wait_s
+    share = wait_s / (computing_s + wait_s) if wait_s > 0 else 0.0
+    is_known = computing_s + wait_s >= _LEAST_S and measured.batches >= _LEAST_COUNT
+    if not is_known or share < _DATA_WAIT:
+        return None
+    reason, processes = f"data wait {share:.0%}", measured.num_workers
+    usual_s = measured.squares_s2 / wait_s
+    if processes and wait_s * processes < _RARE * measured.batches * usual_s:
+        before = measured.prefetch_factor
+        batches = usual_s / (computing_s / measured.batches)
+        after = before + math.ceil(batches / processes)
+        if after > _PREFETCH_MAX:
+            return None
+        reason += f" in bursts of {usual_s:.2g} s"
+        return _changed("prefetch_factor", before, after, reason)
+    idle = measured.idle_cpus
+    if idle is None:
+        return None
+    wanted = processes / (1 - share) if processes else max(1.0, share / (1 - share))
+    more = min(math.ceil(wanted) - processes, int(idle / measured.workers))
+    if more < 1:
+        return None
+    reason += f", {idle:.2g} of {measured.cpus:g} CPUs idle"
+    return _changed("num_workers", processes, processes + more, reason)
+
+
+def _threads(measured: Measured) -> Advice | None:
+    """More threads of each worker on the CPU, if it keeps those that it has busy."""
+    threads, idle = measured.omp_num_threads, measured.idle_cpus
+    is_known = measured.worker_s >= _LEAST_S and measured.steps >= _LEAST_COUNT
+    if not is_known or measured.uses_device or not threads or idle is None:
+        return None
+    if measured.busy_threads < _BUSY * threads:
+        return None
+    # A busy CPU may be any half of a core.
+    idle_cores = int(measured.cores - (measured.cpus - idle))
+    after = min(threads + idle_cores // measured.workers, measured.cores // measured.workers)
+    if after < _GAIN * threads:
+        return None
+    text = f"OMP_NUM_THREADS={threads} beside {idle_cores} idle cores and no GPU"
+    return Advice("OMP_NUM_THREADS", str(threads), str(after), f"{text}: {after} would use them")
+
+
+def _sockets(measured: Measured) -> Advice | None:
+    """Workers near their GPUs."""
+    far, samples = measured.far_samples, measured.samples
+    if samples < _LEAST_COUNT or far < _FAR * samples:
+        return None
+    text = f"workers run on other sockets' CPUs than their GPUs ({far} of {samples} reads)"
+    return Advice("--numa-binding", "", "node", f"{text}: --numa-binding node")
+
+
+def _changed(setting: str, before: int, after: int, reason: str) -> Advice:
+    return Advice(setting, str(before), str(after), f"{reason}: {setting} {before} -> {after}")

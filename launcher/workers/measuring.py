@@ -1,0 +1,97 @@
+"""What ``--auto-tune advise`` measures on a node: with each report of progress, a few reads."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ...events.tuning import TuningMeasured
+from ..machine.accelerators import Device
+from ..machine.idle_cpus import IdleCpus
+from ..machine.numa import find_gpu_node, read_topology
+from .worker_group import WorkerGroup
+
+_PROCESSOR = 36
+"""The CPU on which a thread ran last, in ``/proc/PID/stat`` after the name (field 39)."""
+
+
+class Measuring:
+    """Reads how the workers of this node use its CPUs and wait for data."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        devices: Sequence[Device],
+        root: Path = Path("/"),
+        allowed: frozenset[int] | None = None,
+    ) -> None:
+        """Read the topology of this machine.
+
+        Args:
+            environ: of the workers.
+            devices: the visible accelerators, in the workers' order.
+            root: the directory below which ``proc`` and ``sys`` are looked up.
+            allowed: the CPUs that this process may run on; None asks the kernel.
+        """
+        self._proc, self._idle = root / "proc", IdleCpus(root, allowed)
+        threads = environ.get("OMP_NUM_THREADS", "")
+        self._omp_num_threads = int(threads) if threads.isdecimal() else 0
+        topology = read_topology(root)
+        self._socket_of = topology.socket_of
+        mask = os.sched_getaffinity(0) if allowed is None else allowed
+        self._near: list[frozenset[int]] = []
+        """The sockets of each GPU; empty: not known, or no CPU there is allowed."""
+        for device in devices:
+            node = find_gpu_node(device.pci_address, root)
+            cpus = topology.node_cpus.get(node, frozenset()) if node is not None else frozenset()
+            self._near.append(frozenset(topology.socket_of[cpu] for cpu in cpus & mask))
+        self._samples = self._far = 0
+
+    def measure(self, group: WorkerGroup, training_s: float, steps: int) -> TuningMeasured:
+        """Return the sums of this round.
+
+        Args:
+            group: the workers.
+            training_s: for which the first worker has trained.
+            steps: that it has completed.
+        """
+        at, watches = group.assignment, [watch for watch in group.watches if watch is not None]
+        known = [found for watch in watches if (found := watch.loading()) is not None]
+        slowest = max(known, key=lambda loading: loading.wait_s, default=None)
+        first = watches[0].computing() if watches else None
+        self._sample(group)
+        return TuningMeasured(
+            at.round,
+            at.node_rank,
+            workers=len(group.watches),
+            training_s=training_s,
+            steps=steps,
+            batches=slowest.batches if slowest is not None else 0,
+            wait_s=round(slowest.wait_s, 6) if slowest is not None else 0.0,
+            first_wait_s=round(slowest.first_wait_s, 6) if slowest is not None else 0.0,
+            squares_s2=round(slowest.squares_s2, 9) if slowest is not None else 0.0,
+            num_workers=slowest.processes if slowest is not None else 0,
+            prefetch_factor=slowest.prefetch if slowest is not None else 0,
+            cpus=self._idle.cpus,
+            cores=self._idle.cores,
+            idle_cpu_s=round(self._idle.read(), 3),
+            worker_cpu_s=round(first.cpu_s, 3) if first is not None else 0.0,
+            worker_s=round(first.seconds, 3) if first is not None else 0.0,
+            omp_num_threads=self._omp_num_threads,
+            uses_device=first is not None and first.uses_device,
+            samples=self._samples,
+            far_samples=self._far,
+        )
+
+    def _sample(self, group: WorkerGroup) -> None:
+        """Count the workers that run on the CPUs of another socket than their GPU."""
+        for watch, near in zip(group.watches, self._near, strict=False):
+            computing = watch.computing() if watch is not None and near else None
+            if computing is None:
+                continue
+            with suppress(OSError, ValueError, IndexError):
+                text = (self._proc / str(computing.pid) / "stat").read_text()
+                cpu = int(text.rpartition(")")[2].split()[_PROCESSOR])
+                if cpu in self._socket_of:
+                    self._samples += 1
+                    self._far += self._socket_of[cpu] not in near
