@@ -4,9 +4,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
-from ft_run.launcher.processes.worker_watch import Progress, WorkerWatch, starter_env
+from ft_run.launcher.processes.worker_watch import Computing, Progress, WorkerWatch, starter_env
 from ft_run.training.worker import hook
 
 
@@ -106,3 +107,25 @@ def test_the_longest_time_between_two_signs_of_progress(
     watch: WorkerWatch, lines: tuple[str, ...], longest_s: float
 ) -> None:
     assert run(watch, *CLOCK, *lines).longest_s == pytest.approx(longest_s)
+
+
+def test_what_a_worker_computes_with(watch: WorkerWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch.computing() is None
+    now, used = [5_000_000_000], [2_000_000_000]
+    clock = SimpleNamespace(monotonic_ns=lambda: now[0], process_time_ns=lambda: used[0])
+    monkeypatch.setattr(hook, "time", clock)
+    no_device = SimpleNamespace(is_initialized=lambda: False)
+    device = SimpleNamespace(is_initialized=lambda: True)
+    torch = SimpleNamespace(cuda=no_device, xpu=SimpleNamespace(), npu=device)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    worker = hook.Hook(watch._page)
+    worker.progress(-1)
+    assert watch.computing() == Computing(os.getpid(), 0.0, 0.0, True)
+    for _ in range(4):
+        now[0] += 600_000_000
+        used[0] += 1_200_000_000
+        worker.progress(-1)
+    assert watch.computing() == Computing(os.getpid(), 4.8, 2.4, True)
+    torch.npu = no_device
+    hook.Hook(watch._page).progress(-1)
+    assert watch.computing() == Computing(os.getpid(), 0.0, 0.0, False)

@@ -37,11 +37,15 @@ class Loop:
     def passes(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
 
-    def fetches(self, seconds: float, *, processes: int = 2, has_batch: bool = True) -> None:
+    def fetches(
+        self, seconds: float, *, processes: int = 2, has_batch: bool = True, number: int = 2
+    ) -> None:
         counts = self.wait.begin()
         self.passes(seconds)
         if counts:
-            iterator = SimpleNamespace(_num_workers=processes, _prefetch_factor=2)
+            iterator = SimpleNamespace(
+                _num_workers=processes, _prefetch_factor=2, _num_yielded=number
+            )
             self.wait.end(iterator, has_batch=has_batch)
 
     @property
@@ -95,6 +99,19 @@ def test_the_wait_for_batches_while_training(loop: Loop) -> None:
     assert loop.page[data_wait.BATCHES] == 3
     assert loop.page[data_wait.SQUARES] / 1e12 == pytest.approx(0.5**2 + 0.25**2)
     assert (loop.page[data_wait.PROCESSES], loop.page[data_wait.PREFETCH]) == (4, 2)
+
+
+def test_the_first_batch_of_an_epoch_is_known(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop.fetches(2.0, number=1)
+    loop.fetches(0.5)
+    assert loop.waited_s == pytest.approx(2.5)
+    assert loop.page[data_wait.FIRST_WAIT_NS] == 2 * 10**9
+    assert loop.page[data_wait.SQUARES] == 500_000**2
+    loop = Loop(monkeypatch, Device())
+    loop.fetches(2.0, number=1)
+    loop.fetches(0.5)
+    assert loop.page[data_wait.FIRST_WAIT_NS] == 2 * 10**9
+    assert loop.page[data_wait.SQUARES] == 500_000**2
 
 
 def test_a_wait_is_that_of_the_main_thread_of_this_process(
