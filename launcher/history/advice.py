@@ -55,7 +55,7 @@ def _loader(measured: Measured) -> Advice | None:
     computing_s = max(measured.training_s - measured.wait_s, 0.001 * measured.training_s)
     wait_s = measured.wait_s - measured.first_wait_s
     share = wait_s / (computing_s + wait_s) if wait_s > 0 else 0.0
-    is_known = computing_s + wait_s >= _LEAST_S and measured.batches >= _LEAST_COUNT
+    is_known = measured.training_s >= _LEAST_S and measured.batches >= _LEAST_COUNT
     if not is_known or share < _DATA_WAIT:
         return None
     reason, processes = f"data wait {share:.0%}", measured.num_workers
