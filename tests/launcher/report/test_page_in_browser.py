@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from ft_run.launcher.history.accounting import Account, Phase
+from ft_run.launcher.history.advice import Advice
 from ft_run.launcher.history.answers import FailureNote, JobSummary
+from ft_run.launcher.history.measured import Measured
 from ft_run.launcher.report.job_report import FailureEntry, JobReport, Saved
 from ft_run.launcher.report.lanes import Lane, PhaseNames, Process
 from ft_run.launcher.report.page import page_of
@@ -57,7 +59,13 @@ def large() -> JobReport:
         for n in range(ROUNDS)
     ]
     return JobReport(
-        summary=JobSummary("large", started_at_s=T0, at_s=T0 + ROUNDS * ROUND_S),
+        summary=JobSummary(
+            "large",
+            started_at_s=T0,
+            at_s=T0 + ROUNDS * ROUND_S,
+            measured=Measured(8, 2, 2, 1, 8.0, 8, idle_cpu_s=620.0, idle_of_s=100.0, wait_s=30.0),
+            advice=(Advice("num_workers", "2", "4", EVIL),),
+        ),
         lanes=lanes,
         attempts=[],
         account=lanes[0].account,
@@ -120,6 +128,12 @@ def test_it_is_shown_without_a_request_or_an_error(
     paper = page.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 128")
     assert paper == (scheme == "dark")
     assert page.run("document.querySelectorAll('h2').length") >= 6
+    advice = page.run("document.querySelector('[aria-labelledby=advice]').innerText")
+    assert advice.splitlines()[-1] == (
+        "Measured in 0 ms of training with num_workers 2: data wait 30.0 s, 6.2 of 8 CPUs idle."
+        " Nothing was changed."
+    )
+    assert EVIL in advice
 
 
 def test_a_thousand_nodes_are_shown_within_two_seconds(page: Page, html: Path) -> None:

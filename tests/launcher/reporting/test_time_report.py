@@ -7,11 +7,13 @@ import pytest
 from ft_run.events.event import Event, Severity
 from ft_run.events.node import NodeStarted, TimeAccounted
 from ft_run.events.record import Record
+from ft_run.events.tuning import TuningAdvised
 from ft_run.events.workers import RestartBegun, RoundProgressed, RoundStarted
 from ft_run.launcher.history.recorder import Clocks, Recorder
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.reporting.time_report import TimeReport
 from ft_run.rendezvous.protocol.failure import node_lost
+from ft_run.tests.launcher.history.test_advice import BURSTY, measured
 
 STARTED = NodeStarted("job", "vm/0", 1, "s", "m")
 RESTART = RestartBegun(1, 0, node_lost(1, "h", "r", "gone"), "", False, 1, 3)
@@ -20,8 +22,8 @@ RESTART = RestartBegun(1, 0, node_lost(1, "h", "r", "gone"), "", False, 1, 3)
 class Console(Display):
     """Keeps what it would show."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(live=False, recorder=recorder)
+    def __init__(self, recorder: Recorder, *, is_json: bool) -> None:
+        super().__init__(live=False, recorder=recorder, is_json=is_json)
         self.events: list[tuple[Event, Severity]] = []
         self.reports: list[str] = []
 
@@ -41,12 +43,14 @@ Run = Callable[..., Console]
 def run() -> Run:
     """Returns a function that runs a node for some seconds and closes it."""
 
-    def run_node(seconds: float, *events: Event, sink: Any = None) -> Console:
+    def run_node(
+        seconds: float, *events: Event, sink: Any = None, is_json: bool = False
+    ) -> Console:
         now = [0.0]
         recorder = Recorder("job", clocks=Clocks(*[lambda: now[0]] * 3))
         if sink is not None:
             recorder.add(sink)
-        console = Console(recorder)
+        console = Console(recorder, is_json=is_json)
         report = TimeReport(console)
         for event in (STARTED, *events):
             console.event(event)
@@ -101,6 +105,22 @@ def test_records_are_not_kept_forever(run: Run) -> None:
 def test_a_quiet_console_has_no_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGLEVEL", "WARNING")
     assert not run(10.0, round_started()).reports
+
+
+def test_the_advice_is_below_the_table(run: Run) -> None:
+    # The hand clock stands still between the two: idle CPUs are not of interest here.
+    console = run(20.0, round_started(), measured(), measured(**BURSTY))
+    line = "data wait 30% in bursts of 0.5 s: prefetch_factor 2 -> 6"
+    assert console.reports[0].endswith(f"\nAdvice:\n  {line}")
+    assert console.events[-1] == (TuningAdvised((line,)), Severity.DEBUG)
+    assert str(console.events[-1][0]) == f"advice: {line}"
+    console = run(20.0, round_started(), measured(), measured())
+    assert console.reports[0].endswith("\nAdvice: none")
+    assert console.events[-1] == (TuningAdvised(()), Severity.DEBUG)
+    of_another = run(20.0, round_started(1), measured(), measured(**BURSTY))
+    assert of_another.events[-1] == (TuningAdvised((line,)), Severity.DEBUG)
+    console = run(20.0, round_started(), measured(), measured(**BURSTY), is_json=True)
+    assert console.events[-1] == (TuningAdvised((line,)), Severity.INFO)
 
 
 def test_a_job_too_short_for_its_phases_has_none_in_its_line() -> None:
