@@ -6,10 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...events.tuning import TuningMeasured
+from ...rendezvous.protocol.messages import Assignment
 from ..machine.accelerators import Device
 from ..machine.idle_cpus import IdleCpus
 from ..machine.numa import find_gpu_node, read_topology
-from .worker_group import WorkerGroup
+from ..processes.worker_watch import WorkerWatch
 
 _PROCESSOR = 36
 """The CPU on which a thread ran last, in ``/proc/PID/stat`` after the name (field 39)."""
@@ -47,23 +48,29 @@ class Measuring:
             self._near.append(frozenset(topology.socket_of[cpu] for cpu in cpus & mask))
         self._samples = self._far = 0
 
-    def measure(self, group: WorkerGroup, training_s: float, steps: int) -> TuningMeasured:
+    def measure(
+        self,
+        at: Assignment,
+        watches: Sequence[WorkerWatch | None],
+        training_s: float,
+        steps: int,
+    ) -> TuningMeasured:
         """Return the sums of this round.
 
         Args:
-            group: the workers.
+            at: the round.
+            watches: of the workers, by local rank.
             training_s: for which the first worker has trained.
             steps: that it has completed.
         """
-        at, watches = group.assignment, [watch for watch in group.watches if watch is not None]
-        known = [found for watch in watches if (found := watch.loading()) is not None]
-        slowest = max(known, key=lambda loading: loading.wait_s, default=None)
-        first = watches[0].computing() if watches else None
-        self._sample(group)
+        loading = [watch.loading() for watch in watches if watch is not None]
+        slowest = max(filter(None, loading), key=lambda one: one.wait_s, default=None)
+        first = watches[0].computing() if watches[0] is not None else None
+        self._sample(watches)
         return TuningMeasured(
             at.round,
             at.node_rank,
-            workers=len(group.watches),
+            workers=len(watches),
             training_s=training_s,
             steps=steps,
             batches=slowest.batches if slowest is not None else 0,
@@ -83,9 +90,9 @@ class Measuring:
             far_samples=self._far,
         )
 
-    def _sample(self, group: WorkerGroup) -> None:
+    def _sample(self, watches: Sequence[WorkerWatch | None]) -> None:
         """Count the workers that run on the CPUs of another socket than their GPU."""
-        for watch, near in zip(group.watches, self._near, strict=False):
+        for watch, near in zip(watches, self._near, strict=False):
             computing = watch.computing() if watch is not None and near else None
             if computing is None:
                 continue

@@ -135,7 +135,7 @@ class StepEvents:
         )
         if self._measuring is not None and first is not None:
             training_s = phases.get(NAMES[TRAINING], 0.0)
-            self._note(self._measuring.measure(group, training_s, first.steps))
+            self._note(self._measuring.measure(at, group.watches, training_s, first.steps))
 
 
 def _stepped(group: WorkerGroup) -> list[Progress]:

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from ft_run.events.tuning import TuningMeasured
 from ft_run.launcher.machine.accelerators import Device
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.workers.measuring import Measuring
-from ft_run.launcher.workers.worker_group import WorkerGroup
+from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.training.worker import data_wait, hook
 
 GPUS = [Device("0", "0000:01:00.0"), Device("1", "0000:02:00.0"), Device("2", None)]
@@ -27,6 +28,11 @@ def runs_on(root: Path, pid: int, cpu: int) -> None:
     write(root, f"proc/{pid}/stat", f"{pid} (a ) b) {' '.join(fields)}")
 
 
+def measure(measuring: Measuring, watches: Any, training_s: float, steps: int) -> TuningMeasured:
+    at = cast(Assignment, SimpleNamespace(round=2, node_rank=1))
+    return measuring.measure(at, watches, training_s, steps)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """The tree of the machine."""
@@ -42,47 +48,47 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def group() -> Iterator[Any]:
+def watches() -> Iterator[Any]:
     """Three workers."""
-    watches = [WorkerWatch() for _ in range(3)]
-    for number, watch in enumerate(watches):
+    made = [WorkerWatch() for _ in range(3)]
+    for number, watch in enumerate(made):
         watch._page[hook.PID] = 70 + number
-    yield SimpleNamespace(assignment=SimpleNamespace(round=2, node_rank=1), watches=tuple(watches))
-    for watch in watches:
+    yield made
+    for watch in made:
         watch.close()
 
 
-def test_where_workers_run(root: Path, group: Any) -> None:
+def test_where_workers_run(root: Path, watches: Any) -> None:
     measuring = Measuring({}, GPUS, root, frozenset(range(8)))
     for pid, cpu in ((70, 3), (71, 2), (72, 0)):
         runs_on(root, pid, cpu)
-    found = measuring.measure(cast(WorkerGroup, group), 0.0, 0)
+    found = measure(measuring, watches, 0.0, 0)
     assert (found.samples, found.far_samples) == (2, 1)  # the third GPU's place is unknown
     runs_on(root, 70, 5)
     (root / "proc/71/stat").unlink()
-    found = measuring.measure(cast(WorkerGroup, group), 0.0, 0)
+    found = measure(measuring, watches, 0.0, 0)
     assert (found.samples, found.far_samples) == (3, 2)
 
 
-def test_a_socket_that_may_not_be_used_is_no_advice(root: Path, group: Any) -> None:
+def test_a_socket_that_may_not_be_used_is_no_advice(root: Path, watches: Any) -> None:
     measuring = Measuring({}, GPUS, root, frozenset(range(4)))
     for pid in (70, 71):
         runs_on(root, pid, 1)
-    found = measuring.measure(cast(WorkerGroup, group), 0.0, 0)
+    found = measure(measuring, watches, 0.0, 0)
     assert (found.samples, found.far_samples) == (1, 0)
 
 
-def test_the_worker_that_waits_longest_and_the_first_one(root: Path, group: Any) -> None:
+def test_the_worker_that_waits_longest_and_the_first_one(root: Path, watches: Any) -> None:
     measuring = Measuring({"OMP_NUM_THREADS": "4"}, (), root, frozenset(range(8)))
-    for number, watch in enumerate(group.watches[:2]):
+    for number, watch in enumerate(watches[:2]):
         page = watch._page
         page[data_wait.BATCHES] = 10 + number
         page[data_wait.WAIT_NS] = (1 + number) * 10**9
         page[data_wait.FIRST_WAIT_NS], page[data_wait.SQUARES] = 10**8, 3 * 10**12
         page[data_wait.PROCESSES], page[data_wait.PREFETCH] = 4 + number, 2
-    page = group.watches[0]._page
+    page = watches[0]._page
     page[hook.CPU_NS], page[hook.CPU_WALL_NS], page[hook.USES_DEVICE] = 9 * 10**9, 10**10, 1
-    found = measuring.measure(cast(WorkerGroup, group), 12.5, 30)
+    found = measure(measuring, watches, 12.5, 30)
     assert (found.round, found.node_rank, found.workers) == (2, 1, 3)
     assert (found.training_s, found.steps) == (12.5, 30)
     assert (found.batches, found.wait_s, found.first_wait_s) == (11, 2.0, 0.1)
