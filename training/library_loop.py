@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from copy import copy
 from typing import Any
 
 from torch import nn
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from .checkpointer import Checkpointer
 from .data.batches import ElasticBatches
-from .data.parts import Part, PartRange
+from .data.parts import Part
 from .data.schedule import Last
 
 _LOADER_OPTIONS = (
@@ -89,11 +88,10 @@ class LibraryBatches:
         missing = self.parts - len(self.data.ranges(step))
         for part in self.data.parts(self.loader, step):
             part.sync(model)  # checks the model; the library reduces gradients
-            # Copies, because scripts may remove items from a batch.
-            stand_ins = [copy(part.batch) for _ in range(missing)] if part.is_last else []
+            numbers = range(self.parts - missing, self.parts) if part.is_last else ()
+            stand_ins = [part.stand_in(number, self.parts) for number in numbers]
             yield part
-        for number, batch in enumerate(stand_ins, self.parts - missing):
-            yield Part(batch, PartRange(0, 0, 0.0), number, self.parts, None)
+        yield from stand_ins
 
     def check_restored(self) -> None:
         """Check that the state has the same steps as the arguments.

@@ -1,8 +1,10 @@
 """Lightning's ``Trainer.fit`` with the same samples in each step after restarts and resizes."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
+from functools import wraps
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -57,18 +59,24 @@ def fit(
         "seed": seed,
         "last": last or ("drop" if loader.drop_last else "short"),
     }
-    callbacks, backward = trainer.callbacks, module.backward
+    callbacks, backward, training_step = trainer.callbacks, module.backward, module.training_step
     trainer.callbacks = [*callbacks, elastic]
 
     def weighted(loss: Any, *args: Any, **options: Any) -> None:
-        backward(loss * elastic.factor, *args, **options)
+        with elastic.memory():
+            backward(loss * elastic.factor, *args, **options)
 
-    module.backward = weighted
+    @wraps(training_step)  # the library looks at its arguments
+    def watched(*args: Any, **options: Any) -> Any:
+        with elastic.memory():
+            return training_step(*args, **options)
+
+    module.backward, module.training_step = weighted, watched
     try:
         trainer.fit(module, _Batches(elastic), val_dataloaders)
     finally:
         trainer.callbacks = callbacks
-        del module.backward  # restores the method of the class
+        del module.backward, module.training_step  # restores the methods of the class
 
 
 class _Elastic(Callback):
@@ -80,6 +88,8 @@ class _Elastic(Callback):
     loop: LibraryLoop
     factor = 1.0
     """For the loss of the present batch."""
+    memory: Callable[[], AbstractContextManager[None]]
+    """Of the present batch, as ``Part`` has it."""
 
     def __init__(
         self,
@@ -131,6 +141,7 @@ class _Elastic(Callback):
             # Lightning may pass where it would validate once more after a restart, and count it.
             self.trainer.fit_loop.epoch_loop._batches_that_stepped = step
             for part in self.batches.read(step, self._module):
+                self.memory = part.memory
                 self.factor = part.weight * self.batches.parts  # Lightning divides by them
                 yield part.batch
 

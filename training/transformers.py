@@ -160,7 +160,8 @@ class ElasticTrainer(Trainer):
         backward = self.accelerator.backward
         self.accelerator.backward = lambda loss, **named: backward(loss * factor, **named)
         try:
-            loss = super().training_step(model, inputs, num_items_in_batch, **options)
+            with part.memory():
+                loss = super().training_step(model, inputs, num_items_in_batch, **options)
         finally:
             del self.accelerator.backward  # restores the method of the class
         return loss * factor

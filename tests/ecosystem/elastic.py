@@ -52,7 +52,18 @@ class Sentences(Dataset):
 
 def network(dropout: float) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)).double()
+    layers = (nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+    model = nn.Sequential(*layers).double()
+    if fits := int(os.environ.get("FITS", "0")):
+        batches = iter(range(10**6))
+
+        def run_out(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+            # In the third step, if parts are of MICRO_BATCH samples.
+            if model.training and next(batches) > 6 and len(inputs[0]) > fits:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        model.register_forward_pre_hook(run_out)
+    return model
 
 
 @contextmanager

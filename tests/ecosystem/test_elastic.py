@@ -80,6 +80,28 @@ def test_jobs_that_change_their_size(
         )
 
     run_resized([(0, 2), (3, 1), (8, 2)], start)
+    check(library, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["lightning", "transformers-samples"])
+def test_a_device_without_memory_for_a_batch(ft: "Launcher", library: str) -> None:
+    import_library(library)
+    folder = ft.folder / "job"
+    folder.mkdir()
+    job = ft.run(
+        *("--standalone", "--on-failure", "device-oom=shrink", "--max-restarts", 0),
+        *(SCRIPT, library, folder, "0", "1@0"),
+        env={"FITS": "1"},
+    )
+    assert job.process.returncode == 0, job.stderr
+    assert re.findall(r"micro_batch (\S+ -> \S+) on all ranks", job.stderr) == ["2 -> 1"]
+    assert "resuming from the snapshot of step 2" in job.stderr
+    check(library, folder)
+
+
+def check(library: str, folder: Path) -> None:
+    """Check the samples of all steps, and the weights at the end."""
     code = (
         "import sys; from pathlib import Path; import elastic; folder = Path(sys.argv[2]); "
         "elastic.check_samples(sys.argv[1], folder); print(elastic.difference(sys.argv[1], folder))"

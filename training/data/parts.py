@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -47,6 +48,20 @@ class Part:
         """Whether it is the last part of this step on this rank, as on all others."""
         self._mesh = mesh
         self._largest = largest
+
+    def stand_in(self, index: int, parts: int) -> "Part":
+        """Return a part that does not count, with a copy of the batch, for a step that lacks parts.
+
+        Args:
+            index: number of the part in the step.
+            parts: number of parts of the step.
+        """
+        batch = copy(self.batch)  # scripts may remove items from a batch
+        return Part(batch, PartRange(0, 0, 0.0), index, parts, self._mesh, self._largest)
+
+    def memory(self) -> AbstractContextManager[None]:
+        """Return a context that reports if the accelerator runs out of memory in this part."""
+        return PartMemory(self._largest)
 
     def sync(self, model: nn.Module, *, every: bool = True) -> AbstractContextManager[None]:
         """Return the context for forward and backward of this part.

@@ -158,6 +158,35 @@ def test_parts_of_one_sample_cannot_shrink(ft: "Launcher") -> None:
     assert re.findall(r"micro_batch (\S+ -> \S+) on", command.stderr) == ["2 -> 1"]
 
 
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.parametrize("memory_limit", [1024], indirect=True)
+def test_memory_of_the_host_is_no_reason_for_smaller_parts(
+    ft: "Launcher", memory_limit: tuple[str, ...]
+) -> None:
+    takes_all = """
+            if rank == 1 and step == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                hoard = []
+                while True:
+                    hoard.append(bytearray(os.urandom(1 << 20)))
+"""
+    first, raised, rest = SCRIPT.partition("            if rank == 1 and part.samples")
+    code = f"{first}{takes_all.lstrip(chr(10))}{raised}{rest}"
+    folder = ft.folder / "job"
+    folder.mkdir()
+    job = ft.run(
+        *("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, *RULE),
+        *(ft.script(code, "train.py"), folder, "{}"),
+        program=(*memory_limit, *ft.program),
+    )
+    assert job.process.returncode == 0, job.stderr
+    (line,) = re.findall(r"restart 1/1: (.*)", job.stderr)
+    assert "rank 1 on node 0" in line
+    assert "killed by the kernel's OOM killer" in line
+    assert "micro_batch" not in job.stderr
+    assert set(parts_of(folder, 2)) == {16}
+
+
 ELSEWHERE = """
 import os, sys
 import torch
