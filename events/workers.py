@@ -107,7 +107,7 @@ class TrainingStarted(RoundEvent):
     """A worker of this node has completed its first step; only of workers that are watched."""
 
     step: int = -1
-    """Completed steps of the furthest worker, as the script counts them; -1: not known."""
+    """The first completed step of the round, as the script counts them; -1: not known."""
 
     name = "training.started"
     severity = Severity.DEBUG
@@ -136,6 +136,8 @@ class RoundProgressed(RoundEvent):
     data_wait_s: tuple[float, ...] = ()
     """Seconds for which training waited for torch's ``DataLoader`` in this round, by local rank; on
     a GPU, while that was idle. Empty: no loader was used."""
+    idle_training_s: float = 0.0
+    """Of ``phases``, the training since the last progress of this node's first worker."""
 
     name = "round.progressed"
     severity = Severity.DEBUG

@@ -64,7 +64,8 @@ class Accounting:
         self._is_restarting = False
         self._before_hang = Phase.RUNNING
         self._idle_s = 0.0
-        """Of the current training, the time before the suspicion of a hang."""
+        """Of the current training, the time since the last step, when it was last reported."""
+        self._are_steps_known = False
         self._cause = ""
         """The kind of the last failure."""
         self._kept = KeptSteps()
@@ -98,7 +99,8 @@ class Accounting:
             case "training.started" if self.phase is Phase.BUILDING:
                 self._training_started(record["step"])
             case "hang.suspected" if self.phase in _MAY_HANG:
-                self._idle_s = self._idle_training_s(record)
+                if not self._spent:  # of an older ft-run
+                    self._idle_s = min(record["idle_s"], self._training_s)
                 self._before_hang = self.phase
                 self._interrupt(Phase.HANGING)
             case "hang.dismissed" if self.phase is Phase.HANGING:
@@ -172,6 +174,8 @@ class Accounting:
 
     def _spend(self, phase: Spent, seconds: float) -> None:
         add(self._total.phases, phase, seconds)
+        if phase is Phase.STOPPING and self._since_stop is None:
+            self._since_stop = {}  # a worker that exits
         if self._is_restarting:
             if phase is not Phase.TRAINING:
                 add(self._total.restart_phases, phase, seconds)
@@ -213,18 +217,17 @@ class Accounting:
     def _training_started(self, step: int) -> None:
         self.phase = Phase.TRAINING
         self._trains()
-        self._step, self._idle_s = step, 0.0
+        self._step = step
         if step >= 0:
-            self._go_back(step)
+            self._go_back(max(0, step - 1))
 
     def _forget_reports(self) -> None:
-        self._doing, self._spent = None, {}
+        self._doing, self._spent, self._idle_s = None, {}, 0.0
         self._overlaps.begin()
 
     def _progressed(self, record: Record) -> None:
         """The workers have reported their progress."""
         spent = {self._activities.find(name): s for name, s in record.get("phases", {}).items()}
-        other_s = 0.0
         if self.phase in _REPORTED:
             left_s, self._undecided_s = self._undecided_s, 0.0
             for phase, seconds in spent.items():
@@ -232,27 +235,22 @@ class Accounting:
                     part_s = min(left_s, max(0.0, seconds - self._spent.get(phase, 0.0)))
                     self._spend(phase, part_s)
                     left_s -= part_s
-                    other_s += part_s
             self._spend(self.phase, left_s)
         self._spent = spent
         add(self._total.overlapping, DATA_WAIT, self._overlaps.add(record))
         name = record.get("doing", "")
         self._doing = self._activities.find(name) if name else None
         if self.phase is Phase.TRAINING:
-            # What was no training may have been after the last step.
-            idle_s = max(0.0, self._idle_training_s(record) - other_s)
-            self._has_done(record["steps"], idle_s)
-
-    def _idle_training_s(self, record: Record) -> float:
-        """Return the training time since the last step."""
-        is_training = self._doing in (None, Phase.TRAINING)
-        return min(record["idle_s"], self._training_s) if is_training else 0.0
+            idle_s = record.get("idle_training_s", record["idle_s"])  # older files lack it
+            self._idle_s = min(idle_s, self._training_s)
+            self._are_steps_known = record["steps"] >= 0
+            self._has_done(record["steps"], self._idle_s)
 
     def _trains(self) -> None:
         self._since_stop, self._is_restarting = None, False
 
     def _dismissed(self) -> None:
-        self.phase, self._idle_s = self._before_hang, 0.0
+        self.phase = self._before_hang
         if self.phase is not Phase.BUILDING:
             self._trains()
 
@@ -273,7 +271,7 @@ class Accounting:
         for phase, seconds in (self._since_stop or {}).items():
             add(self._total.restart_phases, phase, seconds)
         self._since_stop, self._is_restarting = None, True
-        if cause == "hang":
+        if cause == "hang" or self._are_steps_known:
             add(self._total.lost, cause, self._idle_s)
             self._training_s = max(0.0, self._training_s - self._idle_s)
         self._idle_s = 0.0

@@ -93,8 +93,6 @@ class StepFold:
             case "round.started":
                 self._rate = self._data_wait = None
                 self._waited_s = self._training_s = 0.0
-            case "training.started":
-                self._done(record["step"], at_s)
             case "round.progressed":
                 self._progressed(record, at_s, world_size)
             case "round.ended":

@@ -37,6 +37,7 @@ class Phase(enum.Enum):
     """From the suspicion to the decision; the idle time before it is in the phase before."""
     DRAINING = "draining"
     STOPPING = "stopping"
+    """Workers exit, or are stopped."""
     SUSPENDED = "suspended"
     ENDED = "between attempts"
 
@@ -57,7 +58,7 @@ _OF_WORKERS: Final = {
     phase.value: phase
     for phase in (
         *(Phase.BUILDING, Phase.JOINING, Phase.RESTORING, Phase.FIRST_STEP, Phase.TRAINING),
-        Phase.SAVING,
+        *(Phase.SAVING, Phase.STOPPING),
     )
 }
 

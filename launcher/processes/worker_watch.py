@@ -30,6 +30,8 @@ class Progress:
     """The highest step that it has reported; -1: it reports none."""
     steps_per_s: float = 0.0
     """The recent steps per second, as of its last progress."""
+    first: int = -1
+    """The first step that it has reported; -1: it reports none."""
 
 
 class Loading(NamedTuple):
@@ -97,10 +99,13 @@ class WorkerWatch:
             page[hook.LONGEST_NS] / 1e9,
             page[hook.FURTHEST] - 1,
             max(0, gained) / took_s if before_ns and took_s > 0 else 0.0,
+            page[hook.FIRST] - 1,
         )
 
-    def phases(self, now_s: float) -> tuple[int, str, dict[str, float]] | None:
+    def phases(self, now_s: float) -> tuple[int, str, dict[str, float], float] | None:
         """Return the worker's process id, its current phase, and its seconds in each phase so far.
+
+        The last value is the training since its last progress, in seconds.
 
         Args:
             now_s: the time, or that of its exit (``time.monotonic``).

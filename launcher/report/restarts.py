@@ -191,6 +191,6 @@ class RestartTimes:
             parts.restore_s = now_s - times.spawned_s
             parts.redo_s = accounting.lost_s - times.lost_before_s
             parts.building = dict(times.phases)
-            resumed = times.resumes_from if times.resumes_from >= 0 else record["step"]
+            resumed = times.resumes_from if times.resumes_from >= 0 else record["step"] - 1
             if times.steps_before >= 0 and resumed >= 0:
                 parts.redo_steps = max(0, times.steps_before - resumed)

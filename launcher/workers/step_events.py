@@ -96,7 +96,8 @@ class StepEvents:
         now, at = time.monotonic(), group.assignment
         if awaits_step and (stepped := _stepped(group)):
             awaits_step = False
-            self.note(TrainingStarted(at.round, at.node_rank, _furthest(stepped)))
+            first = max(progress.first for progress in stepped)
+            self.note(TrainingStarted(at.round, at.node_rank, first))
         if now - self._reported_at >= _INTERVAL_S:
             self._reported_at = now
             self._report(group, now)
@@ -111,7 +112,8 @@ class StepEvents:
 
     def _report(self, group: WorkerGroup, now: float, *, needs_phases: bool = False) -> None:
         at, stepped = group.assignment, _stepped(group)
-        doing, phases = self._first.look(now) if self._first is not None else ("", {})
+        looked = self._first.look(now) if self._first is not None else ("", {}, 0.0)
+        doing, phases, idle_training_s = looked
         if needs_phases and not phases:
             return
         snapshot, replica = _newest(self._held())
@@ -131,6 +133,7 @@ class StepEvents:
                 phases=phases,
                 counted_steps=first.steps if first is not None else 0,
                 data_wait_s=_data_waits(group),
+                idle_training_s=round(idle_training_s, 6),
             )
         )
         if self._measuring is not None and first is not None:

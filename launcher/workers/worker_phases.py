@@ -16,10 +16,13 @@ class FirstWorker:
         self._before: dict[str, float] = {}
         """The seconds of its earlier processes."""
         self._last: dict[str, float] = {}
+        self._idle_s = 0.0
         self._has_exited = False
 
-    def look(self, now: float) -> tuple[str, dict[str, float]]:
-        """Return the current phase, and the seconds in each phase in this round.
+    def look(self, now: float) -> tuple[str, dict[str, float], float]:
+        """Return the current phase, the seconds in each phase in this round, and its idle time.
+
+        That is the training since its last progress, in seconds.
 
         Args:
             now: the time (``time.monotonic``). If it has exited, that was at the first ``now``
@@ -28,11 +31,11 @@ class FirstWorker:
         doing = ""
         watch = self._group.watches[0]
         if watch is None or self._has_exited:
-            return doing, dict(self._last)
+            return doing, dict(self._last), self._idle_s
         self._has_exited = self._group.has_first_exited
         found = next(filter(None, (watch.phases(now) for _ in range(_TRIES))), None)
         if found is not None:
-            pid, doing, seconds = found
+            pid, doing, seconds, self._idle_s = found
             if pid != self._pid:
                 self._pid, self._before = pid, self._last
             names = self._before.keys() | seconds.keys()
@@ -40,4 +43,4 @@ class FirstWorker:
             self._last = {
                 name: round(before.get(name, 0.0) + seconds.get(name, 0.0), 6) for name in names
             }
-        return "" if self._has_exited else doing, dict(self._last)
+        return "" if self._has_exited else doing, dict(self._last), self._idle_s

@@ -8,6 +8,7 @@ Interpreters without ft-run load it too, as a module of a package that has this 
 (``starter/sitecustomize.py``): it imports nothing of ft-run but the modules beside it.
 """
 
+import atexit
 import os
 import sys
 import time
@@ -40,9 +41,10 @@ USES_DEVICE, CPU_NS, CPU_WALL_NS, CPU_BEGAN_NS, WALL_BEGAN_NS = range(11, 16)
 """Whether an accelerator is used; nanoseconds of CPU time of this process since its first step, and
 of the time in which it had them; both clocks at the first step. They are read once a second."""
 _CPU_EVERY_NS = 1_000_000_000
-TOTAL, REPORTS_ITSELF = 510, 511
-"""Indexes of the steps of the whole training (0: not known), and of whether the worker sends its
-progress to Kubeflow by itself."""
+FIRST, TOTAL, REPORTS_ITSELF = 509, 510, 511
+"""Indexes of the first step that the script has reported plus 1 (0: none), of the steps of the
+whole training (0: not known), and of whether the worker sends its progress to Kubeflow by itself.
+"""
 
 PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
 """Their names in /proc/PID/fd."""
@@ -77,7 +79,7 @@ class Hook:
             page[word] = 0
         for word in range(USES_DEVICE, WALL_BEGAN_NS + 1):
             page[word] = 0
-        page[TOTAL] = page[REPORTS_ITSELF] = 0
+        page[FIRST] = page[TOTAL] = page[REPORTS_ITSELF] = 0
         page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
         self.phases, self.data_wait = Phases(page), DataWait(page)
         page[PID] = self._pid
@@ -90,6 +92,7 @@ class Hook:
             if not self._reports_steps:
                 self._reports_steps = True
                 self._page[MARK_NS] = 0  # so far optimizer steps were counted
+                self._page[FIRST] = step + 1
             self._page[STEPS] = step
             if step >= self._page[FURTHEST]:
                 self._page[FURTHEST] = step + 1
@@ -165,6 +168,8 @@ class Hook:
             self.phases.stepped()
             page[USES_DEVICE] = _uses_device()
             page[CPU_BEGAN_NS], page[WALL_BEGAN_NS] = time.process_time_ns(), now
+            # Before the functions that libraries have registered, which may wait for others.
+            atexit.register(self.phases.enter, "stopping")
         elif now - page[WALL_BEGAN_NS] - page[CPU_WALL_NS] >= _CPU_EVERY_NS:
             page[CPU_NS] = time.process_time_ns() - page[CPU_BEGAN_NS]
             page[CPU_WALL_NS] = now - page[WALL_BEGAN_NS]

@@ -24,8 +24,10 @@ NAMES = (
 PHASES_MAX = 24
 """Of a worker, with its activities."""
 
-PHASE, SINCE_NS, CHANGES = range(16, 19)
-"""Indexes of 8-byte words in the page: the current phase, its start (CLOCK_MONOTONIC)."""
+LAST_NS = 2
+PHASE, SINCE_NS, CHANGES, IDLE_NS = range(16, 20)
+"""Indexes of 8-byte words in the page: the time of the last progress, which ``Hook`` writes; the
+current phase, its start (CLOCK_MONOTONIC); the training since the last progress up to there."""
 SUMS = 32
 """The first of ``PHASES_MAX`` words: nanoseconds in each phase, up to the start of the current."""
 NAMES_AT, NAME_BYTES = 1024, 64
@@ -50,7 +52,7 @@ class Phases:
         page[CHANGES] |= 1
         for word in range(SUMS, SUMS + PHASES_MAX):
             page[word] = 0
-        page[PHASE], page[SINCE_NS] = BUILDING, time.monotonic_ns()
+        page[PHASE], page[SINCE_NS], page[IDLE_NS] = BUILDING, time.monotonic_ns(), 0
         page[CHANGES] += 1
 
     def enter(self, name: str) -> None:
@@ -87,6 +89,7 @@ class Phases:
         page[CHANGES] += 1
         # Another thread may have switched since ``now`` was read; the words have no sign.
         page[SUMS + page[PHASE]] += max(0, now - page[SINCE_NS])
+        page[IDLE_NS] = _idle_ns(page, now)
         page[PHASE], page[SINCE_NS] = number, now
         page[CHANGES] += 1
 
@@ -102,22 +105,31 @@ class Phases:
         return number
 
 
-def read(page: Any, now_ns: int) -> "tuple[str, dict[str, float]] | None":
-    """Return the current phase and the seconds in each phase; None: it was being written.
+def read(page: Any, now_ns: int) -> "tuple[str, dict[str, float], float] | None":
+    """Return the current phase, the seconds in each phase, and of training since the last progress.
 
     Args:
         page: a ``memoryview`` of 8-byte words.
         now_ns: until when the current phase has lasted.
+
+    Returns:
+        None: it was being written.
     """
     changes = page[CHANGES]
     current, since_ns = page[PHASE], page[SINCE_NS]
-    sums = list(page[SUMS : SUMS + PHASES_MAX])
+    sums, idle_ns = list(page[SUMS : SUMS + PHASES_MAX]), _idle_ns(page, now_ns)
     if changes % 2 or page[CHANGES] != changes or current >= PHASES_MAX:
         return None
     sums[current] += max(0, now_ns - since_ns)
-    return _name(page, current), {
-        _name(page, number): spent_ns / 1e9 for number, spent_ns in enumerate(sums) if spent_ns
-    }
+    spent = {_name(page, number): ns / 1e9 for number, ns in enumerate(sums) if ns}
+    return _name(page, current), spent, idle_ns / 1e9
+
+
+def _idle_ns(page: Any, now_ns: int) -> int:
+    last_ns, since_ns = page[LAST_NS], page[SINCE_NS]
+    idle_ns: int = page[IDLE_NS] if last_ns <= since_ns else 0
+    is_training = page[PHASE] == TRAINING
+    return idle_ns + (max(0, now_ns - max(last_ns, since_ns)) if is_training else 0)
 
 
 def _name(page: Any, number: int) -> str:

@@ -130,10 +130,10 @@ def test_going_back_twice_loses_no_step_twice() -> None:
     job.started()
     job.trains(100.0, first=0)
     job.fails(LOST, steps=100)
-    job.trains(10.0, first=50, back_to=50)
-    job.fails(HUNG, steps=60)
+    job.trains(10.0, first=51, back_to=50)
+    job.fails(HUNG, steps=61)
     assert job.account().lost == pytest.approx({"node_lost": 50.0})
-    job.trains(10.0, first=40, back_to=40)  # 10 s of the second round, 10 steps of the first
+    job.trains(10.0, first=41, back_to=40)  # 10 s of the second round, 10 steps of the first
     assert job.account().lost == pytest.approx({"node_lost": 50.0, "hang": 20.0})
 
 
@@ -143,7 +143,7 @@ def test_a_script_that_counts_its_steps_loses_them_without_a_snapshot_too() -> N
     job.trains(100.0, first=1000)
     job.fails(LOST, steps=1100)
     assert job.account().lost == {}
-    job.trains(1.0, first=1050)
+    job.trains(1.0, first=1051)
     assert job.account().lost == pytest.approx({"node_lost": 50.0})
 
 
@@ -235,7 +235,7 @@ def test_requeues_count_for_the_ratio_since_the_first_start() -> None:
     job.happens(60.0)  # in the queue
     job.begin()
     job.started()
-    job.trains(50.0, first=90)
+    job.trains(50.0, first=91)
     this, all_of_it = job.account(), job.account(of_all=True)
     assert this.phases[Phase.TRAINING] == 50.0
     assert Phase.ENDED not in this.phases
@@ -257,7 +257,7 @@ def test_an_agent_that_was_killed_has_trained_until_its_last_event() -> None:
     assert account.phases[Phase.TRAINING] == 60.0
     assert account.phases[Phase.ENDED] == 5.0
     assert account.phases[Phase.STARTING] == 100.5
-    job.trains(1.0, first=20)
+    job.trains(1.0, first=21)
     assert job.account(of_all=True).lost == pytest.approx({"requeue": 20.0})
 
 
@@ -268,6 +268,13 @@ def reports(doing: str = "", idle_s: float = 0.0, steps: int = -1, **spent: floa
     """The first worker reports; ``_`` in a name stands for a space."""
     named = {name.replace("_", " "): seconds for name, seconds in spent.items()}
     return RoundProgressed(0, 0, steps, 1.0, idle_s, doing=doing, phases=named)
+
+
+def idles(idle_s: float, steps: int, **spent: float) -> Event:
+    """The first worker reports the training since its last step."""
+    return RoundProgressed(
+        0, 0, steps, 1.0, 99.0, doing="training", phases=spent, idle_training_s=idle_s
+    )
 
 
 def starts(job: History) -> None:
@@ -334,7 +341,7 @@ def test_only_training_is_lost() -> None:
     job.happens(2.0, reports("training", first_step=2.0), TrainingStarted(0, 0, 0))
     job.happens(100.0, reports("training", steps=60, first_step=2.0, training=60.0, evaluate=40.0))
     job.fails(LOST, steps=60)
-    job.trains(1.0, first=30)
+    job.trains(1.0, first=31)
     assert job.account().lost == pytest.approx({"node_lost": 30.0})
 
 
@@ -342,21 +349,41 @@ def test_the_idle_time_of_a_hang_is_lost_when_it_is_reported_with_the_steps() ->
     job = History()
     job.started()
     job.trains(100.0, first=0)
-    job.happens(reports("training", 60.0, 40, training=100.0), HangSuspected(0, 0, (0,), 60.0), 5.0)
+    job.happens(idles(60.0, 40, training=100.0), HangSuspected(0, 0, (0,), 60.0), 5.0)
     job.fails(HUNG, steps=40)
     assert job.account().lost == pytest.approx({"hang": 60.0})
-    job.trains(1.0, first=20, back_to=20)
+    job.trains(1.0, first=21, back_to=20)
     assert job.account().lost == pytest.approx({"hang": 60.0 + 20.0})
 
 
-def test_an_activity_after_the_last_step_does_not_shorten_the_training_that_is_lost() -> None:
+def test_an_activity_does_not_change_the_training_that_is_lost() -> None:
     job = History()
     job.started()
-    job.trains(2.5, first=0)
-    job.happens(reports("training", 0.5, 20, training=2.0, evaluate=0.5))
+    job.trains(92.0, first=0)
+    # 20 steps in 80 s, with an activity between them, and another one in the unfinished step.
+    job.happens(idles(5.0, 20, training=85.0, evaluate=7.0))
     job.fails(LOST, steps=20)
-    job.trains(1.0, first=10)
-    assert job.account().lost == pytest.approx({"node_lost": 1.0})
+    job.trains(1.0, first=11)
+    assert job.account().lost == pytest.approx({"node_lost": 40.0 + 5.0})
+
+
+def test_without_the_number_of_steps_what_a_failure_loses_is_not_known() -> None:
+    job = History()
+    job.started()
+    job.trains(10.0)
+    job.happens(idles(5.0, -1, training=10.0))
+    job.fails(LOST)
+    assert job.account().lost == {}
+
+
+def test_the_exit_of_a_worker_is_no_training_and_a_part_of_the_restart() -> None:
+    job = History()
+    training(job)
+    job.happens(10.0, reports("", training=7.0, stopping=3.0))
+    job.fails(LOST)
+    account = job.account()
+    assert (account.phases[Phase.TRAINING], account.phases[Phase.STOPPING]) == (7.0, 6.0)
+    assert account.restart_phases[Phase.STOPPING] == 6.0
 
 
 def test_a_hang_in_an_activity_loses_no_training() -> None:
@@ -493,7 +520,7 @@ def test_the_names_of_activities_are_bounded() -> None:
 
 
 WORK: Any = st.tuples(
-    st.sampled_from([Phase.TRAINING, Phase.SAVING, Activity("evaluate"), Activity("stopping")]),
+    st.sampled_from([Phase.TRAINING, Phase.SAVING, Activity("evaluate"), Activity("draining")]),
     st.floats(0.0, 100.0),
     st.booleans(),
 )
@@ -533,7 +560,7 @@ def test_each_second_of_a_worker_is_counted_as_what_it_did(
         if seconds > 0.01:
             assert account.phases[phase] == pytest.approx(seconds, abs=1e-3), phase
     assert account.seconds == pytest.approx(job.now - 1_000_000.0, abs=1e-3)
-    assert Phase.STOPPING not in account.phases
+    assert Phase.DRAINING not in account.phases
 
 
 EVENTS: Any = st.one_of(
@@ -548,7 +575,8 @@ EVENTS: Any = st.one_of(
     st.builds(RoundProgressed, st.just(0), st.just(0), st.integers(-1, 50), st.just(1.0),
               st.floats(0.0, 50.0), doing=st.sampled_from(["", "training", "saving", "evaluate"]),
               phases=st.dictionaries(st.sampled_from(["training", "saving", "evaluate"]),
-                                     st.floats(0.0, 100.0))),
+                                     st.floats(0.0, 100.0)),
+              idle_training_s=st.floats(0.0, 50.0)),
     st.builds(HangSuspected, *map(st.just, (0, 0, (1,))), st.floats(0, 100)),
     st.builds(RoundEnded, st.just(0), st.just(0), st.integers(-1, 100), st.booleans()),
     st.builds(RestartBegun, st.just(0), st.just(0), st.sampled_from([LOST, HUNG]),
@@ -620,7 +648,7 @@ def test_the_table_of_a_job() -> None:
     job.happens(waits(), 67.0)
     job.trains(7200.0, first=0)
     job.fails(LOST, steps=7200)
-    job.trains(80.0, first=7170, back_to=7170)
+    job.trains(80.0, first=7171, back_to=7170)
     assert table(time_accounted(job.accounting, job.recorder.uptime_s)) == (
         "Where the time went:\n"
         "  training                     2:01:20    98.9%\n"

@@ -81,6 +81,7 @@ class Node:
         page = watch._page
         page[hook.PID], page[hook.TICKS], page[hook.FURTHEST] = 1, ticks, said + 1
         page[hook.LAST_NS] = int(self.now * 1e9)
+        page[hook.FIRST] = page[hook.FIRST] or said + 1
 
 
 @pytest.fixture
@@ -173,7 +174,9 @@ def test_the_phases_are_reported_before_an_event_that_changes_what_time_counts_a
     node.spends(phases.TRAINING, 0.5)
     node.waits()
     known = {BUILDING: 3.0, "joining": 1.0, "first step": 0.5, "training": 0.02}
-    assert node.events[0] == RoundProgressed(2, 1, -1, 0.0, 0.52, doing="training", phases=known)
+    assert node.events[0] == RoundProgressed(
+        2, 1, -1, 0.0, 0.52, doing="training", phases=known, idle_training_s=0.02
+    )
     assert node.events[1] == TrainingStarted(2, 1, -1)
     node.now += 10.0
     suspected = HangSuspected(2, 1, (4,), 9.0)
@@ -182,7 +185,9 @@ def test_the_phases_are_reported_before_an_event_that_changes_what_time_counts_a
     known["training"] = 10.02
     assert node.events[2:] == [
         exits(1),
-        RoundProgressed(2, 1, -1, 0.0, 10.52, doing="training", phases=known),
+        RoundProgressed(
+            2, 1, -1, 0.0, 10.52, doing="training", phases=known, idle_training_s=10.02
+        ),
         suspected,
     ]
     failed = WorkersStopped(2, 1, 1, "r", False)
@@ -236,8 +241,8 @@ def test_a_page_that_is_being_written_is_read_again(
         return phases_of(now) if len(reads) > 1 else None
 
     monkeypatch.setattr(watch, "phases", phases_in_time)
-    doing, seconds = FirstWorker(cast(WorkerGroup, node.group)).look(node.now + 1.0)
-    assert (doing, seconds) == (BUILDING, {BUILDING: 1.0})
+    looked = FirstWorker(cast(WorkerGroup, node.group)).look(node.now + 1.0)
+    assert looked == (BUILDING, {BUILDING: 1.0}, 0.0)
 
 
 def test_of_a_program_with_two_processes_one_after_the_other_both_count(node: Node) -> None:

@@ -44,6 +44,12 @@ class Worker:
         return found[1]
 
     @property
+    def idle_s(self) -> float:
+        found = read(self.page, self.now_ns)
+        assert found is not None
+        return found[2]
+
+    @property
     def doing(self) -> str:
         found = read(self.page, self.now_ns)
         assert found is not None
@@ -178,7 +184,35 @@ def test_an_end_without_a_beginning_does_nothing(worker: Worker) -> None:
 def test_a_look_before_the_current_phase_takes_nothing_from_its_sum(worker: Worker) -> None:
     worker.does("evaluate", 3.0)
     found = read(worker.page, worker.now_ns - 2_000_000_000)
-    assert found == ("importing and building", {"evaluate": 3.0})
+    assert found == ("importing and building", {"evaluate": 3.0}, 0.0)
+
+
+def test_the_training_since_the_last_step_leaves_out_activities(worker: Worker) -> None:
+    def ticks() -> None:
+        worker.page[hook.LAST_NS] = worker.now_ns
+        worker.phases.stepped()
+
+    ticks()
+    worker.spends(1.0)
+    assert worker.idle_s == 1.0
+    worker.does("evaluate", 2.0)
+    worker.spends(4.0)
+    worker.does("evaluate", 8.0)
+    with activity("saving"):
+        worker.spends(16.0)
+        assert worker.idle_s == 5.0
+    worker.spends(32.0)
+    assert worker.idle_s == 37.0
+    ticks()
+    worker.spends(0.5)
+    assert worker.idle_s == 0.5
+    with activity("evaluate"):
+        worker.spends(64.0)
+        ticks()  # a batch
+        assert worker.idle_s == 0.0
+        worker.spends(128.0)
+    worker.spends(0.25)
+    assert worker.idle_s == 0.25
 
 
 def test_what_changes_during_the_look_is_not_read(worker: Worker) -> None:
