@@ -14,6 +14,9 @@ from .event import Event
 VERSION = 1
 """Of the schema. The rule for changes is in the docstring of the package."""
 
+MASTER = "master"
+"""What the records of ``ft-run master`` have as their node."""
+
 Record: TypeAlias = Mapping[str, Any]
 """One event as a JSON object: the keys of ``ENVELOPE``, and the fields of the event."""
 

@@ -1,14 +1,12 @@
-"""What an agent answers on its local socket."""
+"""What an agent, or ``ft-run master``, answers on its local socket."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..options import RendezvousOptions
+from ...rendezvous.master.master import Master
+from ...rendezvous.protocol.endpoint import Endpoint
 from ..version import VERSION
-from .agent import Agent
-from .hosting import Hosting
-from .identity import NodeIdentity
 
 
 class LocalAnswers:
@@ -16,69 +14,67 @@ class LocalAnswers:
 
     def __init__(
         self,
-        agent: Agent,
-        hosting: Hosting,
-        identity: NodeIdentity,
-        options: RendezvousOptions,
+        about: Callable[[], dict[str, Any]],
+        endpoints: Sequence[Endpoint],
+        master: Callable[[], Master | None],
         report: Callable[[], str],
+        is_over: Callable[[], bool],
     ) -> None:
-        """Create the answers of one agent.
+        """Create the answers of one process.
 
         Args:
-            agent: the source of this node's status.
-            hosting: has the master, if it is hosted here.
-            identity: of this node.
-            options: has the address of the master, if it is hosted elsewhere.
+            about: returns what this process knows of the job, as ``LiveStatus.summary`` does, and
+                ``node_id``.
+            endpoints: of the master, if other nodes may connect to it.
+            master: returns the master in this process; None: it is hosted elsewhere.
             report: returns ``StatusReply.report``.
+            is_over: returns whether the job has ended.
         """
-        self._agent, self._hosting, self._identity = agent, hosting, identity
-        self._options, self._report = options, report
+        self._about, self._endpoints = about, endpoints
+        self._master, self._report, self._is_over = master, report, is_over
 
     async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request: ``{"ask": "job"}``, ``status`` or ``stacks``."""
+        master = self._master()
         match request.get("ask"):
             case "job":
                 return {"job": self._job()}
-            case "status" if self._hosting.master is not None:
-                return {"status": await self._status()}
-            case "stacks" if self._hosting.master is not None:
-                return {"stacks": await self._stacks(request.get("ranks"))}
+            case "status" if master is not None:
+                return {"status": await self._status(master)}
+            case "stacks" if master is not None:
+                return {"stacks": await _stacks(master, request.get("ranks"))}
             case "status" | "stacks":
                 return {"error": "the master of this job is in another process"}
         return {"error": f"invalid value {request.get('ask')!r} for ask: expected job"}
 
     async def last(self) -> dict[str, Any] | None:
         """Return the answer for those that are connected when the job has ended."""
-        has_ended = self._agent.verdict is not None and self._hosting.master is not None
-        return {"status": await self._status()} if has_ended else None
+        master = self._master()
+        if master is None or not self._is_over():
+            return None
+        return {"status": await self._status(master)}
 
     def _job(self) -> dict[str, Any]:
-        options = self._options
-        endpoints = options.endpoints or ((options.endpoint,) if options.endpoint else ())
-        return self._agent.status.summary() | {
-            "node_id": self._identity.node_id,
+        return self._about() | {
             "pid": os.getpid(),
-            "endpoints": [str(endpoint) for endpoint in endpoints],
-            "hosts_master": self._hosting.master is not None,
+            "endpoints": [str(endpoint) for endpoint in self._endpoints],
+            "hosts_master": self._master() is not None,
         }
 
-    async def _status(self) -> dict[str, Any]:
+    async def _status(self, master: Master) -> dict[str, Any]:
         from ...rendezvous.master.status import job_status
         from ..reporting.status_answer import status_dict
 
-        master = self._hosting.master
-        assert master is not None
         return status_dict(await job_status(master, VERSION, self._report()))
 
-    async def _stacks(self, ranks: object) -> dict[str, Any]:
-        from ...rendezvous.diagnosis.hang import group_stacks
-        from ..reporting.stack_answer import stacks_dict, stacks_lines
 
-        master = self._hosting.master
-        assert master is not None
-        found = await master.whereabouts()
-        wanted = set(ranks) if isinstance(ranks, list) else set()
-        stacks = [stack for stack in found.stacks if not wanted or stack.rank in wanted]
-        groups = [(group.ranks, group.stack) for group in group_stacks(stacks)]
-        answer = stacks_dict(master.group.round, groups, found.silent)
-        return answer | {"lines": list(stacks_lines(groups, found.silent))}
+async def _stacks(master: Master, ranks: object) -> dict[str, Any]:
+    from ...rendezvous.diagnosis.hang import group_stacks
+    from ..reporting.stack_answer import stacks_dict, stacks_lines
+
+    found = await master.whereabouts()
+    wanted = set(ranks) if isinstance(ranks, list) else set()
+    stacks = [stack for stack in found.stacks if not wanted or stack.rank in wanted]
+    groups = [(group.ranks, group.stack) for group in group_stacks(stacks)]
+    answer = stacks_dict(master.group.round, groups, found.silent)
+    return answer | {"lines": list(stacks_lines(groups, found.silent))}

@@ -121,7 +121,14 @@ def _new_answers(
 ) -> "LocalAnswers":
     from .local_answers import LocalAnswers  # most jobs receive no request
 
-    return LocalAnswers(agent, hosting, identity, rendezvous, report)
+    only = (rendezvous.endpoint,) if rendezvous.endpoint is not None else ()
+    return LocalAnswers(
+        lambda: agent.status.summary() | {"node_id": identity.node_id},
+        rendezvous.endpoints or only,
+        lambda: hosting.master,
+        report,
+        lambda: agent.verdict is not None,
+    )
 
 
 def _started(

@@ -61,6 +61,13 @@ class MasterOptions:
         " 127.0.0.1). At other addresses, a job with a token serves HTTPS.",
         values.metrics_address,
     )
+    events: str | None = _OPTIONS.option(
+        None,
+        "--events FILE",
+        "Write what happens as lines of JSON to FILE, which is rotated at 64 MB; -: standard"
+        " output; unix:PATH: a Unix socket.",
+        values.events_target,
+    )
     warnings: tuple[str, ...] = ()
     trust: TrustOptions | None = None
     """How connections are secured; None: plain text."""

@@ -27,7 +27,7 @@ def _row(job: LocalJob) -> tuple[str, ...]:
         return ("-", str(job.pid), "-", "no answer", *["-"] * (len(_TITLES) - 4))
     wanted = nodes_wanted(about["min_nodes"], about["max_nodes"])
     cells = (
-        job.job_id,
+        job.job_id or "-",
         str(job.pid),
         about["node_id"],
         about["phase"],

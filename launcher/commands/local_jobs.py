@@ -94,9 +94,12 @@ class LocalJob:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What agents of one job have in common; those of a single node have no endpoint."""
-        endpoints = self.about.get("endpoints") or self.pid
-        return self.job_id, str(endpoints)
+        """What agents of one job have in common; those of a single node have no endpoint.
+
+        Of endpoints only the ports: ``ft-run master`` may listen at all addresses.
+        """
+        endpoints = self.about.get("endpoints") or [str(self.pid)]
+        return self.job_id, *(endpoint.rpartition(":")[2] for endpoint in endpoints)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known of it, as JSON values."""

@@ -5,25 +5,29 @@ With several endpoints it is one of the hosts that may lead.
 
 import asyncio
 import os
+import secrets
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from ... import exit_codes
 from ...errors import RefusedError, UsageError
 from ...events.event import Event, LogMessage, Severity
 from ...events.master import EndedElsewhere, MasterListening, MasterSignalled
 from ...events.node import JobEnded
+from ...events.record import MASTER
 from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.master.master import ALONE, Lease, Master
 from ...rendezvous.protocol.failure import signal_name
-from ...rendezvous.protocol.messages import Verdict
+from ...rendezvous.protocol.messages import JobSpec, Verdict
 from ...rendezvous.trust.source import read_trust
 from .. import startup
 from ..agent.hosting import group_settings, listed_host, new_examiner, tell_if_open
+from ..agent.local_socket import answering
 from ..cli.master_flags import MasterOptions
 from ..history.event_history import EventHistory
-from ..history.recorder import attempt_of
+from ..history.recorder import Recorder, attempt_of
 from ..reporting.display import Display
 from ..version import VERSION
 
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from ...rendezvous.lease.succession import Succession
     from ...rendezvous.transport.server import MasterServer
     from ...rendezvous.trust.wire import Trust
+    from ..agent.local_answers import LocalAnswers
     from ..metrics.server import MetricsServer
 
 
@@ -41,17 +46,24 @@ def run_master(options: MasterOptions) -> int:
         FtRunError: it cannot listen at the endpoint, or the token cannot be used.
     """
     trust = read_trust(options.trust)
-    display = Display(live=False)
-    metrics = None
-    if options.metrics is not None:
-        from ..metrics.opening import open_metrics
+    recorder = Recorder("", attempt_of(os.environ))
+    recorder.node = MASTER
+    display = Display(live=False, recorder=recorder)
+    with ExitStack() as closing:
+        if options.events is not None:
+            from ..reporting.event_files import EventFiles
 
-        metrics = open_metrics(options.metrics, options.trust, display.event)
-    try:
-        return startup.run(_LoneMaster(options, trust, display, metrics).serve())
-    finally:
+            files = EventFiles(display, recorder)
+            files.open(options.events, None)
+            closing.callback(files.close)
+        metrics = None
+        if options.metrics is not None:
+            from ..metrics.opening import open_metrics
+
+            metrics = open_metrics(options.metrics, options.trust, display.event)
         if metrics is not None:
-            metrics.close()
+            closing.callback(metrics.close)
+        return startup.run(_LoneMaster(options, trust, display, recorder, metrics).serve())
 
 
 class _LoneMaster:
@@ -62,19 +74,26 @@ class _LoneMaster:
         options: MasterOptions,
         trust: "Trust | None",
         display: Display,
+        recorder: Recorder,
         metrics: "MetricsServer | None",
     ) -> None:
         self._options, self._trust, self._display = options, trust, display
-        self._metrics = metrics
+        self._recorder, self._metrics = recorder, metrics
         self._history = EventHistory("", attempt_of(os.environ))
         self._changed: Callable[[Master], None] | None = None
         self._outcome: asyncio.Queue[Verdict | int | RefusedError] = asyncio.Queue()
         """The verdict of this master, or else the exit status or an error."""
         self._master: Master | None = None
         """The last master, of this or an earlier term."""
+        self._verdict: Verdict | None = None
 
     async def serve(self) -> int:
         """Serve until the job is over or a signal arrives; return the exit status."""
+        name = f"master-{secrets.token_hex(8)}"
+        async with answering(name, self._answers, self._display.event):
+            return await self._serve()
+
+    async def _serve(self) -> int:
         display = self._display
         for warning in self._options.warnings:
             display.event(LogMessage(warning))
@@ -84,19 +103,18 @@ class _LoneMaster:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
-        verdict: Verdict | None = None
         try:
             first = await self._outcome.get()
             if isinstance(first, RefusedError):
                 raise first
             if not isinstance(first, Verdict):
                 return first
-            verdict = first
-            display.event(JobEnded(verdict))
-            return verdict.exit_code
+            self._verdict = first
+            display.event(JobEnded(first))
+            return first.exit_code
         finally:
             if succession is not None:
-                await succession.stop(verdict)
+                await succession.stop(self._verdict)
             await server.stop()
             display.close()
 
@@ -143,8 +161,48 @@ class _LoneMaster:
         return master
 
     def _note(self, event: Event) -> None:
+        job = self._job
+        self._recorder.job = job.job_id if job is not None else self._recorder.job
         self._history.note(event)
         self._display.event(event, Severity.INFO)
+
+    @property
+    def _job(self) -> JobSpec | None:
+        return self._master.group.job if self._master is not None else None
+
+    def _answers(self) -> "LocalAnswers":
+        from ..agent.local_answers import LocalAnswers
+
+        options = self._options
+        return LocalAnswers(
+            self._about,
+            options.endpoints or (options.endpoint,),
+            self._leading,
+            self._history.report,
+            lambda: self._verdict is not None,
+        )
+
+    def _leading(self) -> Master | None:
+        master = self._master
+        return None if master is None or master.is_closed else master
+
+    def _about(self) -> dict[str, Any]:
+        """Return what ``ft-run status`` lists."""
+        master, job = self._master, self._job
+        return {
+            "job_id": job.job_id if job is not None else "",
+            "script": "ft-run master",
+            "node_id": "-",
+            "phase": master.group.phase.value if master is not None else "no leader",
+            "round": master.group.round if master is not None else -1,
+            "nodes": len(master.group.roster) if master is not None else 0,
+            "min_nodes": job.min_nodes if job is not None else 0,
+            "max_nodes": job.max_nodes if job is not None else 0,
+            "restarts": master.group.state.restarts_in_budget if master is not None else 0,
+            "max_restarts": job.max_restarts if job is not None else 0,
+            **dict.fromkeys(("steps", "steps_per_s", "idle_s")),
+            "uptime_s": master.uptime_s()[0] if master is not None else 0.0,
+        }
 
     def _over(self, over: "asyncio.Future[int]") -> None:
         """Record that the job has ended under another leader."""

@@ -57,6 +57,8 @@ def read_report(paths: Sequence[str], job: str | None, reading: Reading) -> JobR
     records = merged(event_files(paths), reading, job)
 
     def again(nodes: Sequence[str]) -> Iterator[Record]:
+        if not nodes:  # only events of ft-run master
+            return iter(())
         files = sorted({path for node in nodes for path in reading.files[node]})
         return merged(files, Reading(), job)
 

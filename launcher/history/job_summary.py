@@ -7,7 +7,7 @@ events of the node that hosts the master. ``answers`` has the values.
 
 from typing import Final
 
-from ...events.record import Record
+from ...events.record import MASTER, Record
 from .accounting import Accounting, Phase, seconds_of
 from .advice import advice
 from .answers import Checkpoint, JobSummary, Nodes, Saves
@@ -46,15 +46,14 @@ class JobHistory:
         at_s, name = seconds_of(record["time"]), record["name"]
         if self._started_at_s is None:
             self._started_at_s = at_s - record["uptime_s"]
-        self._at_s, self._job, self._attempt = at_s, record["job"], record["attempt"]
+        self._at_s, self._attempt = at_s, record["attempt"]
+        self._job = record["job"] or self._job  # ft-run master has none before its first node
         if name == "job.ended":
             self._end = record["verdict"]["exit_code"], record["verdict"]["sentence"]
         elif name == "agent.started":
             self._end = None, ""
-        account = self._accounts.get(record["node"])
-        if account is None:
-            account = self._accounts[record["node"]] = Accounting()
-        account.add(record)
+        if record["node"] != MASTER:
+            self._accounts.setdefault(record["node"], Accounting()).add(record)
         self._rounds.add(record, at_s)
         if record["node"] == self._rounds.lead:
             self._steps.add(record, at_s, self._rounds.world_size)

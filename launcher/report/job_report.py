@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from ...events.record import Record
+from ...events.record import MASTER, Record
 from ...values import dataclass, field
 from ..history.accounting import Account, Accounting, Phase, seconds_of
 from ..history.answers import FailureNote, JobSummary
@@ -168,12 +168,13 @@ class _Folds:
     def _add(self, record: Record) -> None:
         self.history.add(record)
         at_s, run, node = seconds_of(record["time"]), self.history.run, record["node"]
-        accounting = self.history.account(node)
-        lane = self.lanes.get(node)
-        if lane is None:
-            lane = self.lanes[node] = Lane(node, self.names)
-        lane.add(record, at_s, run, accounting)
-        self.times.add(record, at_s, run, accounting)
+        if node != MASTER:
+            accounting = self.history.account(node)
+            lane = self.lanes.get(node)
+            if lane is None:
+                lane = self.lanes[node] = Lane(node, self.names)
+            lane.add(record, at_s, run, accounting)
+            self.times.add(record, at_s, run, accounting)
         self.failures.add(record, at_s, run)
         self._attempt(record, run)
         if record["name"] in ("checkpoint.written", "checkpoint.failed", "snapshot.unsaved"):

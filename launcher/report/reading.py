@@ -107,7 +107,7 @@ def merged(files: Sequence[str], reading: Reading, job: str | None = None) -> It
         if line in seen:
             continue  # a node may have written it to two files
         seen.add(line)
-        jobs.add(record["job"])
+        jobs.update(filter(None, [record["job"]]))  # ft-run master has none before its first node
         if len(jobs) > 1:
             several = " and ".join(shown(one) for one in sorted(jobs))
             raise UsageError(
@@ -133,7 +133,7 @@ def _records(
             torn += bool(line.strip())
             continue
         has_event = True
-        if job is not None and record["job"] != job:
+        if job is not None and record["job"] not in ("", job):
             continue
         is_valid = known.get(record["name"]) if record["version"] == VERSION else None
         if is_valid is None:
@@ -154,6 +154,8 @@ def _records(
             earlier["node"] = record["node"]
         yield from unnamed
         unnamed.clear()
+    if unnamed:
+        reading.files.setdefault("", set()).add(path)
     yield from unnamed
     if torn and not has_event:
         raise UsageError(f"no line of {shown(path)} is an event in JSON: {_EXPECTED}.")

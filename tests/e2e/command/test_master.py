@@ -57,9 +57,9 @@ class Job:
     def agent(self) -> "Command":
         return self.ft.start(*self.arguments)
 
-    def master(self) -> "Command":
+    def master(self, *options: object) -> "Command":
         """Start a master alone, and wait until it listens."""
-        command = self.ft.start("master", "--bind", self.endpoint)
+        command = self.ft.start("master", "--bind", self.endpoint, *options)
         command.expect("listening at")
         return command
 
@@ -91,15 +91,24 @@ def up(agent: "Command", restart: int) -> int:
 
 
 def test_the_master_ends_with_the_job(ft: "Launcher", endpoint: str) -> None:
-    job = Job(ft, endpoint)
-    master, agents = job.master(), [job.agent(), job.agent()]
+    events = ("--events", ft.folder / "events.jsonl")  # one file for all three
+    job = Job(ft, endpoint, *events)
+    master, agents = job.master(*events), [job.agent(), job.agent()]
     for agent in agents:
         up(agent, 0)
+    # On its host, the master is found without its address.
+    found = json.loads(ft.run("status", job.id, "--json").stdout)
+    assert [node["phase"] for node in found["nodes"]] == ["running"] * 2
+    assert "ranks 0-1" in ft.run("stacks", str(master.pid)).stdout
     job.open_gate()
     assert [agent.wait() for agent in agents] == [0, 0]
     assert master.wait() == 0
     assert "job succeeded: all workers succeeded (0 of 2 restarts used)" in master.stderr
     assert "hosted here" not in agents[0].stderr + agents[1].stderr
+    report = json.loads(ft.run("report", events[1], "--json").stdout)
+    assert (report["summary"]["job"], report["summary"]["exit_code"]) == (job.id, 0)
+    assert len(report["summary"]["nodes"]["connected"]) == len(report["nodes"]) == 2
+    assert report["time"]["phases"].keys() >= {"running", "stopping"}
 
 
 def test_the_master_fails_with_the_job(ft: "Launcher", endpoint: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Launcher
 
 TOLERANCE_S = 0.2
-BUILDING = "importing and building"
+BUILDING, ACCOUNTED = "importing and building", "time.accounted"
 
 # Trains and crashes; goes back by 40 steps, trains, evaluates and hangs; goes back again, trains,
 # and exits slowly. It records when it does what.
@@ -116,15 +116,16 @@ def test_all_that_is_reported_agrees_with_the_script(ft: "Launcher") -> None:
     (folder / "gate").touch()
     assert job.wait() == 0, job.stderr
     assert_table(events, [recorded(folder / str(attempt)) for attempt in range(3)])
-    over = ft.run("report", events)
-    table = job.stderr.partition("Where the time went:")[2].partition("Goodput")[0]
-    assert table in over.stdout
+    over = json.loads(ft.run("report", events, "--json").stdout)["time"]
+    (shown,) = (record for record in map(json.loads, events.open()) if record["name"] == ACCOUNTED)
+    assert over["phases"] == pytest.approx(shown["phases"], abs=2e-3)
+    assert over["lost"] == pytest.approx(shown["lost"], abs=2e-3)
 
 
 def assert_table(events: Path, attempts: list[list[tuple[str, float]]]) -> None:
     """Compare the closing table with what the script has recorded."""
     records = [json.loads(line) for line in events.read_text().splitlines()]
-    (found,) = (record for record in records if record["name"] == "time.accounted")
+    (found,) = (record for record in records if record["name"] == ACCOUNTED)
     suspected = next(record for record in records if record["name"] == "hang.suspected")
     stopped = [record for record in records if record["name"] == "round.ended"]
     hung_s = attempts[1].pop()[1]

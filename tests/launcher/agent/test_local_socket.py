@@ -207,7 +207,7 @@ def job(pid: int, job_id: str, *endpoints: str, hosts: bool = True) -> LocalJob:
 
 
 def test_agents_of_one_job_are_one_and_that_with_the_master_answers() -> None:
-    node, master = job(1, "a", "h:1", hosts=False), job(2, "a", "h:1")
+    node, master = job(1, "a", "h:1", hosts=False), job(2, "a", "[::]:1")
     alone, other = job(3, "none"), job(4, "none")
     jobs = [node, master, alone, other]
     assert distinct(jobs) == [master, alone, other]
