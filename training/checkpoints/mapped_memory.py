@@ -5,6 +5,7 @@ Copies to and from registered memory are faster. If CUDA refuses, the memory is 
 
 import ctypes
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -84,43 +85,73 @@ def _fill(fd: int, address: int, length: int) -> None:
     _libc.madvise(address, length, _MADV_POPULATE_WRITE)
 
 
-def register(memory: torch.Tensor, owner: object) -> Callable[[], object] | None:
-    """Register memory with the current device, if this process uses a GPU.
+class Registration:
+    """Memory that a thread registers with the current device.
 
     Either all of it is registered or nothing: CUDA refuses copies of partly registered memory.
-
-    Args:
-        memory: starts at a page boundary.
-        owner: when it is garbage-collected, the memory is unregistered.
-
-    Returns:
-        A function that unregisters it; None: it is not registered.
     """
-    if not _CUDA.is_initialized() or (read_error := _error_reader()) is None:
+
+    def __init__(self, memory: torch.Tensor, owner: object) -> None:
+        """Begin; until ``wait`` has returned, nothing may be copied between memory and GPU.
+
+        Args:
+            memory: starts at a page boundary.
+            owner: when it is garbage-collected, the memory is unregistered.
+        """
+        self.end = weakref.finalize(owner, self._end)
+        """Unregisters the memory."""
+        self.end.atexit = False  # the driver does it at exit
+        self._device = _CUDA.current_device()  # that of a new thread is 0
+        self._pieces: list[int] = []
+        self._is_wanted = True
+        self._thread = threading.Thread(
+            target=self._register, args=(memory,), name="ft-run-pinning", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the memory is registered, or CUDA has refused."""
+        self._thread.join()
+
+    def _end(self) -> None:
+        self._is_wanted = False
+        if self._thread is not threading.current_thread():  # as the garbage collector may be
+            self._thread.join()
+        self._unregister()
+
+    def _register(self, memory: torch.Tensor) -> None:
+        address, left = memory.data_ptr(), memory.nbytes
+        with _CUDA.device(self._device):
+            while left and self._is_wanted:
+                size = min(left, _PIECE_BYTES)
+                if int(_CUDA.cudart().cudaHostRegister(address, size, 0)):
+                    _read_error()
+                    break
+                self._pieces.append(address)
+                address, left = address + size, left - size
+        if left or not self._is_wanted:
+            self._unregister()
+
+    def _unregister(self) -> None:
+        if not _CUDA.is_initialized():  # in a forked child
+            return
+        with _CUDA.device(self._device):  # the finalizer may run in any thread
+            while self._pieces:
+                if int(_CUDA.cudart().cudaHostUnregister(self._pieces.pop())):
+                    _read_error()
+
+
+def register(memory: torch.Tensor, owner: object) -> Registration | None:
+    """Begin to register memory, as ``Registration`` does; None: this process uses no GPU."""
+    if not _CUDA.is_initialized() or _error_reader() is None:
         return None
-    pieces: list[int] = []
-    device, address, left = _CUDA.current_device(), memory.data_ptr(), memory.nbytes
-    while left:
-        size = min(left, _PIECE_BYTES)
-        if int(_CUDA.cudart().cudaHostRegister(address, size, 0)):
-            read_error()
-            _unregister(device, pieces)
-            return None
-        pieces.append(address)
-        address, left = address + size, left - size
-    end = weakref.finalize(owner, _unregister, device, pieces)
-    end.atexit = False  # the driver does it at exit
-    return end
+    return Registration(memory, owner)
 
 
-def _unregister(device: int, pieces: list[int]) -> None:
-    read_error = _error_reader()
-    if not _CUDA.is_initialized() or read_error is None:  # in a forked child
-        return
-    with _CUDA.device(device):  # the finalizer may run in any thread
-        for address in pieces:
-            if int(_CUDA.cudart().cudaHostUnregister(address)):
-                read_error()
+def _read_error() -> None:
+    read = _error_reader()
+    if read is not None:
+        read()
 
 
 @cache

@@ -96,6 +96,8 @@ class Snapshots:
         file, other = self._files[index], self._files[newest]
         is_replicated = not _has_shards(flat)
         page.write(self._page, index, None)
+        if other is not file:
+            other.pin()  # it is complete, whether restored or written, and is written next
         copy = None
         try:
             values = file.values_of(flat)

@@ -58,6 +58,11 @@ class CudaRuntime:
         """Bytes of memory that torch may take of a GPU."""
         self.calls: list[int] = []
         """The bytes of each call that registered some."""
+        self.registers = threading.Event()
+        """Until it is set, no call that registers memory returns."""
+        self.registers.set()
+        self.registered_by: set[str] = set()
+        """The names of threads that registered some."""
         self.waited_by: set[str] = set()
         """The names of threads that had a stream do its copies."""
         self.broken = ""
@@ -93,6 +98,8 @@ class CudaRuntime:
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - its name
         self._open(self._device)
         self.calls.append(size)
+        self.registered_by.add(threading.current_thread().name)
+        self.registers.wait()
         found = self.registered.items()
         if any(start < address + size and address < start + n for start, n in found):
             return self._fails(REGISTERED)
@@ -249,6 +256,10 @@ class GpuTensor(torch.Tensor):
         runtime, name = mine.runtime, function.__name__
         if name in _LAUNCHES:
             runtime.launch(mine.at)
+        if name == "copy_" and type(args[1]) is torch.Tensor:
+            runtime._is_registered(args[1])  # refused in part
+        if name == "to" and (kwargs or {}).get("device") == mine.device:
+            kwargs = {key: value for key, value in kwargs.items() if key != "device"}
         if name in ("clone", "new_empty"):
             runtime.take(mine.nbytes)
         if name == "cpu" or (name == "_foreach_copy_" and type(args[0][0]) is torch.Tensor):

@@ -15,6 +15,7 @@ from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer
 from ft_run.training.checkpoints import late_copy, mapped_memory, snapshot_manager
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
+from ft_run.training.checkpoints.mapped_memory import Registration
 from ft_run.training.checkpoints.snapshots import Snapshots
 from ft_run.training.checkpoints.state import flatten
 from ft_run.training.worker import snapshot_page as page
@@ -162,16 +163,17 @@ def test_memory_is_registered_in_pieces_as_a_whole_or_not_at_all(
     assert cuda.call_limit >> 3 == 1 << 36
     cuda.call_limit = 1 << 19
     background, mine = Background(), new()
-    take(mine, background, 1, state_on(cuda, 0, 1))
-    file = mine.written(1)
+    for step in (1, 2, 3, 4):
+        take(mine, background, step, state_on(cuda, 0, step))
+    file = mine.written(4)
     assert file is not None
-    assert sum(cuda.registered.values()) == file.all_bytes.nbytes > cuda.call_limit
+    assert sum(cuda.registered.values()) == 2 * file.all_bytes.nbytes > 2 * cuda.call_limit
     assert max(cuda.calls) == 1 << 16
     mine.close()
     assert cuda.registered == {}
     cuda.pinnable = 1 << 17  # two pieces
     other = new()
-    for step in (2, 3, 4):
+    for step in (2, 3, 4, 5):
         assert take(other, background, step, state_on(cuda, 0, step)) in ([], [""])
     assert (cuda.registered, cuda.pending) == ({}, 0)
 
@@ -182,13 +184,85 @@ def test_memory_that_nobody_uses_any_more_is_not_registered(
     """Not closed, as when a script drops its Checkpointer, in a thread that has set no device."""
     cuda.set_device(2)
     held = [new()]
-    take(held[0], Background(), 1, state_on(cuda, 2, 1))
-    assert len(cuda.registered) == 1
+    for step in (1, 2, 3, 4):
+        take(held[0], Background(), step, state_on(cuda, 2, step))
+    assert len(cuda.registered) == 2
     files, held[0]._files, held[0]._last = [held[0]._files], [], None
     thread = threading.Thread(target=files.clear)
     thread.start()
     thread.join()
     assert (cuda.registered, cuda.mine, cuda.pending) == ({}, {2}, 0)
+
+
+class Training:
+    """A script in one process of a node, from its first or its restored step on."""
+
+    def __init__(self, cuda: CudaRuntime, folder: Path, device: int = 0) -> None:
+        torch.manual_seed(0)
+        self.cuda, model = cuda, torch.nn.Linear(400, 400)
+        for name, parameter in list(model.named_parameters()):
+            setattr(model, name, torch.nn.Parameter(cuda.on(parameter.detach(), device)))
+        self.model, self.optimizer = model, torch.optim.Adam(model.parameters(), lr=0.1)
+        state = {"model": model, "optimizer": self.optimizer}
+        self.checkpointer = Checkpointer(folder, state, checkpoint_every=None)
+
+    def train(self, total: int, do: Callable[[int], object] = lambda _: None) -> torch.Tensor:
+        """Train up to a step; return all bits of the state."""
+        for number in self.checkpointer.steps(total):
+            do(number)
+            for index, parameter in enumerate(self.model.parameters()):
+                gradient = torch.full(parameter.shape, number - index + 0.5)
+                parameter.grad = self.cuda.on(gradient, parameter.device.index)
+            self.optimizer.step()
+        self.checkpointer.wait()
+        state = flatten({"optimizer": self.optimizer.state_dict()}) | self.model.state_dict()
+        values = [value for value in state.values() if isinstance(value, torch.Tensor)]
+        return torch.cat([value.detach().as_subclass(torch.Tensor).flatten() for value in values])
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Call it with the step to resume from: the next Checkpointer has the same memory."""
+    fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
+    os.ftruncate(fds[0], page.PAGE_BYTES)
+
+    def give(step: int) -> None:
+        mine = list(map(os.dup, fds))
+        memory = Memory(mine[0], tuple(mine[1:]), step)
+        monkeypatch.setattr(snapshot_manager, "request_memory", lambda _: memory)
+
+    yield give
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_restart_reads_first_and_registers_memory_beside_training(
+    use: Use, agent: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_memory, "_PIECE_BYTES", 1 << 20)  # it takes two
+    agent(-1)
+    undisturbed = Training(use(CudaRuntime()), tmp_path).train(9)
+    agent(-1)
+    Training(use(CudaRuntime()), tmp_path).train(4)
+    agent(4)
+    cuda, seen = use(CudaRuntime()), []
+    training = Training(cuda, tmp_path)
+    cuda.registers.clear()
+    wait = Registration.wait
+
+    def let_go(registration: Registration) -> None:
+        seen.append(("awaited", len(cuda.registered)))
+        cuda.registers.set()
+        wait(registration)
+
+    monkeypatch.setattr(Registration, "wait", let_go)
+    bits = training.train(9, lambda number: seen.append((number, len(cuda.calls))))
+    cuda.registers.set()
+    assert torch.equal(bits, undisturbed)
+    # Step 4 is restored; step 5 is written to the other buffer while the first is registered.
+    assert seen[:3] == [(4, 0), (5, 1), ("awaited", 0)]
+    assert cuda.registered_by == {"ft-run-pinning"}
+    assert (len(cuda.registered), cuda.contexts) == (4, {0: 1})
 
 
 def test_too_little_memory_of_the_gpu_is_an_error_of_torch(
