@@ -317,10 +317,13 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait until the checkpoint that was begun last is complete, on all ranks.
 
+        Also until replicas of the last snapshot were sent. Call it before the process exits.
+
         Raises:
             RuntimeError: it could not be written.
         """
         self._snapshots.receive_reports()
+        self._snapshots.wait_for_replicas()
         self._checkpoints.wait_or_raise()
         self._ranks.all_true(True)
 

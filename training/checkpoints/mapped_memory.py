@@ -104,8 +104,9 @@ class Registration:
         self._device = _CUDA.current_device()  # that of a new thread is 0
         self._pieces: list[int] = []
         self._is_wanted = True
+        # Not a daemon: one that returns from CUDA while the interpreter ends aborts the process.
         self._thread = threading.Thread(
-            target=self._register, args=(memory,), name="ft-run-pinning", daemon=True
+            target=self._register, args=(memory,), name="ft-run-pinning"
         )
         self._thread.start()
 

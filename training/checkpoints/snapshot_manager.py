@@ -218,6 +218,11 @@ class SnapshotManager:
         elif why:
             self._disable(why)
 
+    def wait_for_replicas(self) -> None:
+        """Wait until this rank's shard was sent: a process that exits meanwhile may abort."""
+        if self._replicas is not None:
+            self._replicas.wait()
+
     # --- snapshots for checkpoints and preemption ------------------------------------------------
 
     def has(self, number: int) -> bool:

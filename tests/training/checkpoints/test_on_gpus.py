@@ -1,10 +1,14 @@
 """Snapshots of tensors on GPUs, with what stands in for CUDA (``harness/cuda/runtime.py``)."""
 
+import json
 import mmap
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from ft_run.training import Checkpointer
 from ft_run.training.checkpoints import late_copy, mapped_memory, snapshot_manager
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
 from ft_run.training.checkpoints.mapped_memory import Registration
+from ft_run.training.checkpoints.replicas import IDLE
 from ft_run.training.checkpoints.snapshots import Snapshots
 from ft_run.training.checkpoints.state import flatten
 from ft_run.training.worker import snapshot_page as page
@@ -245,7 +250,8 @@ def test_a_restart_reads_first_and_registers_memory_beside_training(
     agent(-1)
     Training(use(CudaRuntime()), tmp_path).train(4)
     agent(4)
-    cuda, seen = use(CudaRuntime()), []
+    cuda = use(CudaRuntime())
+    seen: list[tuple[int | str, int]] = []
     training = Training(cuda, tmp_path)
     cuda.registers.clear()
     wait = Registration.wait
@@ -263,6 +269,53 @@ def test_a_restart_reads_first_and_registers_memory_beside_training(
     assert seen[:3] == [(4, 0), (5, 1), ("awaited", 0)]
     assert cuda.registered_by == {"ft-run-pinning"}
     assert (len(cuda.registered), cuda.contexts) == (4, {0: 1})
+
+
+def ranks(folder: Path, memories: list[list[int]], total: int, resume: int) -> list[dict[str, Any]]:
+    """Run two ranks of a sharded training, each on a node of its own; return what they print."""
+    folder.mkdir()
+    module = "ft_run.tests.harness.cuda.sharded_rank"
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, (folder / "r", rank, total, resume, *fds))],
+            pass_fds=fds,
+            stdout=subprocess.PIPE,
+        )
+        for rank, fds in enumerate(memories)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    return [json.loads(output) for output in outputs]
+
+
+@pytest.mark.slow
+def test_a_lost_host_costs_no_bit_of_sharded_state(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+
+        def memory_of_node() -> list[int]:
+            fds = [os.memfd_create("test") for _ in range(2 * (1 + page.BUFFERS))]
+            for fd in fds:
+                stack.callback(os.close, fd)
+            for fd in fds[:: 1 + page.BUFFERS]:
+                os.ftruncate(fd, page.PAGE_BYTES)
+            return fds
+
+        kept = memory_of_node()
+        undisturbed = ranks(tmp_path / "a", [memory_of_node(), memory_of_node()], 7, -1)
+        ranks(tmp_path / "b", [kept, memory_of_node()], 4, -1)
+        resumed = ranks(tmp_path / "c", [kept, memory_of_node()], 7, 4)
+    for rank, (before, after) in enumerate(zip(undisturbed, resumed, strict=True)):
+        assert before == {
+            "begun": 0,
+            "calls": 0,
+            "bits": after["bits"],
+            "devices": [rank],
+            "replicas": IDLE,
+            "threads": ["ft-run-pinning", "ft-run-snapshots"],
+            "pending": 0,
+        }
+        assert after == {**before, "begun": 4}
+    assert undisturbed[0]["bits"] != undisturbed[1]["bits"]
 
 
 def test_too_little_memory_of_the_gpu_is_an_error_of_torch(
