@@ -53,6 +53,7 @@ def lab(monkeypatch):
 
     gpu = FakeGpu()
     monkeypatch.setattr(gpu_timer, "_event", gpu.event)
+    monkeypatch.setattr(gpu_timer, "_keep_busy", lambda: gpu.launch(0.0004))
     monkeypatch.setattr("time.sleep", lambda _: None)
     return SimpleNamespace(
         gpu=gpu,
@@ -64,6 +65,14 @@ def lab(monkeypatch):
 def test_time_is_the_gpus_and_not_that_of_a_host_which_is_held_back(lab):
     assert lab.timer().time_s(lambda: lab.gpu.launch(0.001), "work") == pytest.approx(0.001)
     assert lab.gpu.host_s >= 0.003
+
+
+def test_the_time_in_which_the_host_launches_does_not_count(lab):
+    def launch():
+        lab.gpu.host_s += 0.0003
+        lab.gpu.launch(0.001)
+
+    assert lab.timer().time_s(launch, "work") == pytest.approx(0.001)
 
 
 def test_a_gpu_that_blocks_is_given_up_with_the_name_of_the_work(lab):
@@ -241,6 +250,21 @@ def test_a_communicator_that_takes_seconds_does_not_end_the_search_for_a_size(gr
     found = group.probe.bandwidth_gb_per_s()
     assert max(group.lazy.sizes) == largest
     assert found == pytest.approx(largest / (20e-6 + largest / 400e9) / 1e9)
+
+
+def test_small_all_reduces_are_timed_in_a_row_and_each_is_verified(group, monkeypatch):
+    def all_reduce(tensor, op=None):
+        group.gpu.host_s += 15e-6  # its launch
+        group.lazy.all_reduce(tensor, op)
+        if group.lazy.sizes.count(32) == wrong:
+            tensor[3] = 0
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    wrong = -1
+    assert group.probe.latency_us() == pytest.approx(20, rel=1e-3)
+    wrong = group.lazy.sizes.count(32) + 7
+    with pytest.raises(Exception, match=r"of 32 bytes among 2 workers returned 1 wrong value\(s\)"):
+        group.probe.latency_us()
 
 
 def test_what_goes_wrong_is_told_where_a_group_of_gpus_would_not_come_down(group, monkeypatch):
