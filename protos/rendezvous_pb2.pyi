@@ -170,7 +170,7 @@ class SuccessionSpec(_message.Message):
     def __init__(self, endpoints: _Optional[str] = ..., lease_s: _Optional[float] = ..., fence_s: _Optional[float] = ..., node_timeout_s: _Optional[float] = ..., node_grace_s: _Optional[float] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
-    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank", "is_watched", "drains_to_grow")
+    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank", "is_watched", "drains_to_grow", "segment")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,7 @@ class NodeSpec(_message.Message):
     WANTED_RANK_FIELD_NUMBER: _ClassVar[int]
     IS_WATCHED_FIELD_NUMBER: _ClassVar[int]
     DRAINS_TO_GROW_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     host: str
@@ -189,7 +190,8 @@ class NodeSpec(_message.Message):
     wanted_rank: int
     is_watched: bool
     drains_to_grow: bool
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ..., is_watched: bool = ..., drains_to_grow: bool = ...) -> None: ...
+    segment: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ..., is_watched: bool = ..., drains_to_grow: bool = ..., segment: _Optional[str] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("step", "world_size", "rank_offset", "is_replicated")
@@ -904,7 +906,7 @@ class StatusRequest(_message.Message):
     def __init__(self, until_end: bool = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node_id", "host", "address", "role", "phase", "node_rank", "rank_offset", "local_world_size", "attached", "workers")
+    __slots__ = ("node_id", "host", "address", "role", "phase", "node_rank", "rank_offset", "local_world_size", "attached", "workers", "segment")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -915,6 +917,7 @@ class NodeStatus(_message.Message):
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     host: str
     address: str
@@ -925,7 +928,8 @@ class NodeStatus(_message.Message):
     local_world_size: int
     attached: bool
     workers: _containers.RepeatedCompositeFieldContainer[RankSteps]
-    def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ...) -> None: ...
+    segment: str
+    def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ..., segment: _Optional[str] = ...) -> None: ...
 
 class WorkProgress(_message.Message):
     __slots__ = ("name", "done", "size", "per_s", "left_s")

@@ -26,6 +26,7 @@ from ..protocol.messages import Claim, NodeSpec
 from .examination import CheckStep, Conclusion, Examination, Examiner
 from .outbox import Outbox
 from .roster import Node, NodePhase
+from .segments import Sizes, sizes_of
 from .state import JobState
 
 _ANSWER_GRACE_S = 2.0
@@ -99,12 +100,16 @@ class Checks:
 
     # --- what may be in a world ---------------------------------------------------------------
 
-    def may_join(self, ready: int) -> int:
-        """Return how many of that many ready nodes may turn out to be fit for one world.
+    def may_join(self) -> Sizes:
+        """Return how many ready nodes of each segment may turn out to be fit for one world.
 
         All but those on the wrong end of a bad link.
         """
-        return ready - len(self._kept_out(self._roster.ready_nodes())) if self._bad_links else ready
+        if not self._bad_links:
+            return self._roster.ready_sizes
+        ready = self._roster.ready_nodes()
+        out = self._kept_out(ready)
+        return sizes_of(node for node in ready if node.spec.node_id not in out)
 
     def fit(self, ready: Sequence[Node]) -> list[Node]:
         """Return which of the ready nodes are known to be fit for one world."""
@@ -147,7 +152,7 @@ class Checks:
         """
         if self._spec is None:
             return False
-        fit = self._state.usable(len(self.fit(self._roster.ready_nodes())))
+        fit = self._state.usable(sizes_of(self.fit(self._roster.ready_nodes())))
         return self._spec.only or fit != size
 
     @property

@@ -14,6 +14,7 @@ from .outbox import Outbox
 from .phases import Running
 from .roster import Node, NodePhase
 from .rounds import Rounds
+from .segments import sizes_of
 from .state import JobState
 
 
@@ -144,7 +145,7 @@ class Drains:
         state, job = self._state, self._state.job
         assert job is not None
         going = [nodes[name] for name in self._draining.going(nodes)]
-        size = state.usable(state.world_nodes - len(going) + self._rounds.could_join())
+        size = state.usable(state.sizes - sizes_of(going) + self._rounds.could_join())
         if not size:  # the others wait for replacements
             return job.min_nodes != job.max_nodes
         workers = {node.spec.local_world_size for node in (*going, *self._roster.ready_nodes())}

@@ -10,6 +10,7 @@ from .phases import Checking, Gathering
 from .resumption import Line, resumption
 from .roster import Node, NodePhase
 from .rounds import Rounds
+from .segments import Sizes, sizes_of
 from .state import JobState
 from .waiting import WaitingNodes
 from .world import Candidate, World, form, largest_size, order
@@ -73,7 +74,8 @@ class Formation:
         candidates = [
             Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._fit()
         ]
-        members = order(candidates, size)
+        unit = self._state.job.node_unit
+        members = order(candidates, size, unit, self._state.segments)
         line = Line(self._state.round, self._state.formed_by)
         self._state.round = self._state.highest = self._next_round(members)
         self._state.formed_by = self._state.master_id
@@ -145,15 +147,18 @@ class Formation:
             resumption=resumed,
         )
         self._state.members = {member.node_rank: member.node_id for member in world.members}
+        segments: dict[int, str] = {}
         for member in world.members:
             node = self._roster.get(member.node_id)
             assert node is not None
             node.assignment = world.assignment(member, base)
             node.round, node.rank = world.round, member.node_rank
+            segments[member.node_rank] = node.spec.segment
             node.rank_offset = member.rank_offset
             state.served.add(node.spec.incarnation)
             self._roster.move(node, NodePhase.RUNNING)
             self._out.send(node, Start(node.assignment))
+        state.place(segments)
 
     # --- checks before a round ---------------------------------------------------------------
 
@@ -170,7 +175,7 @@ class Formation:
         if found is None:
             return
         self._state.phase = Gathering()
-        size = self._state.usable(len(self._fit()))
+        size = self._state.usable(sizes_of(self._fit()))
         if found.ends_job:
             self._rounds.finish(Outcome.SUCCEEDED, now, f"checks finished: {found.sentence}")
         elif size:
@@ -180,11 +185,10 @@ class Formation:
         else:
             self._waiting.open(now)  # lost nodes may be replaced, and newcomers are next
 
-    def _potential(self) -> int:
+    def _potential(self) -> Sizes:
         """Return how many nodes could be in a world if all went well from now on."""
-        return (
-            self._rounds.could_join() + self._roster.detached + self._roster.count(NodePhase.STALE)
-        )
+        late = [node for node in self._roster if node.link is None or node.phase is NodePhase.STALE]
+        return self._rounds.could_join() + sizes_of(late)
 
     def _too_few(self, found: Findings) -> str:
         assert self._state.job is not None

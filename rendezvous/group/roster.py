@@ -12,6 +12,7 @@ from ..protocol.bounded import NODES_MAX
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Claim, NodeSpec
 from ..protocol.offer import Offer
+from .segments import Sizes
 
 
 class NodePhase(enum.Enum):
@@ -110,6 +111,8 @@ class Roster:
         self._by_phase: dict[NodePhase, dict[str, Node]] = {phase: {} for phase in NodePhase}
         self._detached: Counter[NodePhase] = Counter()
         """How many of each phase have no stream; it is asked for at every event."""
+        self.ready_sizes: Sizes = Counter()
+        """How many nodes of each segment could enter a world now."""
         # In order of detachment. The grace period is one constant, so this is also the order of
         # loss.
         self._lost_at: dict[str, float] = {}
@@ -131,6 +134,7 @@ class Roster:
         self._nodes[spec.node_id] = node
         self._by_link[link] = node
         self._by_phase[phase][spec.node_id] = node
+        self._count(node, 1)
         if spec.wanted_rank is not None:
             self._by_wanted_rank[spec.wanted_rank] = node
         return node
@@ -139,6 +143,7 @@ class Roster:
         """Forget a node."""
         del self._nodes[node.spec.node_id]
         del self._by_phase[node.phase][node.spec.node_id]
+        self._count(node, -1)
         self._forget_loss(node)
         if node.link is not None:
             del self._by_link[node.link]
@@ -155,7 +160,9 @@ class Roster:
         if node.link is None:
             self._detached[node.phase] -= 1
             self._detached[phase] += 1
+        self._count(node, -1)
         node.phase = phase
+        self._count(node, 1)
         self._by_phase[phase][node.spec.node_id] = node
 
     def attach(self, node: Node, link: int) -> None:
@@ -164,7 +171,9 @@ class Roster:
             del self._by_link[node.link]
         else:
             self._detached[node.phase] -= 1
+        self._count(node, -1)
         node.link = link
+        self._count(node, 1)
         self._by_link[link] = node
         self._forget_loss(node)
 
@@ -172,7 +181,9 @@ class Roster:
         """Remove a node's stream; the node is lost at ``lost_at`` unless it reconnects."""
         assert node.link is not None
         del self._by_link[node.link]
+        self._count(node, -1)
         node.link = None
+        self._count(node, 1)
         self._detached[node.phase] += 1
         self._lost_at[node.spec.node_id] = lost_at
 
@@ -184,6 +195,12 @@ class Roster:
         late = {name: max(at, until) for name, at in self._lost_at.items()}
         self._back_by.update(late)
         self._lost_at.clear()
+
+    def _count(self, node: Node, by: int) -> None:
+        if node.phase is NodePhase.READY and node.link is not None:
+            self.ready_sizes[node.spec.segment] += by
+            if not self.ready_sizes[node.spec.segment]:
+                del self.ready_sizes[node.spec.segment]
 
     def _forget_loss(self, node: Node) -> None:
         self._lost_at.pop(node.spec.node_id, None)

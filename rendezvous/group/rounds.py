@@ -20,6 +20,7 @@ from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
 from .resumption import Holder, Line, savings
 from .roster import Node, NodePhase
+from .segments import Sizes, sizes_of
 from .state import JobState
 from .takeover import TakenOver, Takeover, TakeoverState, over
 from .waiting import WaitingNodes
@@ -216,7 +217,7 @@ class Rounds:
     def _has_stand_in(self, node_id: str) -> bool:
         """Return whether a world of the same size can be formed now without a node."""
         others = [node for node in self._roster.ready_nodes() if node.spec.node_id != node_id]
-        return self._state.usable(len(self.gate.fit(others))) >= self._state.world_nodes
+        return self._state.usable(sizes_of(self.gate.fit(others))) >= self._state.world_nodes
 
     # --- taking over from an earlier master --------------------------------------------------
 
@@ -234,6 +235,8 @@ class Rounds:
         # Include members that are not connected: the policy may require a replacement of one.
         members = {claim.node_rank: name for name, claim in taken.members.items()}
         state.members = taken.ranks | members
+        known = ((rank, self._roster.get(name)) for rank, name in state.members.items())
+        state.place({rank: node.spec.segment for rank, node in known if node is not None})
         self._keep_ranks(taken.ranks)
         self._waiting.close()
         self._out.note(
@@ -323,11 +326,11 @@ class Rounds:
         # Where a node is done, the job is about to end: no restart for a new node.
         if not isinstance(state.phase, Running) or state.job is None or members < state.world_nodes:
             return 0
-        return state.usable(members + self.could_join()) - members
+        return state.usable(state.sizes + self.could_join()) - members
 
-    def could_join(self) -> int:
-        """Return how many nodes may pass the checks for a world now."""
-        return self.gate.may_join(self._roster.ready_attached())
+    def could_join(self) -> Sizes:
+        """Return how many nodes of each segment may pass the checks for a world now."""
+        return self.gate.may_join()
 
     def plan_rescale(self, now: float) -> None:
         """Schedule the end of the round for a larger one, if there are enough nodes."""

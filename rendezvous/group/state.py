@@ -1,11 +1,14 @@
 """What is known of a job, whichever part of the group has found it out. Pure."""
 
+from collections import Counter
+
 from ..policy.decision import Aftermath
 from ..protocol.lease_messages import NO_ROUND
 from ..protocol.messages import JobSpec, PolicySpec
 from .events import GroupSettings
 from .phases import Gathering, Phase
 from .roster import Incarnations, Node, Roster
+from .segments import Sizes
 from .world import usable_size
 
 _DEFAULT_POLICY = PolicySpec()
@@ -52,6 +55,10 @@ class JobState:
         """Nodes in the world of ``round``."""
         self.members: dict[int, str] = {}
         """Identities of the round's members, by node rank."""
+        self.segments: dict[int, str] = {}
+        """Their segments, where they are known."""
+        self.sizes: Sizes = Counter()
+        """How many of them are of each segment."""
         self.former_ranks: dict[str, int] = {}
         """Ranks that are kept for members that are gone, by identity."""
 
@@ -76,11 +83,21 @@ class JobState:
         """How many restarts count against ``--max-restarts`` now."""
         return self.aftermath.budget.used(self.restarts, self.policy, self.now)
 
-    def usable(self, count: int) -> int:
-        """Return how many of so many nodes a world of this job takes; 0 when they are too few."""
+    def usable(self, sizes: Sizes) -> int:
+        """Return how many of these nodes a world of this job takes; 0 when they are too few.
+
+        Args:
+            sizes: the number of nodes of each segment.
+        """
         assert self.job is not None
         job = self.job
-        return usable_size(count, job.min_nodes, job.max_nodes, job.node_unit)
+        if len(self.roster) < job.min_nodes:
+            return 0  # while nodes join, each of them costs the same, however many segments
+        return usable_size(sizes, job.min_nodes, job.max_nodes, job.node_unit)
+
+    def place(self, segments: dict[int, str]) -> None:
+        """Remember the segments of the round's members, by node rank."""
+        self.segments, self.sizes = segments, Counter(segments.values())
 
     def was_member(self, node: Node) -> bool:
         """Return whether a node has been in the present round, also as another incarnation."""

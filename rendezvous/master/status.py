@@ -59,6 +59,7 @@ def _node(node: Node, round_number: int, steps: Mapping[int, RankSteps]) -> Node
         rank_offset=-1 if rank is None else first,
         local_world_size=size,
         attached=node.link is not None,
+        segment=node.spec.segment,
         workers=()
         if rank is None
         else tuple(steps[one] for one in range(first, first + size) if one in steps),

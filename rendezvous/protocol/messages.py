@@ -121,6 +121,8 @@ class NodeSpec:
     """``--watch-workers``."""
     drains_to_grow: bool = False
     """It knows ``Drain.grows`` and ``CancelDrain``; an earlier version does not."""
+    segment: Name = ""
+    """The NVLink domain, rack or block that the node is in; empty: unknown."""
 
 
 class ClaimState(enum.Enum):

@@ -23,6 +23,7 @@ class NodeStatus:
     """Whether it is connected."""
     workers: tuple[RankSteps, ...] = ()
     """Those that have shown progress."""
+    segment: str = ""
 
 
 @dataclass(frozen=True, slots=True)

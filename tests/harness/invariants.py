@@ -6,7 +6,7 @@ at what its ``Status`` shows: phase, round, restarts, roster.
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -451,6 +451,10 @@ class Invariants:
             )
         if not job.min_nodes <= first.nodes <= job.max_nodes or first.nodes % job.node_unit:
             raise InvariantError(f"I2: a world of {first.nodes} nodes")
+        for start in range(0, first.nodes, job.node_unit):
+            unit = {nodes[rank].segment for rank in range(start, start + job.node_unit)}
+            if len(unit) > 1 and any(agent.spec.segment for agent in self._agents):
+                raise InvariantError(f"I2: the unit at node rank {start} is of {sorted(unit)}")
         offset = 0
         role_offsets: defaultdict[str, int] = defaultdict(int)
         for assignment in ordered:
@@ -538,7 +542,7 @@ class Invariants:
 
     def _pins_hold(self, nodes: dict[int, NodeSpec]) -> None:
         for rank, spec in nodes.items():
-            wanted = spec.wanted_rank
+            wanted = None if any(other.segment for other in nodes.values()) else spec.wanted_rank
             if wanted is None or wanted >= len(nodes) or wanted == rank:
                 continue
             # A survivor without a pin keeps its rank.
@@ -700,11 +704,15 @@ class Invariants:
 
     def _usable(self) -> int:
         """How many nodes a world could have now."""
-        healthy = {a.spec.node_id for a in self._agents if a.is_there and not a.is_leaving}
-        healthy -= self._policy.excluded
-        healthy -= self._bad_alone | self._bad
-        job = self._job
-        return usable_size(len(healthy), job.min_nodes, job.max_nodes, job.node_unit)
+        healthy = {
+            a.spec.node_id: a.spec.segment
+            for a in self._agents
+            if a.is_there and not a.is_leaving
+        }
+        for name in self._policy.excluded | self._bad_alone | self._bad:
+            healthy.pop(name, None)
+        job, sizes = self._job, Counter(healthy.values())
+        return usable_size(sizes, job.min_nodes, job.max_nodes, job.node_unit)
 
     def settled(self, group: Group) -> None:
         """Nothing more happens by itself: the job runs or is over."""
@@ -731,7 +739,8 @@ class Invariants:
         cut_off = {end for link in self._bad_links if running & set(link) for end in link}
         spares = {n.spec.node_id for n in group.roster if n.phase is NodePhase.READY} - cut_off
         job, ready = self._job, len(spares)
-        could = usable_size(members + ready, job.min_nodes, job.max_nodes, job.node_unit)
+        sizes = Counter(n.spec.segment for n in group.roster if n.spec.node_id in running | spares)
+        could = usable_size(sizes, job.min_nodes, job.max_nodes, job.node_unit)
         grows = group.state.rescale_delay_s < math.inf and members == group.state.world_nodes
         if grows and could > members:
             raise InvariantError(f"I7: {ready} spares and a world of {members} nodes")

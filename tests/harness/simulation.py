@@ -38,6 +38,7 @@ _T = TypeVar("_T")
 SETUP_BYTES = 6
 _SETTLE_STEPS = 3000
 _NODES_BEYOND_MAX = 2
+_SEGMENTS = ("east", "west", "east", "east", "", "west", "west")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Setup:
     job: JobSpec
     rescale_delay_s: float
     has_pins: bool
+    has_segments: bool
+    """Nodes have labels, all but some."""
     is_replicated: bool
     """Any rank's state is that of all, so that it outlives a change of the world."""
     saves: bool
@@ -77,6 +80,7 @@ class Setup:
             job=job,
             rescale_delay_s=math.inf if options & 1 else 10.0,
             has_pins=bool(options & 2) and bool(options & 4),
+            has_segments=bool(start & 128),
             is_replicated=bool(times & 128),
             saves=not rules & 64,
             has_old_nodes=bool(rules & 128) and bool(options & 128),
@@ -335,6 +339,7 @@ class Simulation:
             local_world_size=1 + number % 3,
             wanted_rank=pin,
             drains_to_grow=not (self.setup.has_old_nodes and number % 2),
+            segment=_SEGMENTS[number % len(_SEGMENTS)] if self.setup.has_segments else "",
         )
         agent = Agent(
             spec,

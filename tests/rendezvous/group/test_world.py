@@ -1,5 +1,7 @@
 """Who is in a world and with which ranks."""
 
+from collections import Counter
+
 import pytest
 from ft_run.rendezvous.group.world import (
     Candidate,
@@ -69,7 +71,7 @@ def test_every_host_name_has_a_place_in_the_order(names):
     ],
 )
 def test_size_of_a_world(count, low, high, unit, size):
-    assert usable_size(count, low, high, unit) == size
+    assert usable_size(Counter({"": count}), low, high, unit) == size
 
 
 @pytest.mark.parametrize(("high", "unit", "size"), [(5, 2, 4), (4, 2, 4), (7, 1, 7)])
