@@ -24,9 +24,15 @@ class NodeJoined(MasterEvent):
     host: str = ""
     workers: int = 0
     role: str = ""
+    segment: str = ""
 
     name = "node.joined"
-    line = "master: node {node_id} joined from {address}"
+    line = "master: node {node_id} joined from {address}{where}"
+
+    @property
+    def where(self) -> str:
+        """The segment, in parentheses; empty: it has none."""
+        return f" (segment {self.segment})" if self.segment else ""
 
 
 class NodeReconnected(MasterEvent):

@@ -159,6 +159,16 @@ class RendezvousOptions:
         values.whole(1),
         ours=True,
     )
+    segment: str | None = RENDEZVOUS.option(
+        None,
+        "--segment LABEL",
+        "Rack, switch or NVLink domain of this node. Each unit of --node-unit is of one segment,"
+        " ranks are ordered by segment, and a replacement comes from the same one if possible"
+        " (default: with --node-unit, the NVLink domain of the GPUs; none: no segment).",
+        values.segment,
+        ours=True,
+    )
+    """Empty: none; None: not given."""
     max_restarts: int = FAILURES.option(
         defaults.MAX_RESTARTS,
         "--max-restarts N",

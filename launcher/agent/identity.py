@@ -84,6 +84,7 @@ def node_spec(
         wanted_rank=options.rendezvous.node_rank,
         is_watched=commands.are_watched,
         drains_to_grow=True,
+        segment=options.rendezvous.segment or "",
     )
 
 

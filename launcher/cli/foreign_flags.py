@@ -78,7 +78,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "--ft-checkpoint-iteration-file": "ft_run.training.progress(step) in the script",
     "--ft-per-cycle-applog-prefix": "--log-dir DIR --tee 3, with a directory for each restart",
     "--ft-enable-log-server": "--log-dir DIR: log files are each node's own",
-    "--ft-segment": "--node-unit N; domains of the network are not looked at",
+    "--ft-segment": "--node-unit N, and --segment LABEL where nodes have no NVLink domain",
 }
 """What is expected instead."""
 

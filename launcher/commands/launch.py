@@ -57,7 +57,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     trust = read_trust(rendezvous.trust) if rendezvous.endpoint is not None else None
     recorder = Recorder(rendezvous.job_id, attempt_of(os.environ))
     display = Display(recorder=recorder, level=options.logs.level, is_json=options.logs.is_json)
-    plan = _plan(options)
+    plan, options = _plan(options), _in_segment(options)
     with (
         ExitStack() as after_all,
         _forked(plan, display, with_checks=options.checks is not None) as (starter, check_spawner),
@@ -266,6 +266,16 @@ def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCoun
 
         refuse_floors(options.checks.spec, options.accelerator, count.count)
     return count
+
+
+def _in_segment(options: LaunchOptions) -> LaunchOptions:
+    """Return the options with the segment of this node; called early, since NVML may block."""
+    rendezvous = options.rendezvous
+    if rendezvous.segment is not None or rendezvous.node_unit == 1 or not has_driver():
+        return options
+    from ..machine.accelerators import nvlink_domain
+
+    return replace(options, rendezvous=replace(rendezvous, segment=nvlink_domain()))
 
 
 def _gpus_shown(options: LaunchOptions) -> dict[str, str]:

@@ -35,8 +35,8 @@ class Environment:
     name: str
     """The name in messages: ``Slurm``."""
     flags: Mapping[str, Found] = field(default_factory=dict)
-    """``nnodes``, ``node_rank``, ``rdzv_endpoint``, ``rdzv_id``, ``nproc_per_node``: those that the
-    environment sets."""
+    """``nnodes``, ``node_rank``, ``rdzv_endpoint``, ``rdzv_id``, ``nproc_per_node``, ``segment``:
+    those that the environment sets."""
     start: str = "ft-run --auto-config"
     """The command that starts a node here."""
     why_no_count: str = ""

@@ -78,7 +78,22 @@ def _step(variables: Variables, nodes: Found, port: int) -> dict[str, Found]:
         names = _hosts(hosts)
         refuse_count(nodes, names, hosts.source)
         endpoint = Found(endpoints(names, port), hosts.source)
-    return known(nnodes=nodes, node_rank=rank, rdzv_endpoint=endpoint)
+    segment = _block(variables)
+    return known(nnodes=nodes, node_rank=rank, rdzv_endpoint=endpoint, segment=segment)
+
+
+def _block(variables: Variables) -> Found | None:
+    """Return the block of this node; None unless Slurm's topology has blocks.
+
+    With ``topology/block`` the address is ``BLOCK.NODE``. A switch of ``topology/tree`` is no
+    segment: Slurm does not allocate whole units below it, so that ``--node-unit`` would leave out
+    the rest of each.
+    """
+    address = variables.text("SLURM_TOPOLOGY_ADDR")
+    pattern = variables.text("SLURM_TOPOLOGY_ADDR_PATTERN")
+    if address is None or pattern is None or pattern.text != "block.node":
+        return None
+    return Found(address.text.partition(".")[0], address.source)
 
 
 def _part(variables: Variables, nodes: Found) -> str:

@@ -23,6 +23,9 @@ MAX_PORT: Final = endpoints.MAX_PORT
 MAX_COUNT: Final = 999_999_999
 """Nodes, workers and restarts travel as 32-bit integers."""
 
+SEGMENT_MAX: Final = 128
+"""Characters; those of a UUID and a number are 47."""
+
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _TIME = "a duration in seconds, or with a unit (90s, 5m, 24h)"
@@ -179,6 +182,13 @@ def hang_timeout(text: str) -> float:
         return seconds_above_zero(text)
     except BadValue as bad:
         raise BadValue(f"{_TIME}, > 0, auto or never", bad.why) from None
+
+
+def segment(text: str) -> str:
+    """Return the label of a segment; empty for ``none``."""
+    if not 0 < len(text) <= SEGMENT_MAX or not text.isprintable():
+        raise BadValue(f"a name of at most {SEGMENT_MAX} printable characters, or none")
+    return "" if text == "none" else text
 
 
 def boolean(text: str) -> bool:

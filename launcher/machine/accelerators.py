@@ -160,6 +160,18 @@ def device_names(accelerator: str, environ: Mapping[str, str]) -> list[str]:
     return []
 
 
+def nvlink_domain() -> str:
+    """Return the NVLink domain of this node's GPUs; empty: none, several, or NVML does not respond.
+
+    Only domains of several machines count (``NvmlGpu.nvlink_domain``).
+    """
+    try:
+        domains = {gpu.nvlink_domain for gpu in _nvidia_gpus(None) or ()}
+    except NvmlFailedError:
+        return ""
+    return domains.pop() if len(domains) == 1 else ""
+
+
 class _Installed(NamedTuple):
     """A device that the driver lists: its names besides the index, and its PCI address."""
 

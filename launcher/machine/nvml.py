@@ -54,6 +54,9 @@ class NvmlGpu(NamedTuple):
     model: str = ""
     mig: tuple[tuple[str, ...], ...] = ()
     """The names of each of its MIG devices, that of driver R470 and later first."""
+    nvlink_domain: str = ""
+    """``CLUSTER_UUID.CLIQUE``, as in the node label ``nvidia.com/gpu.clique``; empty: none that
+    spans several machines."""
 
 
 class NvmlFailedError(Exception):
@@ -151,7 +154,28 @@ def _read_gpu(nvml: Nvml, index: int) -> NvmlGpu:
     pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
     address = None if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
     model = text(ask(nvml, "nvmlDeviceGetName", handle) or "")
-    return NvmlGpu(index, uuid, address, model, tuple(_mig_devices(nvml, handle, uuid)))
+    mig = tuple(_mig_devices(nvml, handle, uuid))
+    return NvmlGpu(index, uuid, address, model, mig, _nvlink_domain(nvml, handle))
+
+
+def _nvlink_domain(nvml: Nvml, gpu: Any) -> str:
+    """Return the NVLink domain of a GPU.
+
+    GPUs with the same cluster UUID and clique can reach each other over NVLink; without a fabric of
+    several machines the UUID is zero. Source: NVML, ``nvmlGpuFabricInfoV_t``; NCCL's ``mnnvl.cc``
+    has the same rule.
+    """
+    import ctypes
+    import uuid
+
+    try:
+        info = nvml.c_nvmlGpuFabricInfoV_t()
+        nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
+    except (AttributeError, nvml.NVMLError):  # an earlier driver or pynvml
+        return ""
+    cluster = bytes(info.clusterUuid)
+    is_complete = info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and not info.status
+    return f"{uuid.UUID(bytes=cluster)}.{info.cliqueId}" if is_complete and any(cluster) else ""
 
 
 def _mig_devices(nvml: Nvml, gpu: Any, gpu_uuid: str) -> Iterator[tuple[str, ...]]:
@@ -289,6 +313,6 @@ def gpus_by_process() -> list[NvmlGpu]:
     """
     rows = ask_in_process(command("gpus"))
     return [
-        NvmlGpu(index, uuid, address, model, tuple(map(tuple, mig)))
-        for index, uuid, address, model, mig in rows
+        NvmlGpu(index, uuid, address, model, tuple(map(tuple, mig)), domain)
+        for index, uuid, address, model, mig, domain in rows
     ]

@@ -268,9 +268,9 @@ class Joining:
         former = self._state.former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
         self._rounds.gate.admit(node, claim if self._may_teach(node) else None)
-        self._out.note(
-            NodeJoined(spec.node_id, spec.address, spec.host, spec.local_world_size, spec.role)
-        )
+        workers = spec.local_world_size
+        joined = NodeJoined(spec.node_id, spec.address, spec.host, workers, spec.role, spec.segment)
+        self._out.note(joined)
         if self._waiting.since is None and not self._state.formed_before:
             self._waiting.open(now)
         self._waiting.arrived(now)

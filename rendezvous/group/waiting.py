@@ -3,11 +3,12 @@
 from itertools import islice
 
 from ...values import replace
-from ..protocol.messages import Waiting
+from ..protocol.messages import JobSpec, Waiting
 from .ending import Ending
 from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
 from .roster import Node, NodePhase
+from .segments import Sizes, in_units
 from .state import JobState
 
 _MISSING_NAMED = 8
@@ -134,7 +135,7 @@ class WaitingNodes:
         job, roster = self._state.job, self._state.roster
         assert job is not None
         gone = (name for name in self._state.former_ranks if roster.get(name) is None)
-        names = list(islice(gone, _MISSING_NAMED))
+        names = list(islice(gone, _MISSING_NAMED)) or self._missing_units(job, roster.ready_sizes)
         if not names and roster.anyone_wants_a_rank():
             names = [
                 f"--node-rank {rank}"
@@ -142,3 +143,15 @@ class WaitingNodes:
                 if roster.by_wanted_rank(rank) is None
             ]
         return tuple(names[:_MISSING_NAMED])
+
+    def _missing_units(self, job: JobSpec, ready: Sizes) -> list[str]:
+        """Return what is missing where the nodes are enough, but not those of each segment."""
+        count = ready.total() if job.node_unit > 1 else 0
+        if count < job.min_nodes or self._state.usable(ready):
+            return []
+        bare = ready[""]
+        unlabelled = f", {bare} without a segment" if bare else ""
+        return [
+            f"whole units of {job.node_unit} nodes of one segment ({in_units(ready, job.node_unit)}"
+            f" of {count} nodes are in one{unlabelled})"
+        ]

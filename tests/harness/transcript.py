@@ -147,7 +147,10 @@ class Transcript:
             drains_to_grow=True,
         )
         spec = replace(
-            spec, node_id=given.pop("id", spec.node_id), address=given.pop("ip", spec.address)
+            spec,
+            node_id=given.pop("id", spec.node_id),
+            address=given.pop("ip", spec.address),
+            segment=given.pop("segment", ""),
         )
         job = replace(self._job, **{key: _OPTIONS[key](value) for key, value in given.items()})
         self._agents[name] = Agent(

@@ -99,6 +99,8 @@ def _attend(message: Attend, job: JobSpec) -> str:
     parts = ["attends"]
     if message.node.wanted_rank is not None:
         parts.append(f"wants node rank {message.node.wanted_rank}")
+    if message.node.segment:
+        parts.append(f"of segment {message.node.segment}")
     if message.job.job_id != job.job_id:
         parts.append(f"for job {message.job.job_id!r}")
     elif message.job != job:
