@@ -67,6 +67,7 @@ def auto_config(
     is_single = "standalone" in given or (wanted and (nodes is None or nodes.text == "1"))
     if is_single:
         flags.pop("rdzv_endpoint", None)
+        flags.pop("segment", None)
     if is_single or not _is_rank_of_this_job(flags.get("node_rank"), given, environments):
         flags.pop("node_rank", None)
     if "standalone" in given:

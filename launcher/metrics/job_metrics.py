@@ -27,11 +27,11 @@ grow."""
 
 
 def nodes_by_state(group: Group) -> dict[str, int]:
-    """Return the number of nodes in each state; takes the same time for any number of nodes."""
+    """Return the number of nodes in each state; the time grows with that of segments only."""
     roster, state = group.roster, group.state
     ready, here = roster.ready_attached(), len(roster) - roster.detached
     are_spare = isinstance(state.phase, Running) and (
-        state.usable(state.world_nodes + ready) <= state.world_nodes
+        state.usable(state.sizes + roster.ready_sizes) <= state.world_nodes
     )
     return {
         "training": sum(map(roster.count, (NodePhase.RUNNING, NodePhase.DONE))),

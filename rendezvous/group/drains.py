@@ -12,9 +12,8 @@ from ..protocol.bounded import COUNT_MAX
 from ..protocol.drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
 from .outbox import Outbox
 from .phases import Running
-from .roster import Node, NodePhase
+from .roster import Node, NodePhase, sizes_of
 from .rounds import Rounds
-from .segments import sizes_of
 from .state import JobState
 
 

@@ -8,12 +8,12 @@ from .checks import Findings
 from .outbox import Outbox
 from .phases import Checking, Gathering
 from .resumption import Line, resumption
-from .roster import Node, NodePhase
+from .roster import Node, NodePhase, sizes_of
 from .rounds import Rounds
-from .segments import Sizes, sizes_of
+from .segments import order_by_segment
 from .state import JobState
 from .waiting import WaitingNodes
-from .world import Candidate, World, form, largest_size, order
+from .world import Candidate, Sizes, World, form, largest_size
 
 _ROUNDS_AHEAD_MAX = 10_000
 """No other master came as much further with nodes of this job."""
@@ -75,7 +75,7 @@ class Formation:
             Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._fit()
         ]
         unit = self._state.job.node_unit
-        members = order(candidates, size, unit, self._state.segments)
+        members = order_by_segment(candidates, size, unit, self._state.segments)
         line = Line(self._state.round, self._state.formed_by)
         self._state.round = self._state.highest = self._next_round(members)
         self._state.formed_by = self._state.master_id

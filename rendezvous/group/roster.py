@@ -5,14 +5,14 @@ Sets by phase make every rule O(1) per message, so that a round costs O(N) in al
 
 import enum
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ...values import dataclass
 from ..protocol.bounded import NODES_MAX
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Claim, NodeSpec
 from ..protocol.offer import Offer
-from .segments import Sizes
+from .world import Sizes
 
 
 class NodePhase(enum.Enum):
@@ -84,6 +84,11 @@ class Node:
         node_rank, first_rank = -1 if place[0] is None else place[0], place[1]
         workers = self.spec.local_world_size
         return failure.reported_by(node_rank, first_rank, workers)
+
+
+def sizes_of(nodes: Iterable[Node]) -> Sizes:
+    """Return the number of nodes of each segment."""
+    return Counter(node.spec.segment for node in nodes)
 
 
 class Incarnations(OrderedDict[str, str]):

@@ -19,11 +19,11 @@ from .events import Hung
 from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
 from .resumption import Holder, Line, savings
-from .roster import Node, NodePhase
-from .segments import Sizes, sizes_of
+from .roster import Node, NodePhase, sizes_of
 from .state import JobState
 from .takeover import TakenOver, Takeover, TakeoverState, over
 from .waiting import WaitingNodes
+from .world import Sizes
 
 _DELAY_TOLD_S = 1.0
 IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)

@@ -4,49 +4,28 @@ A segment is an NVLink domain, a rack or a block of Slurm: nodes with the same l
 ``--node-unit N``, each N consecutive node ranks are of one segment. In a first world the units of
 a segment are neighbours. Later, survivors keep their ranks as long as their unit is whole, and a
 vacant rank goes to a node of its segment if there is one. Nodes without a label are of one segment
-like all others; where no node has one, ``world.order`` applies alone.
+like all others; where no node has one, ``world.order`` decides alone.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
-if TYPE_CHECKING:
-    from .roster import Node
-    from .world import Candidate
-
-Sizes = Counter[str]
-"""The number of nodes of each segment."""
-
-
-def sizes_of(nodes: "Iterable[Node]") -> Sizes:
-    """Return the number of nodes of each segment."""
-    return Counter(node.spec.segment for node in nodes)
-
-
-def in_units(sizes: Sizes, unit: int) -> int:
-    """Return how many nodes are in whole units of one segment each."""
-    if unit == 1:
-        return sizes.total()
-    return sum(size // unit for size in sizes.values()) * unit
+from .world import Candidate, order, preference
 
 
 def order_by_segment(
-    candidates: "Sequence[Candidate]",
-    size: int,
-    unit: int,
-    last: Mapping[int, str],
-    preference: "Callable[[Candidate], tuple[object, ...]]",
-) -> "list[Candidate]":
+    candidates: Sequence[Candidate], size: int, unit: int, last: Mapping[int, str]
+) -> list[Candidate]:
     """Choose ``size`` of the candidates and return them by node rank.
 
     Args:
-        candidates: at least ``size`` of them in whole units.
-        size: a multiple of ``unit``.
+        candidates: the nodes that could be in the world.
+        size: a result of ``usable_size`` for them.
         unit: ``--node-unit``.
         last: the segments of the last world by node rank, where they are known.
-        preference: sort key; among newcomers it decides who enters a world, and in which order.
     """
+    if not any(candidate.spec.segment for candidate in candidates):
+        return order(candidates, size)
     pools: defaultdict[str, list[Candidate]] = defaultdict(list)
     for candidate in sorted(candidates, key=preference):
         pools[candidate.spec.segment].append(candidate)
@@ -72,7 +51,7 @@ def order_by_segment(
 
 
 def _assigned(
-    pools: "Mapping[str, Sequence[Candidate]]", count: int, unit: int, last: Mapping[int, str]
+    pools: Mapping[str, Sequence[Candidate]], count: int, unit: int, last: Mapping[int, str]
 ) -> list[tuple[str, int | None]]:
     """Return the segment of each unit of the world, and which unit of the last one it continues."""
     room = {segment: len(pool) // unit for segment, pool in pools.items()}
@@ -93,10 +72,10 @@ def _assigned(
     moving = [(segment, home) for home, segment in sorted(kept.items()) if home >= count]
     new = count - len(kept)
     for at in range(count):
-        segment = last.get(at * unit)
-        if new and units[at] is None and segment is not None and room.get(segment):
-            units[at] = (segment, None)
-            room[segment] -= 1
+        vacated = last.get(at * unit)
+        if new and units[at] is None and vacated is not None and room.get(vacated):
+            units[at] = (vacated, None)
+            room[vacated] -= 1
             new -= 1
     others = iter([*moving, *((name, None) for name, left in room.items() for _ in range(left))])
     return [chosen if chosen is not None else next(others) for chosen in units]

@@ -8,8 +8,7 @@ from ..protocol.messages import JobSpec, PolicySpec
 from .events import GroupSettings
 from .phases import Gathering, Phase
 from .roster import Incarnations, Node, Roster
-from .segments import Sizes
-from .world import usable_size
+from .world import Sizes, usable_size
 
 _DEFAULT_POLICY = PolicySpec()
 

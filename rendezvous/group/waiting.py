@@ -8,8 +8,8 @@ from .ending import Ending
 from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
 from .roster import Node, NodePhase
-from .segments import Sizes, in_units
 from .state import JobState
+from .world import Sizes, in_units
 
 _MISSING_NAMED = 8
 _ANNOUNCE_EVERY_S = 1.0

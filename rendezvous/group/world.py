@@ -3,17 +3,19 @@
 Rules (docs/reference/faults.md): a survivor keeps its node rank whenever the world's size allows, a
 replacement takes the vacant rank, ``--node-rank`` pins a rank that no survivor without a pin has,
 and of newcomers the order is that of their hosts, numbers in names compared as numbers, then of
-their arrival. Where nodes have segments, ``segments`` decides on ranks, and a pin is a preference.
+their arrival. Where nodes have segments, ``segments`` decides on ranks, by the same preference.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from ...values import dataclass, replace
 from ..protocol.messages import Assignment, NodeSpec
 from ..protocol.offer import Offer
-from .segments import Sizes, in_units, order_by_segment
+
+Sizes = Counter[str]
+"""The number of nodes of each segment."""
 
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -80,6 +82,13 @@ def largest_size(max_nodes: int, unit: int) -> int:
     return max_nodes // unit * unit
 
 
+def in_units(sizes: Sizes, unit: int) -> int:
+    """Return how many nodes are in whole units of one segment each."""
+    if unit == 1:
+        return sizes.total()
+    return sum(size // unit for size in sizes.values()) * unit
+
+
 def usable_size(sizes: Sizes, min_nodes: int, max_nodes: int, unit: int) -> int:
     """Return how many of so many nodes of each segment a world takes; 0 when they are too few.
 
@@ -89,7 +98,8 @@ def usable_size(sizes: Sizes, min_nodes: int, max_nodes: int, unit: int) -> int:
     return size if size >= min_nodes else 0
 
 
-def _preference(candidate: Candidate) -> tuple[object, ...]:
+def preference(candidate: Candidate) -> tuple[object, ...]:
+    """Return a sort key: survivors by rank, then pinned newcomers, then others by host."""
     previous, wanted = candidate.previous_rank, candidate.spec.wanted_rank
     return (
         previous is None,
@@ -101,23 +111,9 @@ def _preference(candidate: Candidate) -> tuple[object, ...]:
     )
 
 
-def order(
-    candidates: Sequence[Candidate],
-    size: int,
-    unit: int = 1,
-    last: Mapping[int, str] | None = None,
-) -> list[Candidate]:
-    """Choose ``size`` of the candidates and return them by node rank.
-
-    Args:
-        candidates: the nodes that could be in the world.
-        size: a result of ``usable_size`` for them.
-        unit: ``--node-unit``.
-        last: the segments of the last world by node rank, where they are known.
-    """
-    if any(candidate.spec.segment for candidate in candidates):
-        return order_by_segment(candidates, size, unit, last or {}, _preference)
-    chosen = sorted(candidates, key=_preference)[:size]
+def order(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
+    """Choose ``size`` of the candidates and return them by node rank."""
+    chosen = sorted(candidates, key=preference)[:size]
     slots: list[Candidate | None] = [None] * size
     unplaced = chosen
     for rank_of in (_survivors_pin, _unpinned_rank, _pin, _previous_rank):

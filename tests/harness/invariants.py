@@ -705,9 +705,7 @@ class Invariants:
     def _usable(self) -> int:
         """How many nodes a world could have now."""
         healthy = {
-            a.spec.node_id: a.spec.segment
-            for a in self._agents
-            if a.is_there and not a.is_leaving
+            a.spec.node_id: a.spec.segment for a in self._agents if a.is_there and not a.is_leaving
         }
         for name in self._policy.excluded | self._bad_alone | self._bad:
             healthy.pop(name, None)

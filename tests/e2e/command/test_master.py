@@ -54,8 +54,8 @@ class Job:
             *options, ft.script(WORKER, "worker.py"), self.gate,
         )  # fmt: skip
 
-    def agent(self) -> "Command":
-        return self.ft.start(*self.arguments)
+    def agent(self, *options: str) -> "Command":
+        return self.ft.start(*options, *self.arguments)
 
     def master(self, *options: object) -> "Command":
         """Start a master alone, and wait until it listens."""
@@ -358,7 +358,7 @@ def test_the_status_of_a_master_that_waits_for_a_node_again(ft: "Launcher", endp
 
 def test_the_status_of_a_running_job(ft: "Launcher", endpoint: str) -> None:
     job = Job(ft, endpoint, "--rdzv-id", "a-job-with-a-rather-long-name-of-its-own", "--role", "tr")
-    agents = [job.agent(), job.agent()]
+    agents = [job.agent("--segment", f"rack-{number}") for number in (2, 1)]
     for agent in agents:
         up(agent, 0)
     table = ft.run("status", endpoint, env={"COLUMNS": "80", "NO_COLOR": "1"})
@@ -382,6 +382,7 @@ def test_the_status_of_a_running_job(ft: "Launcher", endpoint: str) -> None:
         (0, 0, True),
         (1, 1, True),
     ]
+    assert sorted(node["segment"] for node in told["nodes"]) == ["rack-1", "rack-2"]
     assert (told["exit_code"], told["ended"]) == (None, "")
     assert sorted(told["summary"]["nodes"]["connected"]) == sorted(
         node["node_id"] for node in told["nodes"]

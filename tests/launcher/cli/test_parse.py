@@ -296,6 +296,16 @@ def test_node_unit() -> None:
     )
 
 
+def test_segment() -> None:
+    assert rendezvous(*MULTI, "--nnodes=2").segment is None
+    assert rendezvous(*MULTI, "--nnodes=2", "--segment=none").segment == ""
+    assert rendezvous(*MULTI, "--nnodes=2", "--segment=rack 7").segment == "rack 7"
+    for bad in ("", "a\nb", "x" * 129):
+        assert sentence(*MULTI, f"--segment={bad}", "train.py").endswith(
+            "for --segment: expected a name of at most 128 printable characters, or none."
+        )
+
+
 @pytest.mark.parametrize(
     "argv",
     [

@@ -4,7 +4,7 @@
 from documentation: Kubeflow Trainer v2 (its Torch plugin), Kubernetes (Indexed Jobs), JobSet
 (labels of pods), LeaderWorkerSet (``pkg/utils/pod``), SkyPilot ("environment variables"),
 SageMaker (training toolkit's ENVIRONMENT_VARIABLES.md), AWS Batch (mnp-env-vars), PRRTE (names of
-jobs), Slurm (man srun, "output environment variables").
+jobs), Slurm (man srun, "output environment variables"; topology_block.c, node_addr).
 """
 
 import re
@@ -25,6 +25,11 @@ def recorded(name: str) -> dict[str, str]:
 
 
 SLURM = recorded("slurm-22.05-srun-node-2-of-3")
+BLOCK = {"SLURM_TOPOLOGY_ADDR": "b8.gpu003", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}
+TREE = {
+    "SLURM_TOPOLOGY_ADDR": "s0.s4.gpu003",
+    "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+}
 ARRAY = recorded("slurm-22.05-array-task-2-node-1-of-2")
 PARTS = recorded("slurm-22.05-two-parts-node-2-of-3")
 FIRST_PART = recorded("slurm-22.05-two-parts-srun-of-the-first")
@@ -102,6 +107,10 @@ COMMANDS = [
      "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM | {"SLURM_STEP_ID": "4", "SLURM_JOB_ID": "123456"}, "",
      "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29860 --rdzv-id=123456.4 --node-rank=2"),
+    (SLURM | BLOCK, "",
+     "--nnodes=3 --segment=b8 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --node-rank=2"),
+    (SLURM | BLOCK, "--standalone", "--rdzv-id=1 --standalone"),
+    (SLURM | TREE, "", "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM | {"SLURM_GPUS_ON_NODE": "8"}, "",
      "--nproc-per-node=8 --nnodes=3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM | {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, "",

@@ -1,9 +1,12 @@
 """NVML asked by a process of its own. In the driver's place: programs that answer, fail, block."""
 
+import importlib
 import os
 import sys
 import time
+import uuid
 from pathlib import Path
+from typing import cast
 
 import pytest
 from ft_run.launcher.machine import accelerators, nvml
@@ -97,3 +100,51 @@ def test_an_interpreter_without_pynvml_says_so_where_there_is_a_driver(monkeypat
         nvml.load_nvml()
     monkeypatch.setattr(nvml, "has_library", lambda: False)
     assert nvml.load_nvml() is None
+
+
+class Fabric:
+    """A driver's answers on the fabric of its GPUs, in the structure of nvidia-ml-py."""
+
+    NVMLError = OSError
+
+    def __init__(self, *gpus):
+        self.gpus = gpus
+        pynvml = importlib.import_module("pynvml")
+        self.c_nvmlGpuFabricInfoV_t = pynvml.c_nvmlGpuFabricInfoV_t
+        self.NVML_GPU_FABRIC_STATE_COMPLETED = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+
+    def nvmlDeviceGetCount(self):
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self.gpus[index]
+
+    def nvmlDeviceGetUUID(self, gpu):
+        return f"GPU-{gpu}"
+
+    def nvmlDeviceGetGpuFabricInfoV(self, gpu, pointer):
+        cluster, clique, state = gpu
+        if cluster is None:
+            raise OSError("Not Supported")
+        pointer._obj.clusterUuid[:] = cluster
+        pointer._obj.cliqueId, pointer._obj.state = clique, state
+
+
+RACK = uuid.UUID("12345678-1234-5678-1234-567812345678").bytes
+
+
+@pytest.mark.parametrize(
+    ("gpus", "domain"),
+    [
+        ([(RACK, 7, 3), (RACK, 7, 3)], "12345678-1234-5678-1234-567812345678.7"),
+        ([(RACK, 7, 3), (RACK, 8, 3)], ""),  # no domain holds the whole node
+        ([(RACK, 7, 2)], ""),  # the fabric manager is not done
+        ([(bytes(16), 0, 3)], ""),  # NVSwitches within one machine
+        ([(None, 0, 0)], ""),
+        ([], ""),
+    ],
+)
+def test_the_nvlink_domain_of_a_node(monkeypatch, gpus, domain):
+    found = tuple(nvml.read_gpus(cast(nvml.Nvml, Fabric(*gpus))))
+    monkeypatch.setattr(accelerators, "_nvidia_gpus", lambda _: found)
+    assert accelerators.nvlink_domain() == domain

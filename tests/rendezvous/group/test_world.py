@@ -1,8 +1,10 @@
 """Who is in a world and with which ranks."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+from ft_run.rendezvous.group.segments import order_by_segment
 from ft_run.rendezvous.group.world import (
     Candidate,
     World,
@@ -183,3 +185,91 @@ def test_a_survivor_moves_only_for_a_pin_or_a_rival_or_a_smaller_world(candidate
         claimants = [c for c in candidates if c.previous_rank == rank]
         if len(claimants) == 1 and claimants[0].spec.wanted_rank is None and rank not in pins:
             assert chosen[rank] is claimants[0]
+
+
+def placed(*names: str, previous: dict[str, int] | None = None) -> list[Candidate]:
+    """Nodes named by their segments and a number: ``x1``; ``-1`` has no segment."""
+    former = previous or {}
+    return [
+        replace(
+            candidate(name, arrival=at, previous=former.get(name)),
+            spec=NodeSpec(name, "i", name, name, "r", 1, None, segment=name.rstrip("0123456789-")),
+        )
+        for at, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "unit", "size"),
+    [
+        ({"x": 9, "y": 7}, 8, 8),
+        ({"x": 9, "y": 8}, 8, 16),
+        ({"x": 3, "": 3}, 2, 4),  # nodes without a label are a segment of their own
+        ({"x": 3, "": 3}, 1, 6),
+        ({"x": 40}, 8, 16),
+        ({"x": 7, "y": 7}, 8, 0),
+    ],
+)
+def test_only_whole_units_of_one_segment_count(sizes, unit, size):
+    assert usable_size(Counter(sizes), 1, 16, unit) == size
+
+
+@pytest.mark.parametrize(
+    ("names", "previous", "last", "unit", "expected"),
+    [
+        ("y1 x1 y2 x2", {}, {}, 2, "x1 x2 y1 y2"),
+        ("y1 x1 -1 y2 x2", {}, {}, 1, "-1 x1 x2 y1 y2"),
+        # A vacant rank goes to a node of its segment, then to any.
+        ("x1 x2 a9 y3", {"x1": 0, "x2": 1}, {2: "y"}, 1, "x1 x2 y3"),
+        ("x1 x2 a9 b3", {"x1": 0, "x2": 1}, {2: "y"}, 1, "x1 x2 a9"),
+        ("x1 x3 y1 y2", {"x1": 1, "y1": 2, "y2": 3}, {0: "x"}, 2, "x3 x1 y1 y2"),
+        # A unit that is not whole makes room for one that is; survivors of others stay.
+        ("x1 y1 y2 z1 z2", {"x1": 1, "y1": 2, "y2": 3}, {0: "x"}, 2, "z1 z2 y1 y2"),
+        ("x1 y1 z1 z2", {"x1": 1, "y1": 2}, {}, 2, "z1 z2"),
+        # Two units of a segment that have lost one each become one.
+        ("x1 x2 x3 y1 y2 y3 y4", {"x1": 0, "x2": 1, "x3": 2}, {}, 2, "x1 x2 y1 y2"),
+        ("x1 x2 y1 y2", {"x1": 1, "x2": 2, "y1": 4, "y2": 5}, {}, 2, "x2 x1 y1 y2"),
+        # In a smaller world whole units move.
+        ("y1 y2 z1 z2", {"y1": 2, "y2": 3, "z1": 4, "z2": 5}, {}, 2, "z1 z2 y1 y2"),
+    ],
+)
+def test_order_by_segment(names, previous, last, unit, expected):
+    size = len(expected.split())
+    chosen = order_by_segment(placed(*names.split(), previous=previous), size, unit, last)
+    assert " ".join(hosts(chosen)) == expected
+
+
+@given(st.data())
+def test_units_are_of_one_segment_and_survivors_of_whole_ones_stay(data):
+    unit = data.draw(st.integers(1, 3))
+    before = data.draw(st.integers(0, 4)) * unit
+    segments = [data.draw(st.sampled_from(("", "x", "y", "z"))) for _ in range(before // unit)]
+    last = {rank: segments[rank // unit] for rank in range(before)}
+    alive = [rank for rank in last if data.draw(st.booleans())]
+    names = [f"{last[rank] or '-'}{rank}" for rank in alive]
+    previous = dict(zip(names, alive, strict=True))
+    spares = data.draw(st.lists(st.sampled_from("-xyz"), max_size=12))
+    nodes = placed(*names, *(f"{s}{100 + n}" for n, s in enumerate(spares)), previous=previous)
+    sizes = Counter(c.spec.segment for c in nodes)
+    size = usable_size(sizes, 0, before or 6, unit)
+    if not any(sizes):
+        return  # no node has a label
+    chosen = order_by_segment(nodes, size, unit, last)
+    assert len({id(c) for c in chosen}) == size
+    blocks = [chosen[at : at + unit] for at in range(0, size, unit)]
+    assert all(len({c.spec.segment for c in block}) == 1 for block in blocks)
+    if not alive and not before:  # a first world: neighbours
+        order_of = [block[0].spec.segment for block in blocks]
+        assert order_of == sorted(order_of, key=order_of.index)
+    for at, block in enumerate(blocks):
+        here = [rank for rank in alive if rank // unit == at]
+        if len(here) == unit and size == before:  # no member was lost
+            assert [c.previous_rank for c in block] == here
+    if unit == 1 and size == before:
+        # No survivor moves, and no vacant rank gets a stranger while a node of its segment waits.
+        assert all(chosen[rank].previous_rank == rank for rank in alive)
+        inside = {id(c) for c in chosen}
+        waiting = {c.spec.segment for c in nodes if id(c) not in inside}
+        assert all(
+            chosen[rank].spec.segment == last[rank] or last[rank] not in waiting for rank in last
+        )
