@@ -90,8 +90,8 @@ class Measures:
 
 def _is_sound(record: Record) -> bool:
     """Return whether the numbers are those of a job: a file may have any."""
-    numbers = (record[name] for name in (*_SUMS, *_SETTINGS, "cpus", "cores"))
-    return record["workers"] > 0 and all(0 <= number <= _MOST for number in numbers)
+    numbers = (record[name] for name in (*_SUMS, *_SETTINGS, "idle_cpu_s", "cpus", "cores"))
+    return record["workers"] > 0 and all(-1 <= number <= _MOST for number in numbers)
 
 
 def _with(sums: Measured, last: Record, record: Record) -> Measured:

@@ -149,6 +149,11 @@ def test_nothing_is_to_be_gained_or_known(numbers: dict[str, Any]) -> None:
     assert run(numbers).summary.measured is not None
 
 
+@pytest.mark.parametrize("wrong", [{"workers": 0}, {"cpus": 1e300}, {"idle_cpu_s": 1e300}])
+def test_a_file_with_impossible_numbers(wrong: dict[str, Any]) -> None:
+    assert run(STARVED | wrong).summary.measured is None
+
+
 def test_the_numbers_behind_a_line_are_in_the_summary() -> None:
     summary = json.loads(json.dumps(json_value(run(STARVED).summary)))
     assert summary["advice"] == [

@@ -117,7 +117,7 @@ def test_the_advice_is_below_the_table(run: Run) -> None:
     console = run(20.0, round_started(), measured(), measured())
     assert console.reports[0].endswith("\nAdvice: none")
     assert console.events[-1] == (TuningAdvised(()), Severity.DEBUG)
-    of_another = run(20.0, round_started(1), measured(), measured(**BURSTY))
+    of_another = run(20.0, round_started(1), measured(), measured(**BURSTY), is_json=True)
     assert of_another.events[-1] == (TuningAdvised((line,)), Severity.DEBUG)
     console = run(20.0, round_started(), measured(), measured(**BURSTY), is_json=True)
     assert console.events[-1] == (TuningAdvised((line,)), Severity.INFO)
