@@ -544,16 +544,18 @@ class StackReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., stacks: _Optional[_Iterable[_Union[RankStack, _Mapping]]] = ...) -> None: ...
 
 class RankSteps(_message.Message):
-    __slots__ = ("rank", "steps", "steps_per_s", "idle_s")
+    __slots__ = ("rank", "steps", "steps_per_s", "idle_s", "data_wait")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    DATA_WAIT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     steps: int
     steps_per_s: float
     idle_s: float
-    def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., idle_s: _Optional[float] = ...) -> None: ...
+    data_wait: float
+    def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., data_wait: _Optional[float] = ...) -> None: ...
 
 class StepsReport(_message.Message):
     __slots__ = ("number", "workers", "checkpoint_step", "checkpoint_age_s")

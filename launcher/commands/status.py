@@ -11,7 +11,7 @@ from ...errors import RendezvousError
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
 from ..reporting.standard_output import standard_output
-from ..reporting.status_lines import is_spare, pace, ranks, status_lines
+from ..reporting.status_lines import data_waits, is_spare, pace, ranks, status_lines
 from .asking import MasterCalls
 from .targets import Target, find_target, one_target
 
@@ -91,8 +91,11 @@ def _print_table(status: dict[str, Any]) -> None:
     has_steps = any(node["workers"] for node in status["nodes"])
     for title in (*titles, *(("STEP", "STEPS/S") if has_steps else ())):
         table.add_column(title, overflow="fold")
-    for node in status["nodes"]:
-        cells = _cells(node, status, has_steps=has_steps)
+    waits = data_waits(status["nodes"])
+    if waits:
+        table.add_column("DATA")
+    for number, node in enumerate(status["nodes"]):
+        cells = [*_cells(node, status, has_steps=has_steps), *waits[number : number + 1]]
         table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
 

@@ -64,9 +64,23 @@ LAST_CHECKPOINT: Final = _metric(
     Source.ALL,
 )
 
+DATA_WAIT: Final = _metric(
+    "data_wait_ratio",
+    "Recent share of the time in which training waited for data; of ft-run master on the node with "
+    "rank 0.",
+    Source.ALL,
+)
+
 NODES: Final = _metric("nodes", "Number of nodes by state.", Source.MASTER, "state")
 NODE_SECONDS: Final = _metric(
     "node_seconds_total", "Time of all nodes together, by state.", Source.MASTER, "state"
+)
+
+WORK_ITEMS: Final = _metric(
+    "shared_work_items", "Items of shared_work, of the newest 20 names.", Source.MASTER, "name"
+)
+WORK_DONE: Final = _metric(
+    "shared_work_done_items", "Confirmed items of shared_work.", Source.MASTER, "name"
 )
 
 NODE_RANK: Final = _metric(
@@ -100,6 +114,13 @@ CHECKPOINT_FAILURES: Final = _metric(
 RANK_STEPS: Final = _metric(
     "rank_steps_total",
     "Steps that the rank has done, those that were done again included.",
+    Source.NODE,
+    "rank",
+)
+RANK_DATA_WAIT: Final = _metric(
+    "rank_data_wait_seconds_total",
+    "Time in which training of the worker process waited for torch's DataLoader; on a GPU, while "
+    "that was idle.",
     Source.NODE,
     "rank",
 )

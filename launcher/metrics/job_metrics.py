@@ -25,6 +25,9 @@ CAUSES: Final = tuple(kind.name.lower() for kind in FailureKind)
 """Of restarts. Each has a sample from the start: a counter that begins above 0 is not seen to
 grow."""
 
+_NAMES_SHOWN: Final = 20
+"""Of ``shared_work``."""
+
 
 def nodes_by_state(group: Group) -> dict[str, int]:
     """Return the number of nodes in each state; the time grows with that of segments only."""
@@ -97,4 +100,7 @@ class JobMetrics:
         for cause, count in self._restarts.items():
             samples.put(c.RESTARTS, count, cause)
         samples.put(c.ROUND, self._round if self._round >= 0 else None)
+        for work in master.group.work.progress(self._clock())[-_NAMES_SHOWN:]:
+            samples.put(c.WORK_ITEMS, work.size, work.name)
+            samples.put(c.WORK_DONE, work.done, work.name)
         return samples

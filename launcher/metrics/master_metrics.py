@@ -46,6 +46,7 @@ class MasterMetrics:
             idle_s = min(rank.idle_s for rank in found.steps)
             samples.put(c.LAST_STEP, round(now - idle_s, 3))
             samples.put(c.STEP, max(rank.steps for rank in found.steps))
+            samples.put(c.DATA_WAIT, max(rank.data_wait for rank in found.steps))
         step, age_s = found.checkpoint
         samples.put(c.LAST_CHECKPOINT, round(now - age_s, 3) if step else None)
         return samples

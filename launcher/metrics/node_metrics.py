@@ -59,6 +59,8 @@ class NodeNow:
     node_rank: int
     workers: tuple[tuple[int, int, Progress | None], ...]
     """Rank, process id and progress."""
+    data_wait_s: dict[int, float]
+    """By rank, of workers that use torch's ``DataLoader``."""
     snapshot_step: int
     checkpoint: tuple[float | None, float | None]
     monotonic_s: float
@@ -115,6 +117,11 @@ class NodeMetrics:
             (worker.rank, worker.pid, worker.watch.progress() if worker.watch is not None else None)
             for worker in self._agent.running
         )
+        waits = {
+            worker.rank: loading.wait_s
+            for worker in self._agent.running
+            if worker.watch is not None and (loading := worker.watch.loading()) is not None
+        }
         samples = self._job.now()
         samples.put(c.JOB_INFO, 1, recorder.job, recorder.attempt, recorder.node, VERSION)
         return (
@@ -126,6 +133,7 @@ class NodeMetrics:
                 -1 if at is None else at.round,
                 accounting.node_rank,
                 workers,
+                waits,
                 self._agent.snapshot_step,
                 self._agent.checkpoint,
                 time.monotonic(),
@@ -168,6 +176,9 @@ class NodeFold:
         if last:
             self._last_step_s = round(now.wall_s - (now.monotonic_s - max(last)), 3)
             self._step = max(progress.steps for _, progress in found)
+            samples.put(c.DATA_WAIT, max(progress.data_wait for _, progress in found))
+        for rank, wait_s in now.data_wait_s.items():
+            samples.put(c.RANK_DATA_WAIT, wait_s, rank)
         samples.put(c.LAST_STEP, self._last_step_s)
         samples.put(c.STEP, None if self._step < 0 else self._step)
 

@@ -32,6 +32,8 @@ class Progress:
     """The recent steps per second, as of its last progress."""
     first: int = -1
     """The first step that it has reported; -1: it reports none."""
+    data_wait: float = 0.0
+    """The recent share of the time in which it waited for data, as of its last progress."""
 
 
 class Loading(NamedTuple):
@@ -91,6 +93,8 @@ class WorkerWatch:
         steps, before_ns = page[hook.STEPS], page[hook.BEFORE_NS]
         # Another process writes concurrently: an inconsistent value is shown as 0.
         gained, took_s = steps - page[hook.BEFORE_STEPS], (last_ns - before_ns) / 1e9
+        waited_s = (page[data_wait.WAIT_NS] - page[hook.BEFORE_WAIT_NS]) / 1e9
+        has_rate = bool(before_ns) and took_s > 0
         return Progress(
             pid,
             steps,
@@ -98,8 +102,9 @@ class WorkerWatch:
             last_ns / 1e9 if last_ns else None,
             page[hook.LONGEST_NS] / 1e9,
             page[hook.FURTHEST] - 1,
-            max(0, gained) / took_s if before_ns and took_s > 0 else 0.0,
+            max(0, gained) / took_s if has_rate else 0.0,
             page[hook.FIRST] - 1,
+            min(1.0, max(0.0, waited_s / took_s)) if has_rate else 0.0,
         )
 
     def phases(self, now_s: float) -> tuple[int, str, dict[str, float], float] | None:

@@ -19,6 +19,7 @@ since the master may have another version."""
 _COMPLETE_SHOWN = 3
 """With more names of ``shared_work`` that are complete, these have one line."""
 _SLOWER: float = 1.1
+_WAIT_SHOWN = 0.01
 _NAMES_SHOWN = 6
 
 
@@ -180,6 +181,19 @@ def ranks(node: Mapping[str, Any]) -> str:
     """Return the ranks of a node: ``8-15``."""
     first, size = node["rank_offset"], node["local_world_size"]
     return "-" if first < 0 else f"{first}-{first + size - 1}" if size > 1 else str(first)
+
+
+def data_waits(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return for each node how much of the time it waits for data; empty: none does.
+
+    Each rank waits for all others in each step, so the longest wait of a rank counts.
+    """
+    waits = [
+        max((worker.get("data_wait", 0.0) for worker in node["workers"]), default=-1.0)
+        for node in nodes
+    ]
+    are_shown = max(waits, default=0.0) >= _WAIT_SHOWN
+    return ["-" if wait < 0 else f"{wait:.0%}" for wait in waits] if are_shown else []
 
 
 def is_spare(node: Mapping[str, Any], status: Status) -> bool:

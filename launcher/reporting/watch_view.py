@@ -14,7 +14,7 @@ from rich.text import Text
 from ...printable import printable
 from ..history.steps import is_late
 from .live_status import duration
-from .status_lines import Status, is_spare, pace, ranks, status_lines
+from .status_lines import Status, data_waits, is_spare, pace, ranks, status_lines
 
 _TITLES: Final = ("NODE", "HOST", "RANKS", "PHASE", "STEP", "STEPS/S", "LAST STEP")
 _HOST: Final = _TITLES.index("HOST")
@@ -84,10 +84,14 @@ def _table(status: Status, height: int, width: int) -> list[Text]:
     nodes = in_order(status)
     shown = len(nodes) if len(nodes) < height else max(0, height - 2)  # and how many more
     rows = [_cells(node, status) for node in nodes[:shown]]
-    widths = [max(map(cell_len, column)) for column in zip(_TITLES, *rows, strict=True)]
+    titles: tuple[str, ...] = _TITLES
+    if waits := data_waits(nodes[:shown]):
+        titles = (*_TITLES, "DATA")
+        rows = [(*row, wait) for row, wait in zip(rows, waits, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(titles, *rows, strict=True)]
     spare = width - sum(widths) - len(_GAP) * (len(widths) - 1)
     widths[_HOST] = max(_HOST_MIN, widths[_HOST] + min(0, spare))
-    lines = [_row(_TITLES, widths, "bold")]
+    lines = [_row(titles, widths, "bold")]
     lines += [
         _row(row, widths, _style(node, status)) for row, node in zip(rows, nodes, strict=False)
     ]

@@ -19,7 +19,8 @@ def rank_steps(workers: Iterable[AskedWorker]) -> Iterator[RankSteps]:
         if progress is not None and progress.last_s is not None:
             steps = min(progress.steps, STEPS_MAX)
             idle_s = max(0.0, now - progress.last_s)
-            yield RankSteps(worker.rank, steps, min(progress.steps_per_s, RATE_MAX), idle_s)
+            rate, data_wait = min(progress.steps_per_s, RATE_MAX), progress.data_wait
+            yield RankSteps(worker.rank, steps, rate, idle_s, data_wait)
 
 
 def steps_report(

@@ -21,6 +21,8 @@ class RankSteps:
     """The recent rate, as of the last step."""
     idle_s: Seconds
     """Seconds since the last progress."""
+    data_wait: Annotated[float, Real(1.0)] = 0.0
+    """The recent share of the time in which it waited for data; 0: none, or not known."""
 
 
 @dataclass(frozen=True, slots=True)

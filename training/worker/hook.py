@@ -15,7 +15,7 @@ import time
 from _weakref import ref  # of which `weakref`, which Python need not have loaded, has it
 from typing import Any
 
-from .data_wait import DataWait
+from .data_wait import WAIT_NS, DataWait
 from .patching import take_name, when_loaded
 from .phases import Phases, time_joining
 from .store_wait import RENDEZVOUS, await_before_connecting
@@ -41,10 +41,10 @@ USES_DEVICE, CPU_NS, CPU_WALL_NS, CPU_BEGAN_NS, WALL_BEGAN_NS = range(11, 16)
 """Whether an accelerator is used; nanoseconds of CPU time of this process since its first step, and
 of the time in which it had them; both clocks at the first step. They are read once a second."""
 _CPU_EVERY_NS = 1_000_000_000
-FIRST, TOTAL, REPORTS_ITSELF = 509, 510, 511
-"""Indexes of the first step that the script has reported plus 1 (0: none), of the steps of the
-whole training (0: not known), and of whether the worker sends its progress to Kubeflow by itself.
-"""
+MARK_WAIT_NS, BEFORE_WAIT_NS, FIRST, TOTAL, REPORTS_ITSELF = range(507, 512)
+"""Indexes of the waits for data at the start of the same two intervals; of the first step that the
+script has reported plus 1 (0: none); of the steps of the whole training (0: not known), and of
+whether the worker sends its progress to Kubeflow by itself."""
 
 PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
 """Their names in /proc/PID/fd."""
@@ -79,7 +79,8 @@ class Hook:
             page[word] = 0
         for word in range(USES_DEVICE, WALL_BEGAN_NS + 1):
             page[word] = 0
-        page[FIRST] = page[TOTAL] = page[REPORTS_ITSELF] = 0
+        for word in range(MARK_WAIT_NS, REPORTS_ITSELF + 1):
+            page[word] = 0
         page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
         self.phases, self.data_wait = Phases(page), DataWait(page)
         page[PID] = self._pid
@@ -182,7 +183,9 @@ class Hook:
             is_first = not mark
             page[BEFORE_NS] = now if is_first else mark
             page[BEFORE_STEPS] = page[STEPS] if is_first else page[MARK_STEPS]
+            page[BEFORE_WAIT_NS] = page[WAIT_NS] if is_first else page[MARK_WAIT_NS]
             page[MARK_NS], page[MARK_STEPS] = now, page[STEPS]
+            page[MARK_WAIT_NS] = page[WAIT_NS]
 
 
 # A compiled step breaks its graph here and calls these as they are (what torch.compiler.disable

@@ -44,7 +44,7 @@ def test_steps_are_shown_where_workers_are_watched(
     reply = pb.StatusReply(job_id="j", nodes=[node(0, slow, fast), node(1, late), node(2)])
     assert [len(one["workers"]) for one in as_status(reply)["nodes"]] == [2, 1, 0]
     assert as_status(reply)["nodes"][1]["workers"] == [
-        {"rank": 2, "steps": 9, "steps_per_s": 0.25, "idle_s": 12.0}
+        {"rank": 2, "steps": 9, "steps_per_s": 0.25, "idle_s": 12.0, "data_wait": 0.0}
     ]
     _print_table(as_status(reply))
     table = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
@@ -52,6 +52,11 @@ def test_steps_are_shown_where_workers_are_watched(
     assert table[1][-2:] == ["8", "0.25"]
     assert table[2][-4:] == ["9", "none", "for", "0:00:12"]
     assert table[3][-2:] == ["-", "-"]
+    fast.data_wait, late.data_wait = 0.004, 0.381
+    reply = pb.StatusReply(job_id="j", nodes=[node(0, slow, fast), node(1, late), node(2)])
+    _print_table(as_status(reply))
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
+    assert [row[-1] for row in table] == ["DATA", "0%", "38%", "-"]
     _print_table(as_status(pb.StatusReply(job_id="j", nodes=[node(0)])))
     assert "STEP" not in capsys.readouterr().out
 

@@ -22,6 +22,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
+from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkReport
 from ft_run.tests.harness.scene import Scene, worker_failure
 
 
@@ -136,6 +137,17 @@ def test_ten_thousand_nodes_have_no_more_series_than_two() -> None:
     assert series(10_000) == series(2) < 30
 
 
+def test_the_newest_shared_work() -> None:
+    scene = Watched(1, 1)
+    scene.attend("a")
+    for number in range(25):
+        claim = WorkClaim(f"w{number}", 9, 1, confirmed=(0, number % 9))
+        scene.say("a", WorkReport(0, number, claim, 0.0, 0))
+    found = scene.metrics.now()
+    assert len(found[c.WORK_ITEMS]) == 20
+    assert (found[c.WORK_ITEMS]["w24",], found[c.WORK_DONE]["w24",]) == (9, 6)
+
+
 # --- ft-run master -----------------------------------------------------------------------------
 
 
@@ -162,7 +174,7 @@ def test_the_master_asks_the_node_with_rank_0_only() -> None:
                 self.started.set()
             if isinstance(message, StepsOrder):
                 asked.append(self.number)
-                steps = (RankSteps(self.number, 41, 2.0, 30.0),)
+                steps = (RankSteps(self.number, 41, 2.0, 30.0, 0.25),)
                 self.link.send(StepsReport(message.number, steps, 40, 60.0))
 
     async def test() -> None:
@@ -178,6 +190,7 @@ def test_the_master_asks_the_node_with_rank_0_only() -> None:
         assert asked == [0]
         assert found[c.JOB_INFO].keys() == {("run1", "2", "", VERSION)}
         assert found[c.STEP][()] == 41
+        assert found[c.DATA_WAIT][()] == 0.25
         assert 29.9 <= now - found[c.LAST_STEP][()] < 90
         assert 59.9 <= now - found[c.LAST_CHECKPOINT][()] < 120
         asking = asyncio.create_task(master.steps())

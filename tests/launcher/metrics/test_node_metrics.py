@@ -21,6 +21,7 @@ def now(after_s: float = 0.0, **changes: Any) -> NodeNow:
         "round": 0,
         "node_rank": 1,
         "workers": (),
+        "data_wait_s": {},
         "snapshot_step": -1,
         "checkpoint": (None, None),
         "monotonic_s": MONOTONIC_S + after_s,

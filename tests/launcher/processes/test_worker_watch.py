@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from ft_run.launcher.processes.worker_watch import Computing, Progress, WorkerWatch, starter_env
-from ft_run.training.worker import hook
+from ft_run.training.worker import data_wait, hook
 
 
 @pytest.fixture
@@ -42,6 +42,25 @@ def test_a_worker_that_has_just_begun_has_no_rate(watch: WorkerWatch) -> None:
     found = watch.progress()
     assert found is not None
     assert found.steps_per_s == 0.0
+
+
+def test_the_recent_share_of_the_wait_for_data(watch: WorkerWatch) -> None:
+    page, now_s = watch._page, 100
+    hooked = hook.Hook(page)
+    clock = SimpleNamespace(monotonic_ns=lambda: round(now_s * 1e9), process_time_ns=lambda: 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hook, "time", clock)
+        patch.setattr(hook, "atexit", SimpleNamespace(register=lambda *_: None))
+        for _ in range(30):  # at first it does not wait
+            now_s += 1
+            hooked.progress(-1)
+        for _ in range(30):
+            now_s += 1
+            page[data_wait.WAIT_NS] += 250_000_000
+            hooked.progress(-1)
+    found = watch.progress()
+    assert found is not None
+    assert found.data_wait == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

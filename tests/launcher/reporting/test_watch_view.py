@@ -14,9 +14,15 @@ from rich.text import Text
 
 
 def node(
-    rank: int, steps: int = -1, speed: float = 2.0, idle_s: float = 0.1, *, attached: bool = True
+    rank: int,
+    steps: int = -1,
+    speed: float = 2.0,
+    idle_s: float = 0.1,
+    *,
+    attached: bool = True,
+    data_wait: float = 0.0,
 ) -> NodeStatus:
-    workers = (RankSteps(rank, steps, speed, idle_s),) if steps >= 0 else ()
+    workers = (RankSteps(rank, steps, speed, idle_s, data_wait),) if steps >= 0 else ()
     phase = "running" if rank >= 0 else "ready"
     host = f"gpu{rank:04}.rack.example.com"
     return NodeStatus(f"{host}/0", host, "10.0.0.1", "r", phase, rank, rank, 1, attached, workers)
@@ -32,6 +38,12 @@ def shown(status: dict[str, Any], width: int, height: int, link: str = "") -> li
     assert len(lines) == height
     assert all(line.cell_len <= width for line in lines)
     return [line.plain.rstrip() for line in lines]
+
+
+def test_nodes_that_wait_for_data_at_80_columns() -> None:
+    lines = shown(job(node(0, 70, data_wait=0.38), node(1, 70), node(-1)), 80, 20)
+    rows = [line.split() for line in lines if "gpu" in line or "HOST" in line]
+    assert [row[-1] for row in rows] == ["DATA", "38%", "0%", "-"]
 
 
 def test_two_nodes_at_80_columns() -> None:
