@@ -6,10 +6,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..launcher.machine.nvml import (
+    NOT_SUPPORTED,
     Nvml,
     NvmlFailedError,
     NvmlLoader,
     ask,
+    code_of,
     load_nvml,
     opened,
     read_gpus,
@@ -109,11 +111,18 @@ def _gpu(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
 
 
 def _memory(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
-    name = ask(nvml, "nvmlDeviceGetName", handle)
-    if name is not None:
-        yield "name", text(name)
-    memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-    if memory is not None:
+    """Yield name and memory. A driver that fails to return one of them fails with everything.
+
+    Raises:
+        NVMLError: it fails, e.g. with a time-out.
+    """
+    yield "name", text(nvml.nvmlDeviceGetName(handle))
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError as error:
+        if code_of(error) != NOT_SUPPORTED:
+            raise
+    else:  # GPUs that share the memory of the host have no such value
         yield "memory_gb", round(memory.total / 1e9, 1)
         yield "used_gb", round(memory.used / 1e9, 1)
 

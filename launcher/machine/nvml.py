@@ -27,7 +27,7 @@ PROGRAM: Final = (
     "from ft_run.launcher.machine.nvml import main; main()"
 )
 
-NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED = 4, 15, 16
+NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED = 3, 4, 15, 16
 """Codes of ``nvmlReturn_t``."""
 
 

@@ -9,6 +9,7 @@ from ft_run.checks.gpu_facts import collect_gpu_facts, throttled_by
 from ft_run.launcher.machine.nvml import (
     GPU_IS_LOST,
     NO_PERMISSION,
+    NOT_SUPPORTED,
     RESET_REQUIRED,
     Nvml,
     NvmlFailedError,
@@ -143,7 +144,7 @@ class RecordedNvml:
         return gpu[name] if name in gpu else self.refuse()
 
     def refuse(self):
-        raise NVMLError("Not Supported")
+        raise NVMLError("Not Supported", NOT_SUPPORTED)
 
 
 def collect(*gpus, visible=None, init_error="", **more):
@@ -210,6 +211,17 @@ def test_what_an_old_gpu_does_not_know_is_left_out():
     facts = collect({"uuid": "GPU-old", "name": "Tesla P4"})
     names = {"gpu0_name": "Tesla P4", "gpu_models": "1 x Tesla P4"}
     assert facts == {"driver": "570.86.15", "gpus": 1} | names
+
+
+@pytest.mark.parametrize(("code", "text"), [(999, "Unknown Error"), (10, "Timeout")])
+def test_a_gpu_of_which_the_driver_knows_nothing_counts_against_the_node(code, text):
+    class Unable(RecordedNvml):
+        def get(self, gpu, name):
+            raise NVMLError(text, code)
+
+    (found,) = findings(collect_gpu_facts({}, lambda: cast(Nvml, Unable(H100))))
+    assert found.is_fatal
+    assert found.text == f"GPU 0 does not answer: {text}"
 
 
 def test_a_board_whose_nvlinks_are_not_used_is_no_fault():
