@@ -181,6 +181,31 @@ RULES: Final = (
         "no InfiniBand port is ACTIVE",
     ),
     _Rule(
+        r"ib_(.+)_gbit_per_s_missing",
+        _WARNING,
+        _above(0),
+        "InfiniBand port {0} is {value:g} Gbit/s slower than another one of its kind",
+    ),
+    _Rule(
+        r"ib_(.+)_errors",
+        _WARNING,
+        _above(0),
+        "InfiniBand port {0} has {value} errors since its driver was loaded",
+    ),
+    _Rule(
+        r"gpudirect_rdma",
+        _WARNING,
+        _below(1),
+        "no GPUDirect RDMA: neither nvidia_peermem nor NVIDIA's open kernel modules are loaded",
+    ),
+    _Rule(
+        r"mig_devices",
+        _WARNING,
+        _above(0),
+        "{value} MIG devices: NCCL may not connect those of one GPU; checks use gloo instead, and "
+        "do not measure the bandwidth within the node",
+    ),
+    _Rule(
         r"local_rank(\d+)_throttled_by",
         _WARNING,
         _is_text,

@@ -32,6 +32,13 @@ _LIBRARIES: Final = {
 _TIME_ERROR: Final = 5
 _HASH_BYTES: Final = 16
 _KERNEL_RECORD_MAX: Final = 8192
+_PORT_ERRORS: Final = (
+    "port_rcv_errors",
+    "link_error_recovery",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+_PEER_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
 _XIDS_OF_PROGRAMS: Final = frozenset({13, 31, 43, 45})
 """Errors that a program causes itself: a fault of its kernel, and its end. NVIDIA's "XID
 errors"."""
@@ -73,6 +80,7 @@ def collect_facts(sources: FactSources) -> dict[str, Fact]:
         facts |= collect_gpu_facts(environ, sources.nvml)
         if facts.get("gpus"):
             facts |= collect_xids(sources.root)
+            facts |= _gpudirect(sources.root)
     return facts
 
 
@@ -180,10 +188,52 @@ def _infiniband(root: Path) -> dict[str, Fact]:
         with suppress(OSError, ValueError):
             # "400 Gb/sec (4X NDR)"
             facts[f"{name}_rate_gbit_per_s"] = float(_word(port / "rate").split()[0])
+        facts |= _port_errors(port, name)
     states = [value for name, value in facts.items() if name.endswith("_state")]
     if states:
         facts["ib_ports_active"] = states.count("ACTIVE")
-    return facts
+    return facts | _slow_ports(root, facts)
+
+
+def _port_errors(port: Path, name: str) -> dict[str, Fact]:
+    """Return the errors of a port since its driver was loaded; a cable that was pulled is none."""
+    counts = []
+    for counter in _PORT_ERRORS:
+        with suppress(OSError, ValueError):
+            counts.append(int(_word(port / "counters" / counter)))
+    return {f"{name}_errors": sum(counts)} if counts else {}
+
+
+def _slow_ports(root: Path, facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    """Return by how much active ports are slower than the fastest of the same board."""
+    rates: dict[str, dict[str, float]] = {}
+    for port in root.glob("sys/class/infiniband/*/ports/*"):
+        name, board = f"ib_{port.parent.parent.name}_{port.name}", ""
+        with suppress(OSError):
+            board = _word(port.parent.parent / "board_id")
+        if facts.get(f"{name}_state") == "ACTIVE" and f"{name}_rate_gbit_per_s" in facts:
+            rates.setdefault(board, {})[name] = float(facts[f"{name}_rate_gbit_per_s"])
+    return {
+        f"{name}_gbit_per_s_missing": max(of_board.values()) - rate
+        for of_board in rates.values()
+        for name, rate in of_board.items()
+    }
+
+
+def _gpudirect(root: Path) -> dict[str, Fact]:
+    """Return whether NVIDIA's GPUs and network cards can exchange data without the host's memory.
+
+    Source: NCCL's documentation, "GPU Direct RDMA": ``nvidia_peermem``, or DMA-BUF with the open
+    kernel modules. Cards of other makers use other modules.
+    """
+    adapters = root.glob("sys/class/infiniband/*/hca_type")
+    with suppress(OSError):
+        if not any(_word(adapter).startswith("MT") for adapter in adapters):
+            return {}
+        has_module = any((root / "sys/module" / name).exists() for name in _PEER_MODULES)
+        driver = _word(root / "proc/driver/nvidia/version")
+        return {"gpudirect_rdma": int(has_module or "Open Kernel Module" in driver)}
+    return {}
 
 
 def _word(path: Path) -> str:

@@ -146,6 +146,8 @@ class CheckWorker:
                 unix_time_s=unix_time_s or None,
             )
         )
+        if config.mig_devices:
+            facts["mig_devices"] = config.mig_devices
         found = fact_rules.findings(facts)
         fatal = [finding.text for finding in found if finding.is_fatal]
         warnings = [finding.text for finding in found if not finding.is_fatal]
@@ -172,9 +174,11 @@ class CheckWorker:
                 # Workers share PCIe: the bandwidth left to each shows only if all copy at once.
                 group.meet()
                 self._enter("copy to the device")
-                copy = probe.copy_gb_per_s()
-                self._enter(LARGE)
-                metrics = Metrics(compute, memory, copy, group.bandwidth_gb_per_s())
+                copy, together = probe.copy_gb_per_s(), None
+                if not self._config.mig_devices:
+                    self._enter(LARGE)
+                    together = group.bandwidth_gb_per_s()
+                metrics = Metrics(compute, memory, copy, together)
         probe.close()
         return metrics, facts
 
@@ -215,6 +219,10 @@ class CheckWorker:
         self._enter(MEETING)
         if self._binds_gloo:
             bind_gloo(self._interface)
+        if self._config.mig_devices:
+            import torch
+
+            device = torch.device("cpu")  # over gloo
         rank = order.rank_offset + self._config.local_rank
         limit_s = max(self._give_up_at - time.monotonic(), 1.0)
         with GroupProbe(order, rank, limit_s, device, budget, faults, self._timer()) as group:

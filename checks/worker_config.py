@@ -124,6 +124,15 @@ class CheckWorkerConfig:
     memory_cgroups: tuple[str, ...] = ()
     ft_run_version: str = ""
 
+    @property
+    def mig_devices(self) -> int:
+        """The number of MIG devices where several workers use one each, else 0.
+
+        NCCL before 2.30 does not connect two of one GPU ("Duplicate GPU detected").
+        """
+        is_mig = self.local_world_size > 1 and (self.devices or "").startswith("MIG-")
+        return self.local_world_size if is_mig else 0
+
     def to_json(self) -> str:
         """Return the configuration as a command-line argument."""
         return json.dumps(asdict(self))

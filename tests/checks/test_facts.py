@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from ft_run.checks import facts as facts_module
 from ft_run.checks.facts import FactSources, collect_facts, collect_xids
 
 
@@ -24,6 +25,41 @@ def root(tmp_path):
 
 def collect(root, **sources):
     return collect_facts(FactSources(root=root, nvml=lambda: None, **sources))
+
+
+def test_a_port_is_compared_with_those_of_its_board(root):
+    for device, board, rate, errors in (
+        ("mlx5_1", "MT_0000000838", 400, 0),
+        ("mlx5_2", "MT_0000000838", 200, 2),
+        ("mlx5_3", "MT_0000000359", 100, 0),
+    ):
+        port = root / f"sys/class/infiniband/{device}/ports/1"
+        (port / "counters").mkdir(parents=True)
+        (port.parents[1] / "board_id").write_text(board + "\n")
+        (port / "state").write_text("4: ACTIVE\n")
+        (port / "rate").write_text(f"{rate} Gb/sec (4X NDR)\n")
+        (port / "counters/port_rcv_errors").write_text(f"{errors}\n")
+        (port / "counters/link_downed").write_text("1\n")
+    facts = collect(root)
+    missing = {name: facts[f"ib_{name}_1_gbit_per_s_missing"] for name in ("mlx5_1", "mlx5_2")}
+    assert missing == {"mlx5_1": 0, "mlx5_2": 200}
+    assert facts["ib_mlx5_3_1_gbit_per_s_missing"] == 0
+    assert (facts["ib_mlx5_1_1_errors"], facts["ib_mlx5_2_1_errors"]) == (0, 2)
+    assert "ib_mlx5_0_2_gbit_per_s_missing" not in facts, "it is down"
+
+
+def test_gpus_and_network_cards_that_exchange_data_directly(root):
+    version = root / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n")
+    assert facts_module._gpudirect(root) == {}, "no card of which that is known"
+    (root / "sys/class/infiniband/mlx5_0/hca_type").write_text("MT4129\n")
+    assert facts_module._gpudirect(root) == {"gpudirect_rdma": 0}
+    (root / "sys/module/nvidia_peermem").mkdir(parents=True)
+    assert facts_module._gpudirect(root) == {"gpudirect_rdma": 1}
+    (root / "sys/module/nvidia_peermem").rmdir()
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15\n")
+    assert facts_module._gpudirect(root) == {"gpudirect_rdma": 1}
 
 
 def test_versions_limits_and_ports(root, tmp_path):

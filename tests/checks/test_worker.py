@@ -249,11 +249,12 @@ def test_an_order_that_has_waited_has_less_time_left():
     assert facts_order(1, unix_time_s=1.0).age_s == 10
 
 
-def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(monkeypatch):
+@pytest.mark.parametrize("is_mig", [False, True])
+def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(monkeypatch, is_mig):
     """In the GPU's place: a probe and a group that note what is asked of them."""
-    from ft_run.checks import measure_device, worker
+    from ft_run.checks import measure_device, measure_group, worker
 
-    did = []
+    did, met_on = [], []
 
     class Noted:
         def __init__(self, *_):
@@ -267,7 +268,8 @@ def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(mon
             return note
 
     @contextmanager
-    def group(*_):
+    def group(*args):
+        met_on.append(args[3].type)
         yield Noted()
 
     def heat(uuid):
@@ -279,14 +281,18 @@ def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(mon
     monkeypatch.setattr(worker, "throttled_by", heat)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(uuid="a1"))
     orders, answers = os.pipe(), os.pipe()
-    one = CheckWorker(CheckWorkerConfig("n0", 3, 8, 3), orders[0], answers[1])
+    config = CheckWorkerConfig("n0", 3, 8, 3, devices="MIG-a,MIG-b" if is_mig else None)
+    one = CheckWorker(config, orders[0], answers[1])
     monkeypatch.setattr(one, "_begin", lambda _: (device, None))
-    monkeypatch.setattr(one, "_group", group)
-    _, facts = one._solo(CheckOrder(1, "solo", "light", 3, 8, "", 0, 10.0))
+    monkeypatch.setattr(measure_group, "GroupProbe", group)
+    metrics, facts = one._solo(CheckOrder(1, "solo", "light", 3, 8, "", 0, 10.0))
     assert did == [
-        *("compute_tflops", "GPU-a1", "memory_gb_per_s"),
-        *("meet", "copy_gb_per_s", "bandwidth_gb_per_s", "close"),
+        *("compute_tflops", "GPU-a1", "memory_gb_per_s", "meet", "copy_gb_per_s"),
+        *([] if is_mig else ["bandwidth_gb_per_s"]),
+        "close",
     ]
+    assert met_on == ["cpu" if is_mig else "cuda"]
+    assert (metrics.intra_gb_per_s is None) is is_mig
     assert facts == {"local_rank3_throttled_by": "heat"}
     one._orders.close()
     for fd in (orders[1], *answers):
