@@ -200,8 +200,12 @@ class State:
         ):
             return
         for path, dtype, shape in items:
-            value = torch.empty(shape, dtype=getattr(torch, dtype)) if dtype else None
-            optimizer.state[parameters[path[2]]][path[3]] = value
+            parameter = parameters[path[2]]
+            # As in torch's load_state_dict, which would copy to the device what is elsewhere.
+            device = "cpu" if path[3] == "step" else parameter.device
+            kind = getattr(torch, dtype) if dtype else None
+            value = torch.empty(shape, dtype=kind, device=device) if dtype else None
+            optimizer.state[parameter][path[3]] = value
 
     def _is_of_torch(self, name: str) -> bool:
         return name in self.owners or isinstance(self.objects[name], nn.Module)

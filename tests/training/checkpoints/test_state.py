@@ -140,6 +140,26 @@ def test_an_optimizer_goes_on(move: Move, kind: str) -> None:
     assert after.everything() == undisturbed.everything()
 
 
+def test_the_state_of_an_optimizer_is_restored_on_the_device_of_its_parameters() -> None:
+    """In place of a GPU: the device without memory. ``step`` stays on the CPU, as in torch."""
+    written, restored = (nn.Linear(3, 2, bias=False, device=kind) for kind in ("cpu", "meta"))
+    written(torch.ones(3)).sum().backward()
+    before, optimizer = Adam(written.parameters()), Adam(restored.parameters())
+    before.step()
+    fd = os.memfd_create("test")
+    file = SnapshotFile(fd)
+    file.lay_out(State({"model": written, "optimizer": before}).collect())
+    saved = [(item.path, item.dtype, item.shape) for item in file.items]
+    State({"model": restored, "optimizer": optimizer})._create_state("optimizer", saved)
+    os.close(fd)
+    (found,) = optimizer.state.values()
+    assert {name: value.device.type for name, value in found.items()} == {
+        "step": "cpu",
+        "exp_avg": "meta",
+        "exp_avg_sq": "meta",
+    }
+
+
 def test_an_optimizer_that_takes_only_sparse_gradients_goes_on(move: Move) -> None:
     lives: list[dict[str, Any]] = []
     for _ in range(3):
