@@ -44,7 +44,9 @@ from .imported_files import ImportedFiles
 _THREADS_GONE_S = 1.0
 """The time that threads which end before a fork have to disappear from /proc after it."""
 
-_DEVICES = re.compile(r"/dev/(nvidia|kfd|dri/|davinci|accel)")
+_DEVICES = re.compile(r"/dev/(nvidia-uvm$|kfd|dri/|davinci|accel)")
+"""NVML opens ``/dev/nvidiactl`` and ``/dev/nvidia0`` as well, and may be shared; CUDA opens
+``/dev/nvidia-uvm``."""
 
 READ_BY_LIBRARIES = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|GOTO|VECLIB|NUMEXPR|LD|MALLOC|GLIBC|LC|PYTHON|NPY|TORCH_CPP)_?"

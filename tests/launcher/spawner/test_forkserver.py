@@ -355,9 +355,13 @@ class TestAForkServer:
         assert came_out["warm"][0]["out"] == came_out["cold"][0]["out"] == "mine\n"
 
 
+NVML = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm-tools")
+TARGETS = ("/dev/null", "/dev/nvidia-uvm", "socket:[1]", "/dev/kfd", *NVML)
+
+
 class TestWhatAForkMustNotShare:
     def test_an_open_device_is_found(self, tmp_path: Path) -> None:
-        for number, target in enumerate(("/dev/null", "/dev/nvidia-uvm", "socket:[1]", "/dev/kfd")):
+        for number, target in enumerate(TARGETS):
             (tmp_path / str(number)).symlink_to(target)
         assert sorted(forkserver.opened_devices(str(tmp_path))) == ["/dev/kfd", "/dev/nvidia-uvm"]
 
