@@ -355,3 +355,22 @@ class GpuMemoryHeld(Event):
     def __str__(self) -> str:
         held = ", ".join(f"{uuid} {size / 1e9:.1f} GB" for uuid, size in self.held.items())
         return f"the workers have exited, but GPU memory is still in use: {held}"
+
+
+class GpuXid(Event):
+    """The driver of a GPU has reported an error, during training or between rounds.
+
+    What the end of a process causes is left out: 43 and 45.
+    """
+
+    gpu: int
+    """As nvidia-smi counts; -1: not known."""
+    uuid: str
+    xid: int
+    """NVIDIA's number of the error, e.g. 79: the GPU has fallen off the bus."""
+
+    name = "gpu.xid"
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        return f"GPU {self.gpu} ({self.uuid}) has reported Xid {self.xid}"

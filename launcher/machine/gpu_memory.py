@@ -1,21 +1,22 @@
 """Waits until GPU memory of ended workers is free: the next workers would run out of memory.
 
-The kernel unpins the memory of a process page by page, which takes long for hundreds of GB. A
-separate process asks the driver, since a driver that hangs must not stop the agent. Without a
-driver, nothing happens.
+The kernel unpins the memory of a process page by page, which takes long for hundreds of GB. Of
+NVIDIA's GPUs, a process asks the driver (``gpu_watch``); of AMD's, the kernel's files are read.
+Without a driver, nothing happens.
 """
 
 import asyncio
-import subprocess
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
-from ...events.workers import GpuMemoryHeld
+from ...events.event import Event
+from ...events.workers import GpuMemoryHeld, GpuXid
 from ...tasks import show_bug
 from . import nvml
-
-Used = Mapping[str, int]
-"""Bytes in use, by the UUID of the GPU."""
+from .accelerators import AcceleratorKind, find_accelerators
+from .gpu_watch import GpuWatch, Used
 
 _SLACK: Final = 1_000_000_000
 """Memory that other processes on the same GPU may have taken meanwhile."""
@@ -23,41 +24,20 @@ _LIMIT_S: Final = 60.0
 _NO_PROGRESS_S: Final = 10.0
 """Memory that does not shrink for this long does not belong to the ended workers."""
 _ASK_AGAIN_S: Final = 0.5
-_DIES_S: Final = 1.0
-_LOOK_AGAIN_S: Final = 0.01
+_XIDS_OF_KILLS: Final = frozenset({43, 45})
+"""Errors that the end of a process causes. NVIDIA's "XID errors"."""
 
 
-async def ask_used() -> Used:
-    """Return what is in use on the GPUs that the workers can see.
-
-    Raises:
-        NvmlFailedError: there is no answer, or not in time.
-    """
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    command, reader = nvml.command("used"), asyncio.StreamReader()
-    try:
-        # asyncio's Process would warn if the agent, which reaps every child, is faster.
-        process = subprocess.Popen(  # noqa: ASYNC220 - to start it takes no longer than asyncio's
-            command, stdin=nothing, stdout=pipe, stderr=nothing
-        )
-    except OSError as error:
-        raise nvml.NvmlFailedError(error.strerror or str(error)) from error
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), process.stdout
-    )
-    try:
-        output = await asyncio.wait_for(reader.read(), nvml.DEADLINE_S)
-    except asyncio.TimeoutError:
-        raise nvml.NvmlFailedError("the driver hangs") from None
-    finally:
-        transport.close()
-        process.kill()
-        tries = round(_DIES_S / _LOOK_AGAIN_S)
-        while process.poll() is None and tries:  # it may be in uninterruptible sleep
-            tries -= 1
-            await asyncio.sleep(_LOOK_AGAIN_S)
-    used: Used = nvml.answer_of(output)
-    return used
+def amd_used(root: Path = Path("/")) -> Used:
+    """Return what is in use on AMD's visible GPUs, by PCI address."""
+    found = {}
+    for gpu in find_accelerators(AcceleratorKind.AMD, os.environ, root=root).devices:
+        file = root / f"sys/bus/pci/devices/{gpu.pci_address}/mem_info_vram_used"
+        try:
+            found[str(gpu.pci_address)] = int(file.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            continue
+    return found
 
 
 class GpuMemory:
@@ -65,21 +45,22 @@ class GpuMemory:
 
     def __init__(
         self,
-        note: Callable[[GpuMemoryHeld], None],
+        note: Callable[[Event], None],
         *,
-        has_driver: Callable[[], bool] = nvml.has_library,
-        ask: Callable[[], Awaitable[Used]] = ask_used,
+        has_driver: Callable[[], bool] = nvml.has_driver,
+        ask: Callable[[], Awaitable[Used]] | None = None,
     ) -> None:
         """Query nothing yet.
 
         Args:
             note: receives events.
             has_driver: returns whether there may be GPUs.
-            ask: returns the memory in use; raises ``NvmlFailedError``.
+            ask: returns the memory in use; raises ``NvmlFailedError``; None: asks the driver.
         """
         self._note = note
+        self._watch = GpuWatch(self._note_xid)
         self._has_driver = has_driver
-        self._ask = ask
+        self._ask = ask or self._ask_driver
         self._before: asyncio.Task[Used] | None = None
         self._waiting: asyncio.Task[None] | None = None
 
@@ -111,6 +92,16 @@ class GpuMemory:
         for task in (self._before, self._waiting):
             if task is not None:
                 task.cancel()
+        self._watch.close()
+
+    def _note_xid(self, number: int, uuid: str, xid: int) -> None:
+        if xid not in _XIDS_OF_KILLS:
+            self._note(GpuXid(number, uuid, xid))
+
+    async def _ask_driver(self) -> Used:
+        if nvml.has_library():
+            return await self._watch.used()
+        return await asyncio.to_thread(amd_used)
 
     async def _in_use(self) -> Used:
         try:

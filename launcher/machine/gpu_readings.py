@@ -1,4 +1,4 @@
-"""What NVIDIA's driver measures on the GPUs of this process, read by a process of its own.
+"""What NVIDIA's driver measures on the GPUs of this process, read by processes of their own.
 
 The process reads when a line arrives at its standard input, and prints the readings as a line of
 JSON. It ends with its input. One process for all readings, since Xid errors are reported to those
@@ -7,6 +7,7 @@ only that were listening.
 
 import json
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,9 @@ from .nvml import Nvml, NvmlFailedError, NvmlGpu, ask
 
 PROGRAM: Final = library.PROGRAM.replace(".nvml ", ".gpu_readings ")
 COMMAND: Final = (sys.executable, "-c", PROGRAM)
+WATCH: Final = (*COMMAND, "watch")
+"""Of a process that prints the memory in use when a line arrives, and Xid errors as they come."""
+_LOOK_S: Final = 1.0
 
 
 class GpuReading(NamedTuple):
@@ -66,6 +70,10 @@ class GpuReader:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 yield library.text(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)
 
+    def number_of(self, uuid: str) -> int:
+        """Return the number of a GPU; -1: not known."""
+        return next((gpu.nvml_index for gpu in self._gpus if gpu.uuid == uuid), -1)
+
     def _reading(self, gpu: NvmlGpu) -> GpuReading:
         nvml = self._nvml
         try:
@@ -97,6 +105,8 @@ def main() -> None:
         try:
             with library.opened(nvml):
                 reader = GpuReader(nvml)
+                if sys.argv[1:]:
+                    _watch(nvml, reader)
                 for _ in sys.stdin:
                     answer = {"answer": [reader.readings(), list(reader.xids())]}
                     print(json.dumps(answer), flush=True)
@@ -104,3 +114,15 @@ def main() -> None:
             raise NvmlFailedError(str(error)) from error
     except NvmlFailedError as error:
         print(json.dumps({"error": str(error)}), flush=True)
+
+
+def _watch(nvml: Nvml, reader: GpuReader, asking: int = 0) -> None:
+    """Serve until the input ends, by default the standard one, as ``WATCH`` says."""
+    while True:
+        asked, *_ = select.select([asking], [], [], _LOOK_S)
+        if asked:
+            if not os.read(asking, 1):
+                return
+            print(json.dumps({"answer": library.used_bytes(nvml)}), flush=True)
+        for uuid, xid in reader.xids():
+            print(json.dumps({"xid": [reader.number_of(uuid), uuid, xid]}), flush=True)

@@ -232,14 +232,14 @@ def text(value: str | bytes) -> str:
 _HUNG: Final[list[object]] = []
 """Processes that may never exit."""
 
-_QUESTIONS: Final[dict[str, Callable[[Nvml], object]]] = {"gpus": read_gpus, "used": used_bytes}
+_QUESTIONS: Final[dict[str, Callable[[Nvml], object]]] = {"gpus": read_gpus}
 
 
 def command(question: str) -> tuple[str, ...]:
     """Return the command of a process that prints the result of a query as a line of JSON.
 
     Args:
-        question: ``gpus`` or ``used``.
+        question: ``gpus``.
     """
     return (sys.executable, "-c", PROGRAM, question)
 

@@ -39,6 +39,7 @@ from ft_run.events.output import OutputUnshown
 from ft_run.events.preload import PreloadChanged, PreloadState
 from ft_run.events.workers import (
     CollectivesRecorded,
+    GpuXid,
     RestartBegun,
     WorkerFailed,
     WorkersStarted,
@@ -52,6 +53,7 @@ LOST: Failure = node_lost(1, "h1", "default", "its connection was closed")
 CASES: list[tuple[Event, int, str]] = [
     (LogMessage("a key is ignored"), Severity.INFO, "a key is ignored"),
     (LogMessage("x", Severity.ERROR), Severity.ERROR, "x"),
+    (GpuXid(3, "GPU-d", 79), Severity.WARNING, "GPU 3 (GPU-d) has reported Xid 79"),
     (
         ThisNodeRenamed("vm/0", "vm/1"),
         Severity.INFO,

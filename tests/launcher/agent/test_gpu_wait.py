@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 from ft_run.launcher.agent.lifecycle import Signalled
-from ft_run.launcher.machine.gpu_memory import GpuMemory, Used
+from ft_run.launcher.machine.gpu_memory import GpuMemory
+from ft_run.launcher.machine.gpu_watch import Used
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.spawner.client import Empty, Exited, Spawned, SpawnerClient
 from ft_run.rendezvous.protocol.messages import (

@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from ft_run.launcher.machine import nvml
-from ft_run.launcher.machine.gpu_memory import GpuMemory, Used, ask_used
+from ft_run.launcher.machine.gpu_memory import GpuMemory, amd_used
+from ft_run.launcher.machine.gpu_watch import GpuWatch, Used
 from ft_run.launcher.machine.nvml import NvmlFailedError
 from ft_run.launcher.processes.tree import children
 from ft_run.tests.harness.hand_clock import HandClock
@@ -96,36 +99,87 @@ def test_a_driver_that_does_not_answer_holds_nothing_up() -> None:
     assert waited_s(Driver({"GPU-a": 0}, None))[1] == []
 
 
-@pytest.mark.parametrize(
-    ("program", "used"),
-    [('print(\'{"answer": {"GPU-a": 7}}\')', {"GPU-a": 7}), ("import time; time.sleep(600)", None)],
-)
-def test_the_driver_is_asked_by_a_process_with_a_deadline(
-    program: str, used: Used | None, monkeypatch: pytest.MonkeyPatch
+def test_memory_of_amd_gpus_is_read_from_the_kernels_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the driver's place: a program that answers, and one that blocks."""
-    monkeypatch.setattr(nvml, "command", lambda _: (sys.executable, "-c", program))
-    monkeypatch.setattr(nvml, "DEADLINE_S", 60.0 if used else 0.2)
-    if used:
-        assert asyncio.run(ask_used()) == used
-    else:
-        before = children(os.getpid())
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    for number, bus in ((1, 0x0C), (2, 0x22)):
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"simd_count 304\nlocation_id {bus << 8}\n")
+        device = tmp_path / f"sys/bus/pci/devices/0000:{bus:02x}:00.0"
+        device.mkdir(parents=True)
+        (device / "mem_info_vram_used").write_text(f"{number}000000000\n")
+    assert amd_used(tmp_path) == {"0000:22:00.0": 2 * GB}
+    (device / "mem_info_vram_used").unlink()
+    assert amd_used(tmp_path) == {}
 
-        async def hangs() -> None:
-            with pytest.raises(NvmlFailedError, match="the driver hangs"):
-                await ask_used()
-            assert {*children(os.getpid())} <= {*before}, "the agent goes on, and it need not"
 
-        asyncio.run(hangs())
+# --- the process that asks NVIDIA's driver -----------------------------------------------------
+
+ANSWERS = """
+import os, sys
+print('{"xid": [3, "GPU-d", 79]}', flush=True)
+print('{"xid": [3, "GPU-d", 45]}', flush=True)
+while os.read(0, 1):
+    print('{"answer": {"GPU-a": %d}}' % os.getpid(), flush=True)
+"""
+
+
+def watch(program: str, xid: Callable[[int, str, int], object] = print) -> GpuWatch:
+    return GpuWatch(xid, (sys.executable, "-S", "-c", program))
+
+
+def test_one_process_answers_all_questions_and_reports_errors_as_they_come() -> None:
+    told: list[str] = []
+
+    async def ask() -> None:
+        memory = GpuMemory(lambda event: told.append(str(event)), has_driver=lambda: True)
+        one = memory._watch = watch(ANSWERS, memory._note_xid)
+        first = await one.used()
+        assert await one.used() == first
+        (pid,) = first.values()
+        assert pid in children(os.getpid())
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(NvmlFailedError):  # its end is known now
+            await one.used()
+        assert await one.used() != first
+        memory.close()
+
+    before = children(os.getpid())
+    asyncio.run(ask())
+    assert told == ["GPU 3 (GPU-d) has reported Xid 79"] * 2
+    assert {*children(os.getpid())} <= {*before}
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("import time; time.sleep(600)", "the driver hangs"),
+        ('print(\'{"error": "there is no driver"}\')', "there is no driver"),
+        ("", "the process that asks it has failed"),
+    ],
+)
+def test_a_process_that_does_not_answer_is_given_up(
+    program: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "DEADLINE_S", 0.2 if "sleep" in program else 60.0)
+    before = children(os.getpid())
+
+    async def ask() -> None:
+        one = watch(program)
+        with pytest.raises(NvmlFailedError, match=why):
+            await one.used()
+        one.close()
+
+    asyncio.run(ask())
+    assert {*children(os.getpid())} <= {*before}
 
 
 _AGENT = """
 import asyncio, os, sys, threading, time
-from ft_run.launcher.machine import nvml
-from ft_run.launcher.machine.gpu_memory import ask_used
+from ft_run.launcher.machine.gpu_watch import GpuWatch
 from ft_run.launcher.processes.tree import reap_all
-
-nvml.command = lambda _: (sys.executable, "-S", "-c", "print('{\\"answer\\": {\\"GPU-a\\": 7}}')")
 
 def late(pid, options):  # in all other threads: the agent is always faster
     if threading.current_thread() is not threading.main_thread():
@@ -142,8 +196,11 @@ async def reap():
 
 async def ask():
     reaper = asyncio.create_task(reap())
+    program = "while input() == '': print('{\\"answer\\": {\\"GPU-a\\": 7}}', flush=True)"
     for _ in range(3):
-        assert await ask_used() == {"GPU-a": 7}
+        watch = GpuWatch(print, (sys.executable, "-S", "-c", program))
+        assert await watch.used() == {"GPU-a": 7}
+        watch.close()
     reaper.cancel()
 
 asyncio.run(ask())

@@ -1,5 +1,7 @@
 """The metrics of GPUs: a driver made of Python, and processes that answer, fail and block."""
 
+import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -103,6 +105,23 @@ def test_only_visible_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     driver: Any = Driver()
     assert [gpu.number for gpu in GpuReader(driver).readings()] == [1]
     assert driver.registered == [1]
+
+
+def test_the_process_of_the_agent(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It ends with its input, after two questions."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    driver: Any = Driver()
+    driver.events += [(1, 79)]
+    reading, writing = os.pipe()
+    os.write(writing, b"\n\n")
+    os.close(writing)
+    gpu_readings._watch(driver, GpuReader(driver), reading)
+    os.close(reading)
+    used = {"answer": {"GPU-0": 10 << 30, "GPU-1": 10 << 30}}
+    lines = map(json.loads, capfd.readouterr().out.splitlines())
+    assert list(lines) == [used, {"xid": [1, "GPU-1", 79]}, used]
 
 
 def test_the_process_without_a_driver() -> None:
