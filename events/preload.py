@@ -23,6 +23,17 @@ class PreloadState(enum.Enum):
     """It cannot be used: workers start without it."""
 
 
+class PreloadSource(enum.Enum):
+    """Where the names of the modules are from."""
+
+    OPTION = "option"
+    """``--preload MODULE,...``"""
+    WORKERS = "workers"
+    """``--preload auto``: what the workers of this node had imported by their first step."""
+    TUNE_FILE = "tune file"
+    """``--preload auto``: what ``--tune-file`` has of an earlier start of the job."""
+
+
 class PreloadChanged(Event):
     """The state of the modules of ``--preload`` has changed."""
 
@@ -32,6 +43,7 @@ class PreloadChanged(Event):
     """The duration, the file that has changed, or the reason of the failure."""
     is_of_checks: bool = False
     """Whether it is for the check workers."""
+    source: PreloadSource = PreloadSource.OPTION
 
     name = "preload.changed"
 
@@ -44,9 +56,17 @@ class PreloadChanged(Event):
 
     def __str__(self) -> str:
         named = ", ".join(self.modules)
+        if self.source is not PreloadSource.OPTION:
+            packages = dict.fromkeys(name.partition(".")[0] for name in self.modules)
+            named = f"{len(self.modules)} module(s) of {', '.join(packages)}"
         match self.state:
             case PreloadState.LOADING:
                 return f"preload: importing {named}"
+            case PreloadState.READY if self.source is PreloadSource.WORKERS:
+                return (
+                    f"preload: the workers use {named}: imported in the background in "
+                    f"{self.detail}; the next workers are forked"
+                )
             case PreloadState.READY:
                 return f"preload: imported {named} in {self.detail}"
             case PreloadState.STALE:
@@ -54,6 +74,16 @@ class PreloadChanged(Event):
             case PreloadState.FAILED:
                 which = "check worker" if self.is_of_checks else "worker"
                 return f"preload: {self.detail}; falling back to normal {which} start"
+
+
+class NothingToPreload(RoundEvent):
+    """``--preload auto`` has nothing to import: it knows none of the modules that workers use."""
+
+    name = "preload.nothing"
+    line = (
+        "{at} preload: the workers have imported no module that is known to be safe to fork;"
+        " they will start normally"
+    )
 
 
 class PreloadAwaited(RoundEvent):

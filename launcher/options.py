@@ -435,9 +435,10 @@ class LaunchOptions:
     logs: LogOptions = LogOptions()
     preload: tuple[str, ...] = SCRIPT.option(
         (),
-        "--preload MODULE,...",
+        "--preload MODULE,...|auto",
         "Modules to import once, e.g. torch. Every worker is forked from the process that imported"
-        " them, so that starts and restarts skip the imports.",
+        " them, so that starts and restarts skip the imports. auto: those that the workers use, as"
+        " of the first restart (it includes --watch-workers).",
         values.modules,
         ours=True,
     )

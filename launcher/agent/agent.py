@@ -23,7 +23,6 @@ from ...events.node import (
     ThisNodeRenamed,
     WorkersFenced,
 )
-from ...events.preload import PreloadChanged
 from ...events.workers import WorkersStopped
 from ...rendezvous.lease.fencing import FenceTick, Fencing
 from ...rendezvous.lease.times import KILL_S
@@ -76,6 +75,7 @@ from ..stacks.collect import AskedWorker
 from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
 from ..workers.hangs import Hangs
+from ..workers.learnt_preload import Preload
 from ..workers.orphans import adopt_orphans, kill_orphans
 from ..workers.shared_work import SharedWork
 from ..workers.snapshots import HeldSnapshots, NodeOffers
@@ -138,13 +138,17 @@ class Agent:
         self._options, self._display, self._starter = options, display, starter
         self._identity = identity
         self._step_events = StepEvents(
-            display.event, lambda: self._snapshots.held(), starter.measuring
+            display.event,
+            lambda: self._snapshots.held(),
+            starter.measuring,
+            lambda group: self._preload.learn(group),
         )
         self._event = self._step_events.note
         self._saves = Saves(self._event)
         local_world_size = starter.commands.local_world_size
         self._snapshots = HeldSnapshots(local_world_size, self._saves, options.snapshot_replicas)
         self._tuning = Tuning(starter.tune_file, self._event)
+        self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)
         self._offers = NodeOffers(port, self._snapshots, self._tuning.offered)
         self._node = node_spec(identity, options, port.offer.address, starter.commands)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
@@ -327,7 +331,7 @@ class Agent:
             case Spawned() | Exited() | Empty() | Fenced() | TimeOver() | SpawnerGone():
                 await self._handle_workers(event)
             case ForkServerEvent():
-                self._event(PreloadChanged(event.state, self._options.preload, event.text))
+                self._preload.changed(event)
             case Drain(number, reason, seconds) if self._runs(number):
                 if self._draining.order(event) and not self._life.is_preempted:
                     ordered = ScaleUpOrdered if event.grows else DrainOrdered

@@ -1,6 +1,6 @@
 """What this node uses of what the job has found out: smaller parts, and its tune file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...events.event import Event
 from ...events.tuning import MicroBatchChanged
@@ -21,6 +21,7 @@ class Tuning:
         """
         self._file, self._note = file, note
         self._micro_batch = 0
+        self._node_rank = -1
 
     @property
     def offered(self) -> int:
@@ -41,6 +42,11 @@ class Tuning:
                     is_first=not self._micro_batch,
                 )
             )
-        self._micro_batch = micro_batch
+        self._micro_batch, self._node_rank = micro_batch, assignment.node_rank
         if self._file is not None and micro_batch and assignment.node_rank == 0:
             self._file.keep(replace(self._file.values, micro_batch=micro_batch), self._note)
+
+    def keep_preload(self, modules: Sequence[str]) -> None:
+        """Keep what the next start of the job preloads with ``--preload auto``."""
+        if self._file is not None and self._node_rank == 0:
+            self._file.keep(replace(self._file.values, preload=tuple(modules)), self._note)

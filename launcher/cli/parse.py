@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ...events.event import Severity
 from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
-from ..flags.values import BadValue, endpoint, nearest, refuse, seconds, shown
+from ..flags.values import AUTO_PRELOAD, BadValue, endpoint, nearest, refuse, seconds, shown
 from ..options import (
     HostsOptions,
     LaunchOptions,
@@ -153,7 +153,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     hang = _hang(given)
     is_tuned = _auto_tune(given) != "off"
-    is_watched = given["watch_workers"] or hang is not None or is_tuned
+    watch_workers = given["watch_workers"] or given["preload"] == AUTO_PRELOAD
+    is_watched = watch_workers or hang is not None or is_tuned
     policy = launch_policy(given, config, rendezvous, warnings, is_watched=is_watched)
     refuse_hang_rule(policy, can_hang=hang is not None)
     if not rest:
@@ -172,6 +173,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         policy=policy,
         capture_errors=not given["no_capture_errors"],
         hang=hang,
+        watch_workers=watch_workers,
         save_on_exit=launch_flags.saves_on_exit(given),
         checks=training_checks(given, warnings),
         warnings=tuple(warnings),

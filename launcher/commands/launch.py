@@ -158,7 +158,7 @@ def _preloaded(
     options: LaunchOptions, plan: _Plan, display: Display, spawner: SpawnerClient
 ) -> LaunchOptions:
     """Start the fork server of ``--preload``; return the options, without it if it is unusable."""
-    remark = start_preload(options, plan.commands, os.environ, spawner)
+    remark = start_preload(options, plan.commands, os.environ, spawner, plan.tune_file)
     if remark is None:
         return options
     display.event(LogMessage(remark, Severity.WARNING))

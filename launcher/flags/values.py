@@ -238,12 +238,18 @@ def _bounds(text: str, sign: str, read: Callable[[str], int], right: str) -> tup
     return low, high
 
 
+AUTO_PRELOAD = ("auto",)
+"""The value of ``--preload auto``."""
+
+
 def modules(text: str) -> tuple[str, ...]:
-    """Return the names of modules, given with commas."""
+    """Return the names of modules, given with commas, or ``AUTO_PRELOAD``."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise BadValue("module names separated by commas, e.g. torch,numpy")
+            raise BadValue("auto, or module names separated by commas, e.g. torch,numpy")
+    if "auto" in names and names != AUTO_PRELOAD:
+        raise BadValue("auto alone, or module names separated by commas")
     return names
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...training.worker import data_wait, hook, phases
+from ...training.worker import data_wait, hook, imported, phases
 from ...values import dataclass
 
 _STARTER = str(Path(hook.__file__).parent / "starter")
@@ -148,6 +148,13 @@ class WorkerWatch:
             page[data_wait.PROCESSES],
             page[data_wait.PREFETCH],
         )
+
+    def imported(self) -> int:
+        """Return the bits (``training.worker.imported``) of what it had imported at its first step.
+
+        0: nothing of that, or there was no step yet.
+        """
+        return 0 if self.is_closed else self._page[imported.IMPORTED]
 
     @property
     def stacks_fd_there(self) -> int:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import NoProcessError
-from ...events.preload import PreloadState
+from ...events.preload import PreloadSource, PreloadState
 from ...values import dataclass, field
 from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send
@@ -172,6 +172,8 @@ class SpawnerClient:
         *,
         differing: Sequence[str] = (),
         secluded: bool = False,
+        source: PreloadSource = PreloadSource.OPTION,
+        count: int = 0,
     ) -> None:
         """Import modules once, and from then on fork every eligible worker from that process.
 
@@ -189,10 +191,14 @@ class SpawnerClient:
             secluded: the program of the workers first removes its own folder from ``sys.path``, so
                 that nothing is imported from there and the modules read and write nothing there at
                 import.
+            source: those of ``WORKERS`` are imported in the background; until they are, workers
+                start normally. Those of ``TUNE_FILE`` too, but the first workers wait for them.
+            count: number of workers for which processes are forked ahead; 0: as last forked.
         """
         order = {"modules": list(modules), "argv": list(argv), "env": dict(env)}
-        more = {"differing": list(differing), "secluded": secluded}
-        self.preloading = True
+        more = {"differing": list(differing), "secluded": secluded, "count": count}
+        more["source"] = source.value
+        self.preloading = source is not PreloadSource.WORKERS
         self._send({"do": "preload", **order, **more, **self._signals()})
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
@@ -322,7 +328,8 @@ class SpawnerClient:
             event = _parse(message)
             if isinstance(event, ForkServerEvent):
                 self._fork_server_pid = event.pid
-                self.preloading = event.state in (PreloadState.LOADING, PreloadState.STALE)
+                loads = event.state in (PreloadState.LOADING, PreloadState.STALE)
+                self.preloading = loads and not message["in_background"]
             self._on_event(event)
 
 

@@ -10,7 +10,8 @@ kernel. The worker waits for the spawner's release before it starts; end-of-file
 it is not wanted.
 
     spawner → fork server                    fork server → spawner
-    {"do": "preload", "modules", …}          {"ready", "files"} or {"failed": reason}
+    {"do": "preload", "modules", …}          {"importing": name}, of modules that no user has named
+                                             {"ready", "files"} or {"failed": reason}
     {"do": "foresee", "count"}               (this many workers will be wanted soon)
     {"do": "fork", "workers"} + fds          {"pids"}, {"stale": path} or {"cold": reason}
 
@@ -29,6 +30,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from ...exit_codes import SIGNAL_BASE
@@ -40,6 +42,7 @@ from .blanks import Blank, Blanks, Order, fork_blanks
 from .environ_watch import EnvironmentWatch
 from .forked_worker import Program, WorkerPlace
 from .imported_files import ImportedFiles
+from .unhurried import unhurried
 
 _THREADS_GONE_S = 1.0
 """The time that threads which end before a fork have to disappear from /proc after it."""
@@ -122,10 +125,13 @@ class ForkServer:
         self._environ = dict(os.environ)
         self._watch.start()
         reason = None
-        for name in order["modules"]:
-            reason = _import(name) or _unfit(name)
-            if reason is not None:
-                break
+        with unhurried() if order["in_background"] else nullcontext():
+            for name in order["modules"]:
+                if not order["is_named"]:
+                    send(self._channel, {"importing": name})
+                reason = _import(name) or _unfit(name)
+                if reason is not None:
+                    break
         self._watch.stop()
         if reason is not None:
             send(self._channel, {"failed": reason})
@@ -134,7 +140,8 @@ class ForkServer:
         forked_worker.flush()
         gc.collect()
         gc.freeze()  # a worker's garbage collections do not touch, and so do not copy, shared pages
-        send(self._channel, {"ready": True, "files": len(self._files)})
+        pss_mib = 0 if order["is_named"] else _pss_mib()
+        send(self._channel, {"ready": True, "files": len(self._files), "pss_mib": pss_mib})
 
     # --- fork --------------------------------------------------------------------------------
 
@@ -320,6 +327,12 @@ def _unfit(name: str) -> str | None:
     if shared:
         return f"importing {name} creates shared memory or locks between processes ({shared[0]})"
     return None
+
+
+def _pss_mib() -> int:
+    """Return the memory of this process; of what others map too, its share."""
+    with open("/proc/self/smaps_rollup", encoding="utf-8") as file:
+        return next((int(line.split()[1]) >> 10 for line in file if line.startswith("Pss:")), 0)
 
 
 def _is_single_threaded() -> bool:

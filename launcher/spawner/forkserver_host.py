@@ -3,7 +3,8 @@
     LOADING → READY ⇄ FORKING
        └───────┴─────────┴──→ GONE      and LOADING again, or for good
 
-Workers wait for a fork server that is loading. A fork server is replaced by a new one if it was
+Workers wait for a fork server that is loading, unless it loads in the background (``--preload
+auto``): they are then started normally. A fork server is replaced by a new one if it was
 killed or if its modules have changed on disk. The spawner gives up a fork server that cannot be
 started, or that would fork workers that differ from ordinary ones. Workers then fall back to the
 normal start.
@@ -17,10 +18,14 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+from ...events.preload import PreloadSource
 from ..machine.shortage import no_process
 from ..processes.ipc import Incoming, send
 from ..processes.tree import family
 from ..processes.worker_exec import code_from, fork_worker
+
+_LOADING_MAX_S = 120.0
+"""The time after which the import of modules that the user has not named is given up."""
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_main.py")
 
@@ -71,8 +76,8 @@ class ForkServerHost:
 
         Args:
             order: ``modules`` to preload; ``argv`` of a worker, the first word of which is the
-                interpreter; ``env`` and the signals as for a worker; ``secluded``, see
-                ``SpawnerClient.preload``.
+                interpreter; ``env`` and the signals as for a worker; ``secluded``, ``source`` and
+                ``count``, see ``SpawnerClient.preload``.
             owner: the spawner.
         """
         self._order = order
@@ -81,7 +86,11 @@ class ForkServerHost:
         self._waiting: tuple[Request, list[int]] | None = None
         self._beginning: _Beginning | None = None
         self._given_up = False
-        self._count = 0
+        self._is_named = order["source"] == PreloadSource.OPTION.value
+        self._in_background = order["source"] == PreloadSource.WORKERS.value
+        """Whether workers do not wait for the modules."""
+        self._importing = ""
+        self._count: int = order["count"]
         """The number of workers in the last fork request."""
         self._has_foreseen = False
         self._go: int | None = None
@@ -106,6 +115,11 @@ class ForkServerHost:
 
     def takes(self, request: Request) -> bool:
         """Return whether the workers can be forked: their command is ``<its python> -u …``."""
+        if self._in_background and self.state not in (
+            ForkServerState.READY,
+            ForkServerState.FORKING,
+        ):
+            return False
         argvs = [worker["argv"] for worker in request["workers"]]
         return not self._given_up and all(_is_program(argv, self._python) for argv in argvs)
 
@@ -140,6 +154,18 @@ class ForkServerHost:
         """Wake the fork server if it was stopped (SIGSTOP)."""
         if self.pid:
             os.kill(self.pid, signal.SIGCONT)
+
+    def loading_left_s(self) -> float | None:
+        """Return the time until ``give_up_late`` has something to do; None: it never has."""
+        if self._is_named or self.state is not ForkServerState.LOADING:
+            return None
+        return max(0.0, self._started + _LOADING_MAX_S - time.monotonic())
+
+    def give_up_late(self) -> None:
+        """Give up an import that takes too long."""
+        if self.loading_left_s() == 0.0:
+            self.kill()
+            self._give_up(f"importing {self._importing} takes longer than {_LOADING_MAX_S:.0f} s")
 
     def watched(self) -> list[int]:
         """Return the descriptors from which ``hear`` reads."""
@@ -226,7 +252,8 @@ class ForkServerHost:
         self.state = ForkServerState.LOADING
         self._report_state("loading")
         keys = ("modules", "argv", "secluded", "differing")
-        self._send({"do": "preload", **{key: self._order[key] for key in keys}})
+        how = {"is_named": self._is_named, "in_background": self._in_background}
+        self._send({"do": "preload", **{key: self._order[key] for key in keys}, **how})
 
     def _start_process(self) -> socket.socket:
         """Start the process; return the socket to it."""
@@ -261,9 +288,15 @@ class ForkServerHost:
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:
+            case {"importing": str(name)}:
+                self._importing = name
             case {"ready": _}:
                 self.state = ForkServerState.READY
-                self._report_state("ready", f"{time.monotonic() - self._started:.1f} s")
+                text = f"{time.monotonic() - self._started:.1f} s"
+                if not self._is_named:
+                    text += f" ({message['pss_mib']} MiB)"
+                    self._in_background = True
+                self._report_state("ready", text)
                 if self._waiting is not None:
                     self._fork()
             case {"pids": list(pids)}:
@@ -272,6 +305,8 @@ class ForkServerHost:
                 self._forget()
                 self.state = ForkServerState.GONE  # it exits, and a new one is started
                 self._report_state("stale", path)
+                if self._in_background:
+                    self._start_normally()
             case {"failed": str(reason)} | {"cold": str(reason)}:
                 self._give_up(reason)
 
@@ -317,6 +352,10 @@ class ForkServerHost:
         self._hang_up()
         self.state = ForkServerState.GONE
         self._report_state("failed", reason)
+        self._start_normally()
+
+    def _start_normally(self) -> None:
+        """Have the workers that wait, if any, started without the fork server."""
         if self._waiting is not None:
             request, fds = self._waiting
             self._waiting = None
@@ -328,7 +367,8 @@ class ForkServerHost:
             self.channel = None
 
     def _report_state(self, state: str, text: str = "") -> None:
-        self._owner.send({"event": "fork-server", "pid": self.pid, "state": state, "text": text})
+        about = {"state": state, "text": text, "in_background": self._in_background}
+        self._owner.send({"event": "fork-server", "pid": self.pid, **about})
 
     def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         assert self.channel is not None

@@ -7,6 +7,7 @@ from typing import Final
 from ...checks.worker_config import CheckWorkerConfig
 from ...events.event import Severity
 from ...events.preload import PreloadChanged
+from ..flags.values import AUTO_PRELOAD
 from ..options import LaunchOptions, ScriptMode
 from ..preflight.crew import CheckCrew, CrewPlan
 from ..preflight.expected_gpus import gpus_asked_by
@@ -51,7 +52,7 @@ def crew_plan(
         visible_devices=commands.devices,
         env=commands.omp_threads,
         cpus=cpus,
-        preload=options.preload,
+        preload=options.preload if options.preload != AUTO_PRELOAD else (),
     )
 
 

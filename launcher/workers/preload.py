@@ -4,12 +4,17 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ..flags.values import shown
+from ...events.preload import PreloadSource
+from ..flags.values import AUTO_PRELOAD, shown
 from ..options import LaunchOptions, ScriptMode
 from ..spawner.client import SpawnerClient
 from .worker_command import WorkerCommands
+
+if TYPE_CHECKING:
+    from .tune_file import TuneFile
 
 
 def start_preload(
@@ -17,8 +22,11 @@ def start_preload(
     commands: WorkerCommands,
     environ: Mapping[str, str],
     spawner: SpawnerClient,
+    tune_file: "TuneFile | None" = None,
 ) -> str | None:
     """Have the spawner start a fork server, if ``--preload`` was given and it can be used.
+
+    With ``auto`` it is started only if the modules are known from an earlier start.
 
     Returns:
         Why no fork server is started although ``--preload`` was given; None otherwise.
@@ -34,12 +42,33 @@ def start_preload(
         return remark
     if options.script.startswith("-"):
         return "--preload is ignored: the script is not a file; falling back to normal worker start"
+    if options.preload == AUTO_PRELOAD:
+        if modules := remembered(tune_file):
+            import_modules(modules, PreloadSource.TUNE_FILE, commands, spawner)
+        return None
     refuse_missing_modules(options.preload, options.script)
     if not options.only_checks:  # otherwise only check workers are started
-        spawner.preload(
-            options.preload, commands.argv(0), commands.job_env(), differing=commands.own_variables
-        )
+        import_modules(options.preload, PreloadSource.OPTION, commands, spawner)
     return None
+
+
+def remembered(tune_file: "TuneFile | None") -> tuple[str, ...]:
+    """Return the modules that an earlier start of the job has learnt."""
+    return tune_file.values.preload if tune_file is not None else ()
+
+
+def import_modules(
+    modules: Sequence[str], source: PreloadSource, commands: WorkerCommands, spawner: SpawnerClient
+) -> None:
+    """Have the spawner start a fork server for the workers."""
+    spawner.preload(
+        modules,
+        commands.argv(0),
+        commands.job_env(),
+        differing=commands.own_variables,
+        source=source,
+        count=commands.local_world_size if source is PreloadSource.WORKERS else 0,
+    )
 
 
 def refuse_missing_modules(modules: Sequence[str], script: str = "") -> None:

@@ -40,6 +40,7 @@ class StepEvents:
         note: Callable[[Event], None],
         held: Callable[[], Snapshots | None] = lambda: None,
         measuring: "Measuring | None" = None,
+        stepped: Callable[[WorkerGroup], None] = lambda _: None,
     ) -> None:
         """Create it without workers.
 
@@ -47,8 +48,10 @@ class StepEvents:
             note: receives the events.
             held: returns the snapshots of this node.
             measuring: of ``--auto-tune advise``; None: it was not given.
+            stepped: called at the first step of a round.
         """
         self._note, self._held, self._measuring = note, held, measuring
+        self._at_first_step = stepped
         self._timer: asyncio.TimerHandle | None = None
         self._group: WorkerGroup | None = None
         self._first: FirstWorker | None = None
@@ -98,6 +101,7 @@ class StepEvents:
             awaits_step = False
             first = max(progress.first for progress in stepped)
             self.note(TrainingStarted(at.round, at.node_rank, first))
+            self._at_first_step(group)
         if now - self._reported_at >= _INTERVAL_S:
             self._reported_at = now
             self._report(group, now)

@@ -16,6 +16,7 @@ from _weakref import ref  # of which `weakref`, which Python need not have loade
 from typing import Any
 
 from .data_wait import WAIT_NS, DataWait
+from .imported import IMPORTED, bits_of
 from .patching import take_name, when_loaded
 from .phases import Phases, time_joining
 from .store_wait import RENDEZVOUS, await_before_connecting
@@ -81,6 +82,7 @@ class Hook:
             page[word] = 0
         for word in range(MARK_WAIT_NS, REPORTS_ITSELF + 1):
             page[word] = 0
+        page[IMPORTED] = 0
         page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
         self.phases, self.data_wait = Phases(page), DataWait(page)
         page[PID] = self._pid
@@ -167,6 +169,7 @@ class Hook:
         last = page[LAST_NS]
         if not last:
             self.phases.stepped()
+            page[IMPORTED] = bits_of(sys.modules)
             page[USES_DEVICE] = _uses_device()
             page[CPU_BEGAN_NS], page[WALL_BEGAN_NS] = time.process_time_ns(), now
             # Before the functions that libraries have registered, which may wait for others.

@@ -1,0 +1,37 @@
+"""What a worker has imported by its first step, of the modules from which workers can be forked.
+
+One word of the worker's page has a bit for each module of ``FORKABLE``.
+"""
+
+from collections.abc import Container
+
+IMPORTED = 28
+"""Index of the 8-byte word in the page; 0: nothing, or no step yet."""
+
+FORKABLE = (
+    *("numpy", "scipy", "sklearn"),
+    *("torch", "torch._dynamo", "torch._inductor.compile_fx"),
+    *("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
+    *("torch.distributed.tensor.parallel", "torch.distributed.pipelining"),
+    *("torch.distributed.algorithms.ddp_comm_hooks.default_hooks",),
+    *("torch.distributed.elastic.multiprocessing.errors", "torch.nn.attention.flex_attention"),
+    *("torch.profiler", "torch.utils.data", "torch.utils.checkpoint"),
+    *("torchdata.stateful_dataloader",),
+    *("transformers", "transformers.modeling_utils", "transformers.generation.utils"),
+    *("accelerate", "transformers.trainer"),
+    *("torchmetrics", "lightning.fabric", "lightning.pytorch", "pytorch_lightning"),
+    *("ft_run.training", "ft_run.training.checkpointer", "ft_run.training.data"),
+    *("ft_run.training.lightning", "ft_run.training.transformers"),
+)
+"""At most 64 names, the bits in order; a module follows those that it imports. Tests import each of
+them and fork: it starts no thread or process, opens no device and maps no shared memory."""
+
+
+def bits_of(modules: Container[str]) -> int:
+    """Return the bits of the modules that are among ``modules``."""
+    return sum(1 << bit for bit, name in enumerate(FORKABLE) if name in modules)
+
+
+def names_of(bits: int) -> tuple[str, ...]:
+    """Return the modules of some bits, in the order in which they can be imported."""
+    return tuple(name for bit, name in enumerate(FORKABLE) if bits >> bit & 1)
