@@ -4,11 +4,15 @@ A worker has variables that the fork server does not have, e.g. ``RANK``: a modu
 at import reads it too early. A module that iterates over the environment, as tqdm does to search
 for a prefix, does not find them. A module that copies the environment does not find them either. Of
 20 common packages that were tested (torch, transformers, accelerate, lightning, scikit-learn, …)
-none keeps a copy.
+none keeps a copy. Modules that are known to keep the rank (``rank_at_import``) read it again in the
+worker.
 """
 
 import os
+import sys
 from typing import Any
+
+from . import rank_at_import
 
 
 class EnvironmentWatch:
@@ -50,5 +54,6 @@ class _Recording(dict[bytes, bytes]):
         self._reads = reads
 
     def __getitem__(self, key: bytes) -> bytes:
-        self._reads.add(os.fsdecode(key))
+        if not rank_at_import.is_reader(sys._getframe(1)):
+            self._reads.add(os.fsdecode(key))
         return super().__getitem__(key)

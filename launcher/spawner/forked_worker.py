@@ -20,6 +20,7 @@ from ...training.worker.starter import capture
 from ..processes.prctl import die_with_parent
 from ..processes.title import set_process_title
 from ..processes.worker_exec import set_up
+from . import rank_at_import
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fopen.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
@@ -154,6 +155,7 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
     for name, value in worker["env"].items():
         if environ.get(name) != value:
             os.environ[name] = value
+    rank_at_import.read_again()
     if worker["captures_errors"]:
         capture.install_or_say(os.environ["TORCHELASTIC_ERROR_FILE"])
     set_process_title(argv)

@@ -37,7 +37,7 @@ from ...exit_codes import SIGNAL_BASE
 from ..processes.ipc import Incoming, send
 from ..processes.tree import children
 from ..processes.worker_exec import NOT_EXECUTED, error_code
-from . import forked_worker
+from . import forked_worker, rank_at_import
 from .blanks import Blank, Blanks, Order, fork_blanks
 from .environ_watch import EnvironmentWatch
 from .forked_worker import Program, WorkerPlace
@@ -323,6 +323,10 @@ def _unfit(name: str) -> str | None:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         return f"importing {name} initialises CUDA, which a fork must not share"
+    try:
+        rank_at_import.read_again()
+    except AttributeError:
+        return f"importing {name} reads the rank, which is different for the workers"
     shared = shared_memory()
     if shared:
         return f"importing {name} creates shared memory or locks between processes ({shared[0]})"

@@ -3,6 +3,8 @@
 What differs is in ``docs/reference/preload.md``, and here, each with its reason.
 """
 
+import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -18,12 +20,36 @@ from ft_run.launcher.spawner import forkserver, imported_files
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness import preload_probes as probes
+from ft_run.training.worker.imported import FORKABLE
 
 DRIVER = Path(__file__).parents[2] / "harness" / "preload_driver.py"
 PYTHON = (sys.executable, "-u")
 RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
+
+# What the modules know of the rank, and that they work after a fork.
+ALL_MODULES = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+for name, module in sorted(sys.modules.items()):
+    if isinstance(known := vars(module).get("rank_zero_only"), type(lambda: 0)):
+        print(name, known.rank)
+if "torch" in sys.modules:
+    import torch
+    from torch.utils.data import DataLoader
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(256, 256)
+    layer(torch.randn(512, 256)).sum().backward()
+    print(layer.weight.grad.sum().item())
+    print([batch.tolist() for batch in DataLoader(range(4), batch_size=2, num_workers=2)])
+if "sklearn" in sys.modules:
+    import numpy
+    from sklearn.cluster import KMeans
+    found = KMeans(2, n_init=1, random_state=1).fit(numpy.arange(2000.0).reshape(1000, 2))
+    print(found.cluster_centers_.round(3).tolist())
+"""
 
 Ways = Callable[..., dict[str, Any]]
 
@@ -34,6 +60,7 @@ def both_ways(tmp_path: Path) -> Ways:
 
     Returns what came out.
     """
+    calls = itertools.count()
 
     def run(
         modules: str,
@@ -53,7 +80,7 @@ def both_ways(tmp_path: Path) -> Ways:
             ],
         }
         done = subprocess.run(
-            [sys.executable, str(DRIVER), str(tmp_path / "out")],
+            [sys.executable, str(DRIVER), str(tmp_path / f"out{next(calls)}")],
             input=json.dumps(order),
             cwd=tmp_path,
             capture_output=True,
@@ -314,6 +341,47 @@ class TestAForkServer:
             "importing reads RANK, which is different for the workers",
         ]
         assert came_out["warm"][0]["out"] == "1\n"
+
+    def test_has_modules_that_keep_the_rank_read_it_again(
+        self, both_ways: Ways, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "torchmetrics" / "utilities"
+        folder.mkdir(parents=True)
+        (tmp_path / "torchmetrics" / "__init__.py").touch()
+        (folder / "prints.py").write_text(
+            "import os\ndef rank_zero_only(): ...\n"
+            "rank_zero_only.rank = int(os.environ.get('LOCAL_RANK', 0))\n"
+        )
+        (tmp_path / "work.py").write_text(
+            "from torchmetrics.utilities.prints import rank_zero_only; print(rank_zero_only.rank)"
+        )
+        env = [{"LOCAL_RANK": "1"}, {"LOCAL_RANK": "2"}]
+        came_out = both_ways(
+            "torchmetrics.utilities.prints", ["work.py"], ["work.py"], env=env, cold=0
+        )
+        assert was_warm(came_out)
+        assert [run["out"] for run in came_out["warm"]] == ["1\n", "2\n"]
+        (folder / "prints.py").write_text("import os\nrank = os.environ.get('LOCAL_RANK')\n")
+        failed = both_ways("torchmetrics.utilities.prints", ["work.py"], env=env[:1], cold=0)
+        assert failed["fork_servers"][-1] == [
+            "failed",
+            "importing torchmetrics.utilities.prints reads the rank, which is different for the"
+            " workers",
+        ]
+
+    @pytest.mark.slow
+    def test_has_all_modules_that_auto_may_import(self, both_ways: Ways, tmp_path: Path) -> None:
+        """Each is checked after its import, and the workers have the same as cold."""
+        installed = [name for name in FORKABLE if importlib.util.find_spec(name.partition(".")[0])]
+        assert {"numpy", "torch", "lightning.pytorch", "transformers.trainer"} <= {*installed}
+        (tmp_path / "work.py").write_text(ALL_MODULES)
+        own = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "MASTER_PORT")
+        env = dict.fromkeys((*own, "TORCHELASTIC_RESTART_COUNT", "ROLE_WORLD_SIZE"), "1")
+        came_out = both_ways(",".join(installed), ["work.py", *installed], env=[env])
+        assert was_warm(came_out), came_out["fork_servers"]
+        (cold,), (warm,) = came_out["cold"], came_out["warm"]
+        assert (warm["code"], warm["out"]) == (cold["code"], cold["out"])
+        assert "lightning.pytorch.utilities.rank_zero 1\n" in warm["out"]
 
     def test_without_such_a_module_is_given_up(self, both_ways: Ways, tmp_path: Path) -> None:
         (tmp_path / "work.py").write_text("print('ran')")
