@@ -26,8 +26,12 @@ BEST = {
 KINDS = ("none", "best", "auto")
 
 
-def run(stack: str, kind: str) -> float:
-    """Run a job; return the seconds from the death of a rank to the first new step of all ranks."""
+def run(stack: str, kind: str) -> tuple[float, float]:
+    """Run a job; return what it took from the death of a rank to the first new step of all ranks.
+
+    Returns:
+        Seconds, and the CPU seconds of the slowest new rank.
+    """
     preload = {"none": (), "best": ("--preload", BEST[stack]), "auto": ("--preload", "auto")}[kind]
     with tempfile.TemporaryDirectory() as folder:
         command = [Path(sys.executable).parent / "ft-run", "--standalone", "--nproc-per-node", 2]
@@ -67,8 +71,9 @@ def run(stack: str, kind: str) -> float:
             thread.join()
         if process.returncode:
             sys.exit("".join(lines)[-3000:])
-        firsts = [(Path(folder) / f"steps-1-{rank}").read_text().split()[0] for rank in range(2)]
-        return max(map(float, firsts)) - death
+        texts = [(Path(folder) / f"steps-1-{rank}").read_text() for rank in range(2)]
+        firsts = [list(map(float, text.split()[:2])) for text in texts]
+        return max(at for at, _ in firsts) - death, max(cpu for _, cpu in firsts)
 
 
 def main() -> None:
@@ -79,15 +84,19 @@ def main() -> None:
     options = parser.parse_args()
     for stack in options.stack or BEST:
         took: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        cpu: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for _ in range(options.runs):
             for kind in KINDS:
-                took[kind].append(run(stack, kind))
+                for found, to in zip(run(stack, kind), (took, cpu), strict=True):
+                    to[kind].append(found)
         none, best, auto = (statistics.median(took[kind]) for kind in KINDS)
         spread = ", ".join(f"{kind} {min(took[kind]):.2f}-{max(took[kind]):.2f}" for kind in KINDS)
         print(
             f"{stack}: none {none:.2f} s, best list {best:.2f} s, auto {auto:.2f} s: "
             f"{auto / best:.2f} x of the best list (<= 1.1 x), {auto / none:.2f} x of none; "
-            f"{spread}; load {os.getloadavg()[0]:.1f}",
+            f"{spread}; CPU {', '.join(f'{statistics.median(cpu[kind]):.2f}' for kind in KINDS)}"
+            " s; "
+            f"load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
 

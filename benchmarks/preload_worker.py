@@ -23,8 +23,8 @@ class Steps:
         (folder / f"pid-{NAME}").write_text(str(os.getpid()))
 
     def done(self) -> None:
-        """Write the time of a step."""
-        self._file.write(f"{time.time()}\n")
+        """Write the time of a step, and the CPU time so far."""
+        self._file.write(f"{time.time()} {time.process_time()}\n")
         self._file.flush()
         time.sleep(STEP_S)
 

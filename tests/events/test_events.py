@@ -36,7 +36,7 @@ from ft_run.events.node import (
     WorkersAlone,
 )
 from ft_run.events.output import OutputUnshown
-from ft_run.events.preload import PreloadChanged, PreloadState
+from ft_run.events.preload import PreloadChanged, PreloadSource, PreloadState
 from ft_run.events.workers import (
     CollectivesRecorded,
     GpuXid,
@@ -219,6 +219,27 @@ CASES: list[tuple[Event, int, str]] = [
         PreloadChanged(PreloadState.FAILED, ("torch",), "no torch", is_of_checks=True),
         Severity.WARNING,
         "preload: no torch; falling back to normal check worker start",
+    ),
+    (
+        PreloadChanged(
+            PreloadState.READY,
+            ("numpy", "torch", "torch._dynamo"),
+            "9.1 s (222 MiB)",
+            source=PreloadSource.WORKERS,
+        ),
+        Severity.INFO,
+        "preload: the workers use 3 module(s) of numpy, torch: imported in the background in 9.1 s"
+        " (222 MiB); the next workers are forked",
+    ),
+    (
+        PreloadChanged(
+            PreloadState.READY,
+            ("torch", "torch._dynamo"),
+            "2.0 s (210 MiB)",
+            source=PreloadSource.TUNE_FILE,
+        ),
+        Severity.INFO,
+        "preload: imported 2 module(s) of torch in 2.0 s (210 MiB)",
     ),
     (
         OutputUnshown(12),

@@ -130,6 +130,19 @@ def test_a_change_is_reported_once_and_kept_by_rank_0(tmp_path: Path) -> None:
     assert Tuning(TuneFile(str(path), JOB), lambda _: None).offered == 2
 
 
+def test_what_is_preloaded_is_kept_by_rank_0_beside_the_other_values(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    TuneFile(str(path), JOB).keep(TunedValues(4), lambda _: None)
+    tuning = Tuning(TuneFile(str(path), JOB), lambda _: None)
+    tuning.keep_preload(("torch",))
+    tuning.begin(replace(FIRST, node_rank=1))
+    tuning.keep_preload(("torch",))
+    assert TuneFile(str(path), JOB).values == TunedValues(4)
+    tuning.begin(FIRST)
+    tuning.keep_preload(("torch", "numpy"))
+    assert TuneFile(str(path), JOB).values == TunedValues(4, ("torch", "numpy"))
+
+
 def test_workers_find_it_in_their_environment() -> None:
     commands = WorkerCommands(LaunchOptions("a.py", RendezvousOptions()), 2, {})
     assert VARIABLE not in commands.env(FIRST, 0, "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ft_run.launcher.flags.values import BadValue, modules
+from ft_run.launcher.flags.values import AUTO_PRELOAD, BadValue, modules
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner import forkserver, imported_files
 from ft_run.launcher.workers.worker_command import WorkerCommands
@@ -537,8 +537,9 @@ def test_the_variables_that_each_worker_has_are_known(
 class TestTheOption:
     def test_names_modules(self) -> None:
         assert modules(" torch, torch.distributed ,") == ("torch", "torch.distributed")
+        assert modules("auto") == AUTO_PRELOAD
 
-    @pytest.mark.parametrize("text", ["a-b", "torch;os", "torch..nn", "1"])
+    @pytest.mark.parametrize("text", ["a-b", "torch;os", "torch..nn", "1", "auto,torch"])
     def test_refuses_what_is_no_name(self, text: str) -> None:
         with pytest.raises(BadValue):
             modules(text)

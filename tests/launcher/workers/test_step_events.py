@@ -42,7 +42,8 @@ class Node:
             state=WorkerGroupState.RUNNING,
         )
         self.held: Snapshots | None = None
-        self.steps = StepEvents(self.events.append, lambda: self.held)
+        self.stepped: list[object] = []
+        self.steps = StepEvents(self.events.append, lambda: self.held, self.stepped.append)
         for watch in filter(None, self.watches):
             watch._page[phases.SINCE_NS] = int(self.now * 1e9)
         self._due: Any = None
@@ -102,6 +103,7 @@ def test_the_first_step_of_any_worker_starts_the_training(node: Node) -> None:
     node.waits()
     node.waits()
     assert node.events[0] == TrainingStarted(2, 1, 7)
+    assert node.stepped == [node.group]
     assert node.delays[-1] <= 60.0
     assert len(node.events) == 2  # and the first minute is over
 
