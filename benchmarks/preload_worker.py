@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 NAME = f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
 STEPS = 1_000_000 if NAME.startswith("0") else 3
@@ -56,12 +57,12 @@ def lightning(steps: Steps, folder: Path) -> None:
     import torch
     from lightning.pytorch import LightningModule, Trainer
 
-    class Module(LightningModule):
+    class Module(LightningModule):  # type: ignore[misc]  # where it is not installed
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(64, 64)
 
-        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+        def training_step(self, batch: torch.Tensor, _: int) -> Any:
             return self.layer(batch).square().mean()
 
         def on_train_batch_end(self, *_: object) -> None:
@@ -82,7 +83,8 @@ def lightning(steps: Steps, folder: Path) -> None:
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(100_000, 64), batch_size=8))
+    data: Any = torch.randn(100_000, 64)
+    trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=8))
 
 
 def transformers(steps: Steps, folder: Path) -> None:
@@ -91,7 +93,7 @@ def transformers(steps: Steps, folder: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback
     from transformers import TrainingArguments as Arguments
 
-    class Write(TrainerCallback):
+    class Write(TrainerCallback):  # type: ignore[misc]  # where it is not installed
         def on_step_end(self, *_: object, **__: object) -> None:
             steps.done()
 

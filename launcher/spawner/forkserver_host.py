@@ -165,7 +165,7 @@ class ForkServerHost:
         """Give up an import that takes too long."""
         if self.loading_left_s() == 0.0:
             self.kill()
-            self._give_up(f"importing {self._importing} takes longer than {_LOADING_MAX_S:.0f} s")
+            self._give_up(f"importing {self._importing} takes longer than {_LOADING_MAX_S:g} s")
 
     def watched(self) -> list[int]:
         """Return the descriptors from which ``hear`` reads."""

@@ -1,5 +1,6 @@
 """The agent's side of the spawner, with a real one, in a program from which it can be forked."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -215,3 +216,76 @@ def test_workers_are_forked_while_those_before_end(case: str, tmp_path: Path) ->
     script.write_text("import signal; signal.pause()\n")
     command = [sys.executable, "-c", BLANKS, case, str(script)]
     subprocess.run(command, timeout=60, check=True)
+
+
+IN_BACKGROUND = """
+import asyncio, sys
+from ft_run.events.preload import PreloadSource
+from ft_run.launcher.spawner import forkserver_host
+from ft_run.launcher.spawner.client import Exited, ForkServerEvent, SpawnerClient, WorkerCommand
+
+case, source, loading_max_s = sys.argv[1:]
+forkserver_host._LOADING_MAX_S = float(loading_max_s)
+client = SpawnerClient()
+heard = asyncio.Queue()
+WORKER = (sys.executable, "-u", "-c", "import sys; sys.exit('slow' in sys.modules)")
+last = []
+
+async def event():
+    event = await heard.get()
+    if isinstance(event, ForkServerEvent):
+        last[:] = [event.state.value, event.text.partition(" (")[0]]
+    return event
+
+async def until(state):
+    while last[:1] != [state]:
+        await event()
+
+async def work():
+    client.spawn(0, [WorkerCommand(WORKER, {})])
+    while not isinstance(exited := await event(), Exited):
+        pass
+    print("warm" if exited.exit_code else "cold")
+
+async def main():
+    client.listen(heard.put_nowait)
+    client.preload(["slow"], WORKER, {}, source=PreloadSource(source), count=1)
+    await until("loading")
+    print(client.preloading)
+    await work()
+    if case == "ends":
+        with open("gate", "w"):
+            pass
+    await until("ready" if case == "ends" else "failed")
+    await work()
+    if case != "ends":
+        print(last[1])
+
+asyncio.run(main())
+client.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "source", "loading_max_s", "lines"),
+    [
+        ("ends", "workers", 60, ["False", "cold", "warm"]),
+        ("hangs", "workers", 0.5, ["False", "cold", "cold"]),
+        ("hangs", "tune file", 0.5, ["True", "cold", "cold"]),
+    ],
+)
+def test_workers_do_not_wait_for_an_import_in_the_background_or_that_hangs(
+    tmp_path: Path, case: str, source: str, loading_max_s: float, lines: list[str]
+) -> None:
+    (tmp_path / "slow.py").write_text("open('gate').read()")
+    os.mkfifo(tmp_path / "gate")
+    done = subprocess.run(
+        [sys.executable, "-c", IN_BACKGROUND, case, source, str(loading_max_s)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    late = [] if case == "ends" else [f"importing slow takes longer than {loading_max_s} s"]
+    assert done.stdout.splitlines() == [*lines, *late]

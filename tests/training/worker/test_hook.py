@@ -18,6 +18,7 @@ from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.processes.worker_watch import starter_env
 from ft_run.training import progress
 from ft_run.training.worker import hook, store_wait
+from ft_run.training.worker.imported import IMPORTED, names_of
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
 
 LIMIT = timedelta(seconds=60)
@@ -224,6 +225,18 @@ def test_an_optimizer_in_the_place_of_one_that_is_gone_is_another_one() -> None:
         others.append(Optimizer())
     assert step(others[-1]) == 2
     assert step(Optimizer()) == 2, "it takes turns with that"
+
+
+def test_what_is_imported_by_the_first_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = memoryview(bytearray(hook.PAGE_BYTES)).cast("Q")
+    page[IMPORTED] = 1
+    watched = hook.Hook(page)
+    assert not page[IMPORTED]
+    monkeypatch.setattr(sys, "modules", {"torch": sys, "numpy": sys, "os": os})
+    watched.progress(0)
+    monkeypatch.setattr(sys, "modules", {"transformers": sys})
+    watched.progress(1)
+    assert names_of(page[IMPORTED]) == ("numpy", "torch")
 
 
 # --- what led the interpreter to the hook -------------------------------------------------------
