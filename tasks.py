@@ -1,7 +1,33 @@
-"""What becomes of an error in a task that nothing waits for."""
+"""Errors of tasks that nothing waits for, and calls that the end of the process does not await."""
 
 import asyncio
-from typing import Any
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_daemon_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
+    """Call a function in a thread that does not delay the end of the process; return its result."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(take: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():
+            take(outcome)
+
+    def run() -> None:
+        try:
+            outcome = future.set_result, call()
+        except Exception as error:  # it is raised where the result is awaited
+            outcome = future.set_exception, error
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(deliver, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def show_bug(what: str, task: "asyncio.Task[Any]") -> None:

@@ -2,16 +2,14 @@
 
 import asyncio
 import http.client
-import io
 from collections.abc import Mapping
-from typing import Any
 
+from ...tasks import in_daemon_thread
 from ...values import dataclass
 
 ANSWER_S = 5.0
 BODY_MAX = 256 * 1024
 """A scheduled event of each VM of a large set has some 300 bytes."""
-_HEAD_MAX = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,62 +53,26 @@ class Service:
         Raises:
             MetadataError: there is no reply in time, or it is not valid HTTP.
         """
+        reply = in_daemon_thread(lambda: self._reply(method, path, headers, timeout_s))
         try:
-            return await asyncio.wait_for(self._ask(method, path, headers), timeout_s)
-        except asyncio.TimeoutError:
-            raise MetadataError(f"no answer from {self._host} within {timeout_s:g} s") from None
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise MetadataError(f"{self._host}:{self._port}: {why}") from None
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
-            raise MetadataError(
-                f"{self._host} does not answer with HTTP ({type(error).__name__})"
-            ) from None
+            return await asyncio.wait_for(reply, timeout_s)
+        except (asyncio.TimeoutError, TimeoutError):
+            why = f"no answer from {self._host} within {timeout_s:g} s"
         except http.client.HTTPException as error:
-            raise MetadataError(
-                f"{self._host} does not answer with HTTP ({type(error).__name__})"
-            ) from None
+            why = f"{self._host} does not answer with HTTP ({type(error).__name__})"
+        except OSError as error:
+            why = f"{self._host}:{self._port}: {error.strerror or error}"
+        raise MetadataError(why)
 
-    async def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Reply:
-        reader, writer = await asyncio.open_connection(self._host, self._port, limit=_HEAD_MAX)
+    def _reply(self, method: str, path: str, headers: Mapping[str, str], timeout_s: float) -> Reply:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         try:
-            sent = {"Host": self._name, "Connection": "close", "Accept": "*/*", **headers}
-            if method == "PUT":
-                sent["Content-Length"] = "0"
-            lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
-            writer.write(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
-            head = await reader.readuntil(b"\r\n\r\n")
-            return _parsed(head + await _body(reader, head))
+            connection.request(method, path, headers={"Host": self._name, **headers})
+            response = connection.getresponse()
+            body = response.read(BODY_MAX)
+            if response.length and len(body) < BODY_MAX:
+                raise http.client.IncompleteRead(body, response.length)
+            named = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, body.decode("utf-8", "replace"), named)
         finally:
-            writer.transport.abort()
-
-
-async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
-    length = next(
-        (line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")),
-        None,
-    )
-    if length is not None:
-        return await reader.readexactly(min(int(length), BODY_MAX))
-    body = b""
-    while len(body) < BODY_MAX and (more := await reader.read(BODY_MAX - len(body))):
-        body += more
-    return body
-
-
-class _Received:
-    """Replaces a socket whose data was all read."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, *_: object) -> io.BytesIO:
-        return io.BytesIO(self._data)
-
-
-def _parsed(data: bytes) -> Reply:
-    received: Any = _Received(data)
-    response = http.client.HTTPResponse(received)
-    response.begin()
-    body = response.read(len(data)).decode("utf-8", "replace")
-    return Reply(response.status, body, {k.lower(): v for k, v in response.getheaders()})
+            connection.close()

@@ -7,10 +7,10 @@ import asyncio
 import errno
 import os
 import socket
-import threading
 from contextlib import suppress
 from typing import Any
 
+from ...tasks import in_daemon_thread
 from ..protocol.endpoint import Endpoint
 
 _LIMIT_S = 1.2
@@ -25,7 +25,9 @@ async def why_unreachable(endpoint: Endpoint) -> str | None:
     tasks: list[asyncio.Task[str | None]] = []
     reasons = []
     try:
-        addresses = await asyncio.wait_for(_resolve(endpoint), _LIMIT_S)
+        # A name server that does not answer must not delay the end of the process.
+        resolved = in_daemon_thread(lambda: _resolve(endpoint))
+        addresses = await asyncio.wait_for(resolved, _LIMIT_S)
         tasks = [asyncio.create_task(_connect(*one)) for one in addresses]
         for next_one in asyncio.as_completed(tasks, timeout=_LIMIT_S):
             if (reason := await next_one) is None:
@@ -52,26 +54,9 @@ async def _connect(family: int, address: Any) -> str | None:
     return None
 
 
-def _resolve(endpoint: Endpoint) -> "asyncio.Future[list[tuple[int, Any]]]":
-    """Return family and address of each address of an endpoint.
-
-    It resolves in a daemon thread: the end of the process does not wait for a name server that does
-    not answer.
-    """
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[tuple[int, Any]]] = loop.create_future()
-
-    def deliver(addresses: list[tuple[int, Any]]) -> None:
-        if not found.done():
-            found.set_result(addresses)
-
-    def look_up() -> None:
-        addresses = []
-        with suppress(OSError, UnicodeError):
-            infos = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-            addresses = [(int(info[0]), info[4]) for info in infos]
-        with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(deliver, addresses)
-
-    threading.Thread(target=look_up, name="resolver", daemon=True).start()
-    return found
+def _resolve(endpoint: Endpoint) -> list[tuple[int, Any]]:
+    """Return family and address of each address of an endpoint."""
+    with suppress(OSError, UnicodeError):
+        infos = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        return [(int(info[0]), info[4]) for info in infos]
+    return []
