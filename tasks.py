@@ -19,6 +19,7 @@ def in_daemon_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
             take(outcome)
 
     def run() -> None:
+        outcome: tuple[Callable[[Any], None], Any]
         try:
             outcome = future.set_result, call()
         except Exception as error:  # it is raised where the result is awaited
