@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ft_run.tests.harness.forked import run_forked
 from ft_run.tests.harness.hosts import Network, unavailable
 from ft_run.training.gloo import interface_towards
 
@@ -24,31 +25,26 @@ if len(texts) > 1:
 """
 
 
-@pytest.mark.parametrize(
-    ("texts", "found"),
-    [
-        (["none"], "None [0]"),
-        pytest.param(["a word"], "'a word' [0]", marks=pytest.mark.slow),
-        pytest.param(["none", "none"], "None [0]", marks=pytest.mark.slow),
-        (["none", "schön ✓", "another"], "'schön ✓' [0]"),
-        pytest.param(["none", ""], "'' [0]", marks=pytest.mark.slow),
-        (["none", "file \udcff"], "'file ?' [0]"),
-        (["x" + "é" * 1500, "none"], "'x" + "é" * 999 + "' [0]"),
-    ],
+TEXTS = (
+    (["none"], "None [0]"),
+    (["a word"], "'a word' [0]"),
+    (["none", "none"], "None [0]"),
+    (["none", "schön ✓", "another"], "'schön ✓' [0]"),
+    (["none", ""], "'' [0]"),
+    (["none", "file \udcff"], "'file ?' [0]"),
+    (["x" + "é" * 1500, "none"], "'x" + "é" * 999 + "' [0]"),
 )
-def test_the_text_of_the_first_rank_that_has_one(
-    tmp_path: Path, texts: list[str], found: str
-) -> None:
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path / "file"), str(rank), *texts],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+"""Of the ranks of a world, and what they agree on."""
+
+
+def test_the_text_of_the_first_rank_that_has_one(tmp_path: Path) -> None:
+    calls = [
+        (tmp_path / f"world-{world}", rank, *texts)
+        for world, (texts, _) in enumerate(TEXTS)
         for rank in range(len(texts))
     ]
-    outputs = [process.communicate(timeout=60)[0].strip() for process in running]
-    assert outputs == [found] * len(texts)
+    expected = [found for texts, found in TEXTS for _ in texts]
+    assert [ended.output.strip() for ended in run_forked(PROGRAM, calls)] == expected
 
 
 ON_A_HOST = """

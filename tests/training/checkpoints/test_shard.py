@@ -1,12 +1,11 @@
 """Checkpoints that ranks write themselves, in processes that know each other by gloo."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ft_run.tests.harness.forked import run_forked
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -36,22 +35,35 @@ dist.destroy_process_group()
 """
 
 
-def save(tmp_path: Path, size: int, way: str) -> list[str]:
-    """Have ranks save; return what each says."""
-    arguments = (sys.executable, "-c", PROGRAM, tmp_path / "store", tmp_path / "kept")
-    running = [
-        subprocess.Popen(
-            [*map(str, (*arguments, rank, size, way))], stdout=subprocess.PIPE, text=True
-        )
+WORLDS = {"one": 1, "three": 3, "odd": 2}
+MODULES = (
+    *("torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"),
+    "ft_run.training.checkpoints.folder",
+)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
+    """The ranks of all worlds have saved: the folder, and what they say by world."""
+    path = tmp_path_factory.mktemp("worlds")
+    calls = [
+        (path / f"store-{way}", path / way, rank, size, way)
+        for way, size in WORLDS.items()
         for rank in range(size)
     ]
-    return [process.communicate(timeout=120)[0].strip() for process in running]
+    outputs = [ended.output.strip() for ended in run_forked(PROGRAM, calls, MODULES)]
+    found: dict[str, list[str]] = {way: [] for way in WORLDS}
+    for (*_, way), output in zip(calls, outputs, strict=True):
+        found[way].append(output)
+    return path, found
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_what_several_have_one_writes(tmp_path: Path, size: int) -> None:
-    assert save(tmp_path, size, "whole") == ["None"] * size
-    path = tmp_path / "kept" / "step-00000004"
+@pytest.mark.parametrize("way", ["one", "three"])
+def test_what_several_have_one_writes(said: tuple[Path, dict[str, list[str]]], way: str) -> None:
+    folder, outputs = said
+    size = WORLDS[way]
+    assert outputs[way] == ["None"] * size
+    path = folder / way / "step-00000004"
     files = {f"__{rank}_0.distcp" for rank in range(size)}
     assert {one.name for one in path.iterdir()} == {".metadata", *files}
     reader = FileSystemReader(path)
@@ -68,7 +80,7 @@ def test_what_several_have_one_writes(tmp_path: Path, size: int) -> None:
     assert state["other.of"] in [[rank, "x"] for rank in range(size)]
 
 
-def test_ranks_that_cannot_agree_all_say_so(tmp_path: Path) -> None:
-    said = save(tmp_path, 2, "odd")
-    assert said[0] == said[1] != "None"
-    assert list((tmp_path / "kept").glob("*")) == []
+def test_ranks_that_cannot_agree_all_say_so(said: tuple[Path, dict[str, list[str]]]) -> None:
+    folder, outputs = said
+    assert outputs["odd"][0] == outputs["odd"][1] not in ("None", "")
+    assert list((folder / "odd").glob("*")) == []

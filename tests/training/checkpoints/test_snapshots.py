@@ -5,13 +5,12 @@ import gc
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 import torch
+from ft_run.tests.harness.forked import run_forked
 from ft_run.training.checkpoints.snapshots import Snapshots
 from ft_run.training.checkpoints.state import flatten
 from ft_run.training.worker import snapshot_page as page
@@ -64,11 +63,17 @@ PHASES = (
 )
 
 
+def opened_fds() -> tuple[int, ...]:
+    """Return a page and the buffers."""
+    made = tuple(os.memfd_create("test") for _ in range(1 + page.BUFFERS))
+    os.ftruncate(made[0], page.PAGE_BYTES)
+    return made
+
+
 @pytest.fixture
 def fds() -> Iterator[tuple[int, ...]]:
     """A page and the buffers."""
-    made = tuple(os.memfd_create("test") for _ in range(1 + page.BUFFERS))
-    os.ftruncate(made[0], page.PAGE_BYTES)
+    made = opened_fds()
     yield made
     for fd in made:
         os.close(fd)
@@ -90,15 +95,24 @@ def numbers_in(snapshots: Snapshots, step: int) -> set[float] | None:
     return {float(number) for tensor in tensors for number in tensor.flatten()}
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_worker_that_dies_leaves_the_last_snapshot(fds: tuple[int, ...], phase: str) -> None:
-    command = [sys.executable, "-c", WORKER, phase, *map(str, fds)]
-    done = subprocess.run(command, pass_fds=fds, capture_output=True, text=True, timeout=100)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+def test_a_worker_that_dies_leaves_the_last_snapshot() -> None:
+    memories = [opened_fds() for _ in PHASES]
+    calls = [(phase, *fds) for phase, fds in zip(PHASES, memories, strict=True)]
+    modules = ("torch", "ft_run.training.checkpoints.snapshots")
+    every = [fd for fds in memories for fd in fds]
+    ended = run_forked(WORKER, calls, modules, pass_fds=every)
+    assert [one.status for one in ended] == [-signal.SIGKILL] * len(PHASES)
+    for phase, fds in zip(PHASES, memories, strict=True):
+        check_last_snapshot(phase, fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def check_last_snapshot(phase: str, fds: tuple[int, ...]) -> None:
     left = opened(fds)
-    assert numbers_in(left, 3) == {3.0}
-    assert numbers_in(left, 4) is None
-    assert numbers_in(left, 2) == ({2.0} if phase == "before anything" else None)
+    assert numbers_in(left, 3) == {3.0}, phase
+    assert numbers_in(left, 4) is None, phase
+    assert numbers_in(left, 2) == ({2.0} if phase == "before anything" else None), phase
     # The next worker goes on with the same memory.
     tensors = {str(n): torch.full((100, 7), 5.0) for n in range(20)}
     state = {"model": tensors, "n": {"step": 5, "value": None}, "z": torch.full((9,), 5)}
