@@ -234,6 +234,7 @@ class TestCompare:
             assert job.finish(attempts=1, timeout_s=60.0).problems == []
 
     @pytest.mark.long
+    @pytest.mark.slow
     def test_the_row_of_the_spare_is_of_ft_run_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "figures.json"
         result = run_benchmark("compare.py", "--quick", "--rows", "spare-4", "--json", path)

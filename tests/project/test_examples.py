@@ -70,7 +70,7 @@ def checkpoint(epoch: int) -> dict[str, Any]:
 
 
 class TestTraining:
-    @pytest.mark.slow  # for each change the soak compares the weights, and a recipe the accuracy
+    @pytest.mark.slow  # for each change .ci/run trains it by README's command
     def test_learns_dies_resumes_and_ends_alike(self, tmp_path: Path) -> None:
         """One story, because a run costs seconds of imports."""
         command = ("--epochs", "6", "--save-weights", "weights.bin", "--die", "1:3")

@@ -146,11 +146,9 @@ def test_the_steps_of_the_workflow_run(tmp_path: Path) -> None:
     assert (tmp_path / "killed").read_bytes() == (tmp_path / "undisturbed").read_bytes()
 
 
-@pytest.mark.long
+@pytest.mark.slow  # .ci/run trains by README's command, and all commands of the guide are parsed
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "has_token", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["open", "token"]
-)
+@pytest.mark.parametrize("has_token", [False, True], ids=["open", "token"])
 def test_the_two_nodes_of_the_guide_train(ft: Launcher, free_port: int, has_token: bool) -> None:
     """By the command of the guide, and with what it says of a token."""
     guide = (EXAMPLES / "README.md").read_text().partition("## Two nodes")[2].partition("\n## ")[0]

@@ -210,15 +210,15 @@ def digest(*commands) -> list[str]:
     return [d for command in commands for d in re.findall("weights sha256: (.*)", command.stdout)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.timeout(600 + 60 * FAULTS)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param(Soak, (), id="cold", marks=pytest.mark.slow),
+        pytest.param(Soak, (), id="cold"),
         pytest.param(Soak, ("--preload", "torch,torch._dynamo,sklearn"), id="warm"),
-        pytest.param(ListedSoak, (), id="listed", marks=pytest.mark.slow),
+        pytest.param(ListedSoak, (), id="listed"),
     ],
 )
 def test_training_with_random_faults_ends_as_if_there_had_been_none(ft, network, kind, options):

@@ -141,7 +141,7 @@ def test_a_program_that_cannot_be_started_is_a_failure_with_a_sentence(ft):
     assert "Traceback" not in command.stderr
 
 
-@pytest.mark.slow  # the soak shows it too
+@pytest.mark.slow  # test_exact_data.py compares what jobs that are killed learn
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "preload",
