@@ -25,8 +25,10 @@ def together(ft, free_port):
 
 
 @pytest.mark.long
-def test_two_nodes_are_checked_and_one_of_them_prints_the_table(together):
-    first, second = together()
+def test_two_nodes_with_a_token_are_checked_and_one_of_them_prints_the_table(ft, together):
+    token = ft.folder / "job.token"
+    assert ft.run("token", token).process.returncode == 0
+    first, second = together("--token-file", token)
     assert (first[0], second[0]) == (0, 0)
     tables = [command.stdout for _, command in (first, second) if command.stdout]
     assert len(tables) == 1

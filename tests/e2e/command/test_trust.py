@@ -63,24 +63,6 @@ def test_two_nodes_with_a_token(ft: "Launcher", free_port: int, options: tuple[s
     assert secret not in told
 
 
-@pytest.mark.long
-def test_nodes_are_checked_together_with_a_token(ft: "Launcher", free_port: int) -> None:
-    endpoint, file = f"127.0.0.1:{free_port}", ft.folder / "job.token"
-    assert ft.run("token", file).process.returncode == 0
-    check = (
-        "check", "--nnodes", 2, "--rdzv-endpoint", endpoint, "--rdzv-id", f"check-{ft.mark}",
-        "--check-timeout", 120, "--straggler-threshold", 1000,
-    )  # fmt: skip
-    host = ft.start(*check, "--token-file", file)
-    host.expect("hosted here")
-    stranger = ft.run(*check, "--rdzv-conf", "connect_timeout=3")
-    assert stranger.process.returncode == exit_codes.REFUSED
-    assert f"the master at {endpoint} requires a token;" in stranger.stderr
-    other = ft.start(*check, env={"FT_RUN_TOKEN": file.read_text()})
-    assert [node.wait() for node in (host, other)] == [0, 0]
-    assert "2 of 2 nodes pass" in host.stdout + other.stdout
-
-
 def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int) -> None:
     """As openssl makes them, one for each node; the master's has the name of its endpoint."""
 
@@ -120,9 +102,9 @@ def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int
         "is not trusted; expected one that is signed by --tls-ca": shown("foreign", "foreign"),
         "does not trust the certificate of this node; expected": shown("foreign"),
     }
-    for sentence, flags in strangers.items():
-        stranger = ft.run(*job, *quick, *flags, *script)
-        assert stranger.process.returncode == exit_codes.REFUSED
+    started = {words: ft.start(*job, *quick, *more, *script) for words, more in strangers.items()}
+    for sentence, stranger in started.items():
+        assert stranger.wait() == exit_codes.REFUSED
         assert sentence in stranger.stderr
     gate.touch()
     assert [agent.wait() for agent in (host, other)] == [0, 0]
