@@ -289,6 +289,7 @@ def test_node_0_that_hosts_the_master_comes_back_at_another_address(ft, network)
 # --- few are left --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_agents_but_one_are_killed_and_with_them_the_master(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", "2:3")
     before = job.start("abc")

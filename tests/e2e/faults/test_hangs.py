@@ -199,6 +199,8 @@ what, rank, folder = sys.argv[1], int(os.environ["RANK"]), sys.argv[2]
 
 def evaluate():
     for index in range(200):
+        if os.path.exists(f"{folder}/enough"):
+            return
         if what == "says so":
             progress()
 LINES
@@ -254,17 +256,39 @@ sys.stdout.write("over\\n")
 def run_progress(
     ft: "Launcher", what: str, *more: object, env: Mapping[str, str] | None = None
 ) -> "Command":
-    script = ft.script(PROGRESS)
-    options = ("--standalone", "--nproc-per-node", 2, "--hang-timeout", 1, *more)
-    return ft.start(*options, script, what, ft.folder, env=env)
+    """Start a job that does something in its second step, in a folder of that name."""
+    folder = ft.folder / what
+    folder.mkdir(exist_ok=True)
+    where = () if "--rdzv-endpoint" in more else ("--standalone",)
+    options = (*where, "--nproc-per-node", 2, "--hang-timeout", 1, *more)
+    script = ft.script(PROGRESS, f"{what}/script.py")
+    return ft.start(*options, script, what, folder, env=env)
 
 
-def test_the_report_says_where_all_ranks_were_and_what_nccl_recorded_is_kept(
-    ft: "Launcher",
-) -> None:
+def test_jobs_that_hang_and_one_that_is_slow(ft: "Launcher", free_port: int) -> None:
+    """At the same time, since they wait for most of it."""
     pipes, files = ft.folder / "pipe_", ft.folder / "trace_"
     env = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(pipes), "TORCH_FR_DUMP_TEMP_FILE": str(files)}
-    job = run_progress(ft, "sleeps", "--log-dir", ft.folder / "logs", env=env)
+    sleeps = run_progress(ft, "sleeps", "--log-dir", ft.folder / "logs", env=env)
+    stops = run_progress(
+        ft,
+        "stops",
+        *("--nnodes", 1, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark),
+        *("--max-restarts", 1, "--shutdown-timeout", 1, "--preload", "colorsys"),
+        *("--on-failure", "hang=restart-free"),
+    )
+    evaluates = run_progress(ft, "evaluates")
+    evaluates.expect(r"no step for \d+ s, but rank \d is making progress: script.py:")
+    (ft.folder / "evaluates" / "enough").touch()
+    check_is_no_hang(evaluates)
+    check_stopped(ft, stops, free_port)
+    check_report(ft.folder / "logs", sleeps)
+    sleeps.expect(rf"flight recorder: wrote the last collectives of rank\(s\) 0,1: {files}\*$")
+    assert [Path(f"{files}{rank}").read_text() for rank in (0, 1)] == ["all that was"] * 2
+
+
+def check_report(logs: Path, job: "Command") -> None:
+    """Check that the report has where all ranks were."""
     assert job.wait() == 1
     report = job.stderr.partition("Root cause: ")[2].splitlines()
     serves = f"script.py:{line_of('serves', PROGRESS)}"
@@ -275,57 +299,44 @@ def test_the_report_says_where_all_ranks_were_and_what_nccl_recorded_is_kept(
     )
     stacks = [line.strip() for line in report if "script.py:" in line and "stacks" not in line]
     assert any(line.startswith(f"{serves} serve  while not") for line in stacks)
-    (kept,) = (ft.folder / "logs").rglob("hang.txt")
+    (kept,) = logs.rglob("hang.txt")
     assert kept.read_text().startswith(report[0] + "\n\nrank 0 on node 0 (")
     assert f"{serves} serve" in kept.read_text()
-    (events,) = (ft.folder / "logs").rglob("events.jsonl")
+    (events,) = logs.rglob("events.jsonl")
     records = map(json.loads, events.read_text().splitlines())
     suspected = [record for record in records if record["name"] == "hang.suspected"]
     assert {rank for record in suspected for rank in record["ranks"]} == {0, 1}
     assert all(record["idle_s"] >= 1 for record in suspected)
-    job.expect(rf"flight recorder: wrote the last collectives of rank\(s\) 0,1: {files}\*$")
-    assert [Path(f"{files}{rank}").read_text() for rank in (0, 1)] == ["all that was"] * 2
 
 
-def test_a_rule_decides_on_a_stopped_process_and_status_says_why_it_stopped(
-    ft: "Launcher", free_port: int
-) -> None:
-    where = ("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
-    options = ("--hang-timeout", 1, "--max-restarts", 1, "--shutdown-timeout", 1)
-    job = ft.start(
-        *("--nnodes", 1, "--nproc-per-node", 2, *where, *options, "--preload", "colorsys"),
-        *("--on-failure", "hang=restart-free"),
-        *(ft.script(PROGRESS), "stops", ft.folder),
-    )
+def check_stopped(ft: "Launcher", job: "Command", port: int) -> None:
+    """Check that a rule decides on a stopped process, and that the status has the reason."""
     stopped = r"rank 0 on node 0 \(\S+\) is stopped \(by a signal\); no step for \d+ s \(step 2\)"
     job.expect(rf"restart \(not counted, 0/1 used\): {stopped} \(rule hang=restart-free\)$")
-    said = ft.run("status", f"127.0.0.1:{free_port}", "--json").stdout
+    said = ft.run("status", f"127.0.0.1:{port}", "--json").stdout
     assert re.fullmatch(stopped, json.loads(said)["last_stop"])
     job.send(signal.SIGTERM)
     job.wait()
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("evaluates", r"no step for \d+ s, but rank \d is making progress: script.py:"),
-        pytest.param("says so", "", marks=pytest.mark.slow),
-        pytest.param("loads", "", marks=pytest.mark.slow),
-    ],
-)
-def test_what_is_slow_is_no_hang(ft: "Launcher", what: str, said: str) -> None:
-    job = run_progress(ft, what)
+def check_is_no_hang(job: "Command") -> None:
     assert job.wait() == 0
     assert job.stdout.count("over") == 2
     assert "hang" not in job.stderr
-    assert re.search(said, job.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["says so", "loads"])
+def test_what_is_slow_is_no_hang(ft: "Launcher", what: str) -> None:
+    check_is_no_hang(run_progress(ft, what))
 
 
 @pytest.mark.slow
 def test_a_debugger_is_left_alone(ft: "Launcher") -> None:
-    os.mkfifo(ft.folder / "fifo")
+    (ft.folder / "debugs").mkdir()
+    os.mkfifo(ft.folder / "debugs" / "fifo")
     job = run_progress(ft, "debugs")
-    with open(ft.folder / "fifo", "w") as terminal:
+    with open(ft.folder / "debugs" / "fifo", "w") as terminal:
         job.expect("no step for .*, but rank 0 is in a debugger: script.py:", count=2)
         terminal.write("continue\n")
     assert job.wait() == 0

@@ -25,25 +25,27 @@ def start(ft, endpoints, conf=QUICK, nodes="2:3", worker=("true",)):
     )  # fmt: skip
 
 
-def test_the_listed_host_with_another_fence_is_refused_and_the_others_run(ft, listed):
+def test_listed_hosts_with_other_options_are_refused(ft, listed):
+    """One with another fence, and the others run; and hosts of which one has another list.
+
+    Each list may have a majority: none of them leads.
+    """
     gate = ft.folder / "gate"
-    worker = ("sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done")  # as long as it may take
+    worker = ("sh", "-c", f"until [ -e {gate} ]; do sleep 0.2; done")  # as long as it may take
     agents = [start(ft, listed, f"{QUICK},fence={s}", worker=worker) for s in (3, 3, 20)]
+    first = ports.free_port(3)
+    those = [f"127.0.0.1:{first + number}" for number in range(3)]
+    turned = [*those[1:], those[0]]
+    others = [start(ft, those), start(ft, those), start(ft, turned)]
     assert agents[2].wait() == exit_codes.REFUSED
     assert "--rdzv-conf fence in seconds is 20 here and 3 there" in agents[2].stderr
     gate.touch()
     assert [agent.wait() for agent in agents[:2]] == [0, 0]
-
-
-def test_listed_hosts_with_different_lists_are_refused(ft, listed):
-    """Each list may have a majority: none of them leads."""
-    turned = [*listed[1:], listed[0]]
-    agents = [start(ft, listed), start(ft, listed), start(ft, turned)]
-    assert [agent.wait() for agent in agents] == [exit_codes.REFUSED] * 3
-    here, there = ",".join(listed), ",".join(turned)
-    for agent in agents[:2]:
+    assert [agent.wait() for agent in others] == [exit_codes.REFUSED] * 3
+    here, there = ",".join(those), ",".join(turned)
+    for agent in others[:2]:
         assert f"--rdzv-endpoint is {here} here and {there} there" in agent.stderr
-    assert f"--rdzv-endpoint is {there} here and {here} there" in agents[2].stderr
+    assert f"--rdzv-endpoint is {there} here and {here} there" in others[2].stderr
 
 
 UNTIL_TOLD = """
@@ -54,12 +56,14 @@ sys.exit(3)
 """
 
 
-def test_a_node_whose_master_is_gone_says_what_it_waits_for_and_until_when(ft, free_port):
+def test_what_nodes_say_while_they_wait_and_until_when(ft, free_port, listed):
+    """Where the master is gone, and where no host leads; both wait at the same time."""
     told = ft.folder / "told"
     host, other = ft.start_two(
         "--nnodes", 2, "--rdzv-id", f"away-{ft.mark}", "--rdzv-endpoint", f"localhost:{free_port}",
         "--rdzv-conf", "master_timeout=8", ft.script(UNTIL_TOLD), told,
     )  # fmt: skip
+    alone = start(ft, listed, f"{QUICK},connect_timeout=8")
     other.expect("started ranks=1 of 2")
     host.send(signal.SIGKILL)
     away = rf"no connection to the master at localhost:{free_port} \(.*\): "
@@ -67,18 +71,13 @@ def test_a_node_whose_master_is_gone_says_what_it_waits_for_and_until_when(ft, f
     told.touch()
     other.expect("rank 1 .* exited with 3")
     other.expect(f"{away}worker failed; the restart waits for the master; reconnecting, gives up")
-    assert other.wait() == exit_codes.RENDEZVOUS_FAILED
-
-
-def test_a_node_that_waits_for_a_leader_says_what_each_listed_host_answers(ft, listed):
-    agent = start(ft, listed, f"{QUICK},connect_timeout=8")
-    agent.expect(
+    alone.expect(
         rf"no connection to the master; {listed[0]}: no leader yet; {listed[1]}: connection refused"
         rf"; {listed[2]}: connection refused; 2 of 3 needed to elect a leader: trying again, "
         rf"gives up in"
     )
-    assert agent.wait() == exit_codes.RENDEZVOUS_FAILED
-    assert f"within 8 s ({listed[0]}: no leader yet; {listed[1]}: conn" in agent.stderr
+    assert [node.wait() for node in (other, alone)] == [exit_codes.RENDEZVOUS_FAILED] * 2
+    assert f"within 8 s ({listed[0]}: no leader yet; {listed[1]}: conn" in alone.stderr
 
 
 def test_listed_endpoints_that_are_one_host_count_as_one(ft, free_port):
