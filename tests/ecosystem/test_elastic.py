@@ -42,7 +42,9 @@ PLAN = "2@3 1@8 2@11 2 1"
 @pytest.mark.parametrize(
     ("libraries", "plan"),
     [
-        *((libraries, PLAN) for libraries in LIBRARIES),
+        ("lightning", PLAN),
+        *((library, "2@3 1") for library in ("transformers-samples", "accelerate")),
+        *((pytest.param(libraries, PLAN, marks=pytest.mark.slow)) for libraries in LIBRARIES[1:]),
         *(
             pytest.param(libraries, plan, marks=pytest.mark.slow)
             for libraries in (*LIBRARIES, *SLOW)

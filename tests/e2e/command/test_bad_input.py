@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
-QUICK = "connect_timeout=5"
+QUICK = "connect_timeout=2"
 """A first connection that fails is given up soon."""
 
 
@@ -47,7 +47,7 @@ def test_a_port_where_nothing_listens(ft: "Launcher", script: Path, free_port: i
     conf = f"is_host=0,{QUICK}"
     command = ft.start("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-conf", conf, script)
     assert sentence(command, exit_codes.RENDEZVOUS_FAILED) == (
-        f"no master at 127.0.0.1:{free_port} within 5 s (connection refused); check "
+        f"no master at 127.0.0.1:{free_port} within 2 s (connection refused); check "
         "--rdzv-endpoint, and that ft-run runs on that host."
     )
 
@@ -55,7 +55,7 @@ def test_a_port_where_nothing_listens(ft: "Launcher", script: Path, free_port: i
 def test_a_name_that_does_not_resolve(ft: "Launcher", script: Path) -> None:
     command = ft.start("--rdzv-endpoint", "no-such-host.invalid:1", "--rdzv-conf", QUICK, script)
     told = sentence(command, exit_codes.RENDEZVOUS_FAILED)
-    assert "no master at no-such-host.invalid:1 within 5 s (the name does not resolve)" in told
+    assert "no master at no-such-host.invalid:1 within 2 s (the name does not resolve)" in told
 
 
 @contextlib.contextmanager

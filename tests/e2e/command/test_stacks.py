@@ -81,7 +81,8 @@ def end(*agents):
 
 def test_a_hang_of_two_nodes_is_seen_in_one_look(ft, free_port):
     os.mkfifo(ft.folder / "fifo")
-    agents = start_two(ft, *job(free_port, "--watch-workers"), ft.script(COLLECTIVE))
+    preload = ("--preload", "torch,torch._dynamo")
+    agents = start_two(ft, *job(free_port, "--watch-workers", *preload), ft.script(COLLECTIVE))
     waits = (
         r"(?s)rank 1 on node 0 \(\S+\) · step 3\n  script.py:6 read_sample.*ranks 0,2-3 · step 3"
     )

@@ -141,6 +141,7 @@ def test_an_excluded_node_that_hosts_the_master_can_be_told_to_go(
     for node in nodes[1:]:
         node.expect("no connection to the master at .*: workers keep running")
         node.send(signal.SIGTERM)
+    for node in nodes[1:]:
         assert node.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
 
 

@@ -45,7 +45,8 @@ def test_an_error_that_record_has_written(ft: "Launcher") -> None:
         "main()\n"
     )
     rule = ("--on-failure", "error:RuntimeError: .*assert=fail")
-    command = ft.run(*ALONE, *rule, script)
+    preload = ("--preload", "torch.distributed.elastic.multiprocessing.errors")
+    command = ft.run(*ALONE, *preload, *rule, script)
     assert command.process.returncode == exit_codes.POLICY_ENDED_JOB
     command.expect(r"round=1 node_rank=0 restart 1/5: .*exited with 1: RuntimeError: link flap")
     assert re.search(

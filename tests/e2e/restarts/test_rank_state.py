@@ -183,6 +183,12 @@ def test_the_same_ranks_have_their_values_back(ft: "Launcher") -> None:
     epochs = [begun[1] for begun in other.begun(1)]
     assert epochs == [{"epoch": count, "deep": {"of": []}} for count in (0, 0, 1, 2)]
     assert [begun[2] for begun in other.begun(1)] == [[], ["step 2"], ["step 6"], ["step 8"]]
+
+
+@pytest.mark.slow
+def test_other_ranks_have_the_values_that_there_are(ft: "Launcher") -> None:
+    other = Training(ft, "other")
+    other.run(13)
     more = other.run(16, ranks=3)
     (line,) = re.findall(r"ft-run (no saved .*)", more.stderr)
     assert line == "no saved random number generators, loader for rank 2: as at the start of a job"

@@ -123,20 +123,20 @@ def test_ranks_that_are_killed(ft: "Launcher", kind: str, ranks: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["fsdp2", pytest.param("tp", marks=pytest.mark.slow)])
 def test_what_a_failed_job_leaves_is_a_checkpoint(ft: "Launcher", kind: str) -> None:
-    undisturbed = train(ft, kind, 2, 60, 0)
     job = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, *PRELOAD)
-    arguments = (ft.script(SCRIPT, "train.py"), kind, ft.folder, 60, 1000)
-    command = ft.start(*job, *arguments)
+    arguments = (ft.script(SCRIPT, "train.py"), kind, ft.folder, 30, 1000)
+    command = ft.start(*job, *arguments, env={"ALL": "1"})
     for life in (0, 1):
         found = command.expect(rf"life {life} of rank \d of 2 is (\d+)", 2)
         command.expect(f"life {life} of rank . goes on", 2)
         os.kill(int(found[1][1]), signal.SIGKILL)
     assert command.wait() == 1
-    saved = command.expect(r"checkpoint of step (\d+) saved")[0]
+    (saved,) = command.expect(r"checkpoint of step (\d+) saved")
+    (had, *_) = command.expect(rf"rank \d of 2 at {saved[1]} has (\w+)")
     command = ft.start(*job, *arguments)
-    assert ends(command, 2) == undisturbed
-    begun = command.expect(r"life 0 of rank \d of 2 is \d+ from (\d+)", 2)
-    assert {match[1] for match in begun} == {saved[1]}
+    assert len(ends(command, 2)) == 1
+    begun = command.expect(r"life 0 of rank \d of 2 is \d+ from (\d+) with (\w+)", 2)
+    assert {match.groups() for match in begun} == {(saved[1], had[1])}
 
 
 @pytest.mark.slow

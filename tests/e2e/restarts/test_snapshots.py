@@ -21,12 +21,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from ft_run.training import Checkpointer
 
-folder, total, every = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+folder, total, every, width = sys.argv[1], *map(int, sys.argv[2:])
 rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(200, 1000), nn.Dropout(0.1), nn.Linear(1000, 200))
+model = nn.Sequential(nn.Linear(200, width), nn.Dropout(0.1), nn.Linear(width, 200))
 model = DistributedDataParallel(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 checkpointer = Checkpointer(
@@ -52,6 +52,7 @@ digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).h
 os.write(1, f"state of rank {rank}: {digest}\\n".encode())
 dist.destroy_process_group()
 """
+PRELOAD = ("--preload", "torch,torch._dynamo,ft_run.training.checkpointer")
 
 
 def states(ft: "Launcher", command: "Command") -> set[str]:
@@ -61,13 +62,13 @@ def states(ft: "Launcher", command: "Command") -> set[str]:
     return {match[1] for match in command.expect(r"state of rank \d: (\w+)", 2)}
 
 
-def train(ft: "Launcher", folder: Path, steps: int, kills: int, every: int = 50) -> set[str]:
+def train(ft: "Launcher", folder: Path, steps: int, kills: int, width: int) -> set[str]:
     """Train with two workers, of which one is killed again and again; return the last states."""
     folder.mkdir()
     script = ft.script(SCRIPT, "train.py")
     command = ft.start(
-        *("--standalone", "--nproc-per-node", 2, "--max-restarts", kills, "--preload", "torch"),
-        *(script, folder, steps, every),
+        *("--standalone", "--nproc-per-node", 2, "--max-restarts", kills, *PRELOAD),
+        *(script, folder, steps, 50, width),
     )
     chance = random.Random(random.randrange(1 << 32))
     held: list[tuple[int, int, int]] = []
@@ -118,13 +119,13 @@ def loaded_by_dcp(path: Path) -> dict[str, Any]:
     return state
 
 
-def killed_again_and_again(ft: "Launcher", kills: int) -> None:
+def killed_again_and_again(ft: "Launcher", kills: int, width: int) -> None:
     before = {*os.listdir("/dev/shm"), "libpod_lock"}  # a test beside this one may use podman
     steps = 60 * kills + 40
-    undisturbed = train(ft, ft.folder / "undisturbed", steps, 0)
+    undisturbed = train(ft, ft.folder / "undisturbed", steps, 0, width)
     assert len(undisturbed) == 1
     folder = ft.folder / "killed"
-    assert train(ft, folder, steps, kills) == undisturbed
+    assert train(ft, folder, steps, kills, width) == undisturbed
     lost = lost_steps(folder, kills + 1)
     print(json.dumps({"kills": kills, "steps": steps, "lost": lost}))
     # -1: killed after the snapshot was complete, and before a rank had said that the step is done.
@@ -146,8 +147,8 @@ def test_a_node_that_is_new_is_sent_the_state(ft: "Launcher", free_port: int) ->
     folder = ft.folder / "training"
     folder.mkdir()
     nodes_of = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
-    job = (*nodes_of, "--max-restarts", 2, "--preload", "torch")
-    arguments = (ft.script(SCRIPT, "train.py"), folder, 200, 1000)
+    job = (*nodes_of, "--max-restarts", 2, *PRELOAD)
+    arguments = (ft.script(SCRIPT, "train.py"), folder, 200, 1000, 100)
     nodes = [*ft.start_two(*job, *arguments)]
     for node in nodes:
         node.expect(r"life 0 of rank \d")
@@ -170,10 +171,10 @@ def done_in(folder: Path, life: int) -> int:
 
 @pytest.mark.long
 def test_nothing_but_one_step_is_lost(ft: "Launcher") -> None:
-    killed_again_and_again(ft, 3)
+    killed_again_and_again(ft, 2, width=100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_nothing_but_one_step_is_lost_with_each_of_100_kills(ft: "Launcher") -> None:
-    killed_again_and_again(ft, 100)
+    killed_again_and_again(ft, 100, width=1000)
