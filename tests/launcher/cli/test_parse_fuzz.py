@@ -18,7 +18,7 @@ from ft_run.launcher.options import LaunchOptions
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-EXAMPLES = 20_000 if os.environ.get("FT_RUN_SLOW") else 1_200
+EXAMPLES = 20_000 if os.environ.get("FT_RUN_SLOW") else 600
 
 LAUNCH = tuple(launch_flags.launch_command().flags)
 COMMANDS = {

@@ -1,7 +1,7 @@
 """Random histories of joins, failures, losses, reconnections, duplicates, delays and masters.
 
 Each lives through a few hundred steps with the invariants I1 to I9 checked at every one.
-``FT_RUN_SIMULATION_HISTORIES`` says how many (1000), ``FT_RUN_SIMULATION_SEED`` which; the seed is
+``FT_RUN_SIMULATION_HISTORIES`` says how many (500), ``FT_RUN_SIMULATION_SEED`` which; the seed is
 printed. A history that breaks an invariant is shrunk and told step by step.
 """
 
@@ -18,7 +18,7 @@ from ft_run.tests.harness.simulation import (
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-HISTORIES = int(os.environ.get("FT_RUN_SIMULATION_HISTORIES", "1000"))
+HISTORIES = int(os.environ.get("FT_RUN_SIMULATION_HISTORIES", "500"))
 SEED = int(os.environ.get("FT_RUN_SIMULATION_SEED") or random.SystemRandom().randrange(2**32))
 _CHUNK = 2000
 """Hypothesis keeps all that it has tried in mind: long runs are cut into pieces."""

@@ -1,8 +1,7 @@
 """Random histories of hosts that may lead: cuts of any shape, deaths, returns, freezes, clocks.
 
 I10 and I11 (docs/internals/architecture.md) are checked in each. ``FT_RUN_SIMULATION_HISTORIES``
-says how many (1000, of which a tenth are played here), ``FT_RUN_SIMULATION_SEED`` which; the seed
-is printed.
+says how many (60), ``FT_RUN_SIMULATION_SEED`` which; the seed is printed.
 """
 
 import os
@@ -12,7 +11,7 @@ import pytest
 from ft_run.tests.harness.lease.simulation import live_through
 
 GIVEN = os.environ.get("FT_RUN_SIMULATION_HISTORIES")
-HISTORIES = int(GIVEN) if GIVEN else 100
+HISTORIES = int(GIVEN) if GIVEN else 60
 SEED = int(os.environ.get("FT_RUN_SIMULATION_SEED") or random.SystemRandom().randrange(2**32))
 _CHUNK = 1000
 
