@@ -6,8 +6,10 @@ from ... import defaults
 from ...errors import UsageError
 from ...values import replace
 from ..flags.flag import Flag, Heading, flags_of
+from ..flags.headings import CHECKS
 from ..flags.values import shown
-from ..options import CHECKS, CheckOptions, LaunchOptions, LogOptions, RendezvousOptions
+from ..log_options import LogOptions
+from ..options import CheckOptions, LaunchOptions, RendezvousOptions
 from . import check_flags
 from .check_flags import check_spec
 from .command_line import CommandLine, Given, HelpText

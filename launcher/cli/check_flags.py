@@ -8,8 +8,9 @@ from ...errors import UsageError
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ..flags import values
 from ..flags.flag import Flag, flags_of
+from ..flags.headings import CHECKS
 from ..flags.values import BadValue, refuse
-from ..options import CHECKS, CheckOptions
+from ..options import CheckOptions
 from .command_line import Given
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..flags.flag import Flag
-from ..options import RENDEZVOUS
+from ..flags.headings import RENDEZVOUS
 from .command_line import CommandLine, Given, answer, say
 
 _MARKS = (

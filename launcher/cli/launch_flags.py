@@ -5,13 +5,9 @@ from ...errors import UsageError
 from ...values import dataclass
 from ..flags import values
 from ..flags.flag import HELP, Flag, flags_of
-from ..options import (
-    COMPATIBILITY,
-    HEADINGS,
-    LaunchOptions,
-    LogOptions,
-    RendezvousOptions,
-)
+from ..flags.headings import COMPATIBILITY, HEADINGS
+from ..log_options import LogOptions
+from ..options import LaunchOptions, RendezvousOptions
 from .check_flags import training_check_flags
 from .command_line import CommandLine, Given, HelpText
 from .environment_flags import environment_flags

@@ -2,12 +2,11 @@
 
 from ... import defaults
 from ...rendezvous.protocol.endpoint import Endpoint
-from ...rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
+from ...rendezvous.protocol.timeouts import CONF_KEYS, NO_TIMEOUTS_GIVEN, Timeouts
 from ...rendezvous.trust.source import TrustOptions
 from ...values import dataclass
 from ..flags import stream_values, values
 from ..flags.flag import Heading, flags_of, option
-from ..options import CONF_KEYS
 from .command_line import CommandLine, HelpText
 from .security_flags import security_flags
 

@@ -7,8 +7,8 @@ from ...rendezvous.policy.rules import BadRule, Rule
 from ...rendezvous.protocol.messages import PolicySpec
 from ...values import dataclass
 from ..flags.flag import Flag, Heading, flags_of
+from ..flags.headings import FAILURES
 from ..flags.values import BadValue, one_of, seconds, seconds_above_zero, whole
-from ..options import FAILURES
 from .command_line import CommandLine, HelpText
 
 

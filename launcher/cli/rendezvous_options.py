@@ -8,8 +8,9 @@ from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
 from ..flags.flag import Flag, flags_of
+from ..flags.headings import RENDEZVOUS
 from ..flags.values import BadValue, refuse
-from ..options import RENDEZVOUS, LaunchOptions, RendezvousOptions
+from ..options import LaunchOptions, RendezvousOptions
 from .command_line import Given
 from .rdzv_conf import RendezvousConf, parse_conf
 

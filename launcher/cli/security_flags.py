@@ -7,8 +7,8 @@ from ...rendezvous.trust.source import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, Trus
 from ...rendezvous.trust.token import Token
 from ...values import dataclass
 from ..flags.flag import HELP, Flag, Heading, flags_of
+from ..flags.headings import SECURITY
 from ..flags.values import shown
-from ..options import SECURITY
 from .command_line import CommandLine, Given, HelpText
 
 _FILES = ("tls_cert", "tls_key", "tls_ca")

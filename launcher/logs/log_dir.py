@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ...errors import LogDirError
 from ...values import dataclass
 from ..flags.stream_values import Streams
-from ..options import LogOptions
+from ..log_options import LogOptions
 from .log_file import Stream, open_log
 
 _TEMPORARY_PREFIX = "torchelastic_"

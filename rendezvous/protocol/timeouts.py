@@ -7,6 +7,12 @@ from ...values import dataclass
 from .endpoint import Endpoint
 from .lease_messages import SuccessionSpec
 
+CONF_KEYS = (
+    "join_timeout, last_call_timeout, node_grace, node_timeout, master_timeout, rescale_delay"
+    " (or never), drain_timeout"
+)
+"""The keys of ``--rdzv-conf`` that the master of a job uses; their values are durations."""
+
 _ON_THE_WAY = 0.02
 """Share of the silence that is reserved for what follows: to ask the others, and inform them."""
 

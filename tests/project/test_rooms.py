@@ -27,6 +27,7 @@ FLOORS = (
     ("launcher.history",),
     ("launcher.spawner", "launcher.logs", "launcher.saver", "launcher.stacks"),
     ("launcher.options", "launcher.environments"),
+    ("launcher.log_options",),
     ("launcher.flags",),
     ("launcher.processes", "launcher.startup"),
     ("checks",),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from ft_run.errors import LogDirError
 from ft_run.launcher.flags.stream_values import Streams, StreamSelection
+from ft_run.launcher.log_options import LogOptions
 from ft_run.launcher.logs.log_dir import (
     LogDir,
     Route,
@@ -19,7 +20,6 @@ from ft_run.launcher.logs.log_dir import (
     console_prefix,
 )
 from ft_run.launcher.logs.log_file import Stream, open_log
-from ft_run.launcher.options import LogOptions
 
 
 def select(default: Streams = Streams.NONE, **by_rank: Streams) -> StreamSelection:
