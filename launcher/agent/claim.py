@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ... import defaults
+from ...rendezvous.protocol.claim import Claim, ClaimState
 from ...rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence
-from ...rendezvous.protocol.messages import Assignment, Claim, ClaimState
+from ...rendezvous.protocol.messages import Assignment
 from ...values import replace
 
 

@@ -2,15 +2,9 @@
 
 from collections.abc import Callable
 
+from ...rendezvous.protocol.claim import ClaimState, Progress
 from ...rendezvous.protocol.failure import Failure, FailureKind
-from ...rendezvous.protocol.messages import (
-    Assignment,
-    ClaimState,
-    Done,
-    Failed,
-    Progress,
-    Stopped,
-)
+from ...rendezvous.protocol.messages import Assignment, Done, Failed, Stopped
 from ...values import replace
 from ..workers.shared_work import SharedWork
 from ..workers.snapshots import NodeOffers

@@ -22,8 +22,9 @@ from ...events.workers import (
     WorkersStarted,
     WorkersSucceeded,
 )
+from ...rendezvous.protocol.claim import Progress
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
-from ...rendezvous.protocol.messages import Assignment, NodeSpec, Progress
+from ...rendezvous.protocol.messages import Assignment, NodeSpec
 from ...values import dataclass, field
 from ..machine import shortage
 from ..machine.gpu_memory import GpuMemory

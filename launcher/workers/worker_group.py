@@ -11,7 +11,8 @@ import enum
 import os
 import signal
 
-from ...rendezvous.protocol.messages import Assignment, Progress
+from ...rendezvous.protocol.claim import Progress
+from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.steps import STEPS_MAX
 from ...values import dataclass
 from ..logs.log_dir import AttemptLogs, Route, StreamPlan, console_prefix

@@ -22,7 +22,8 @@ from ..protocol.check_messages import (
     CheckSpec,
     CheckVerdict,
 )
-from ..protocol.messages import Claim, NodeSpec
+from ..protocol.claim import Claim
+from ..protocol.messages import NodeSpec
 from .examination import CheckStep, Conclusion, Examination, Examiner
 from .outbox import Outbox
 from .roster import Node, NodePhase, sizes_of

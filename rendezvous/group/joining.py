@@ -13,18 +13,8 @@ from ...events.master import (
     TakeoverBegun,
 )
 from ...values import replace
-from ..protocol.messages import (
-    Attend,
-    Challenge,
-    Claim,
-    ClaimState,
-    NodeSpec,
-    Past,
-    Refused,
-    Renamed,
-    Start,
-    Stop,
-)
+from ..protocol.claim import Claim, ClaimState, Past
+from ..protocol.messages import Attend, Challenge, NodeSpec, Refused, Renamed, Start, Stop
 from .admission import OWN_SIDE, Side, difference, identity_taken, refusal
 from .ending import Ending
 from .examination import Examiner

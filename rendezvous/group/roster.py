@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 
 from ...values import dataclass
 from ..protocol.bounded import NODES_MAX
+from ..protocol.claim import Claim
 from ..protocol.failure import Failure
-from ..protocol.messages import Assignment, Claim, NodeSpec
+from ..protocol.messages import Assignment, NodeSpec
 from ..protocol.offer import Offer
 from .world import Sizes
 

@@ -10,8 +10,9 @@ from ...events.master import JobFinished, NodeExcluded, NodeLeaves, NodeLost, Ro
 from ...values import replace
 from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
+from ..protocol.claim import Claim, ClaimState, Progress
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
-from ..protocol.messages import Claim, ClaimState, Excluded, JobSpec, Outcome, Progress, Stop
+from ..protocol.messages import Excluded, JobSpec, Outcome, Stop
 from ..protocol.offer import Offer, Saving
 from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of

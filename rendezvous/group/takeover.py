@@ -13,8 +13,9 @@ import enum
 
 from ... import defaults
 from ...values import dataclass, field, replace
+from ..protocol.claim import Claim, ClaimState
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
-from ..protocol.messages import Claim, ClaimState, Done, Failed, NodeMessage, Stop, Stopped
+from ..protocol.messages import Done, Failed, NodeMessage, Stop, Stopped
 from .roster import Node, Roster
 
 

@@ -7,7 +7,7 @@ the part that a later master needs.
 from collections import deque
 from collections.abc import Iterable
 
-from ..protocol.messages import NodeFailures
+from ..protocol.claim import NodeFailures
 
 _REMEMBERED = 1000
 """Failures of one node; higher limits make no sense."""

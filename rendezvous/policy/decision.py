@@ -1,8 +1,9 @@
 """The response to the end of a round: the policy's decision, budget and exclusion. Pure."""
 
 from ...values import dataclass
+from ..protocol.claim import Past
 from ..protocol.failure import Failure, FailureKind, is_collateral
-from ..protocol.messages import JobSpec, Outcome, Past, PolicySpec
+from ..protocol.messages import JobSpec, Outcome, PolicySpec
 from .blame import Ledger
 from .budget import RestartBudget
 from .no_progress import ProgressRecord

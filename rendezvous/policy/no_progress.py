@@ -10,7 +10,7 @@ ended.
 
 from collections.abc import Collection
 
-from ..protocol.messages import PastProgress, Progress
+from ..protocol.claim import PastProgress, Progress
 
 
 class ProgressRecord:

@@ -1,7 +1,7 @@
 """Why a round ended: its failures, the root cause, and whether a restart counts. Pure."""
 
+from ..protocol.claim import Progress
 from ..protocol.failure import Evidence, Failure, FailureKind, evidence, root_cause
-from ..protocol.messages import Progress
 
 _FAILURES_KEPT = 256
 """Maximum number of failures of one round that are kept to find the root cause."""

@@ -3,7 +3,8 @@
 ``protos/rendezvous.proto`` has the same names and fields, and ``transport.codec`` converts. They
 are separate from protobuf so that the rules are pure and a standalone job never loads it. Messages
 about checks are in ``check_messages``, those about preemption in ``drain_messages``, those about
-stacks and steps in ``stacks`` and ``steps``, those about shared work in ``work_messages``.
+stacks and steps in ``stacks`` and ``steps``, those about shared work in ``work_messages``; ``claim``
+has what ``Attend`` says of a node's last round.
 """
 
 import enum
@@ -12,10 +13,6 @@ from typing import Annotated
 from ... import defaults
 from ...values import dataclass
 from .bounded import (
-    NODES_MAX,
-    Age,
-    Ages,
-    Ballot,
     Called,
     Count,
     Length,
@@ -26,20 +23,17 @@ from .bounded import (
     ShortText,
     Text,
     Unchecked,
-    Whole,
     Workers,
 )
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
+from .claim import Claim, Past, Progress
 from .drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
 from .failure import Failure
 from .lease_messages import SuccessionSpec
 from .offer import Offer, Resumption, Saving
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
-from .steps import STEPS_MAX, StepsOrder, StepsReport
+from .steps import StepsOrder, StepsReport
 from .work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
-
-FurthestStep = Annotated[int, Whole(-1, STEPS_MAX)]
-"""-1: none."""
 
 PROTOCOL_VERSION = 1
 """Increased with each incompatible change of the protocol."""
@@ -123,88 +117,6 @@ class NodeSpec:
     """It knows ``Drain.grows`` and ``CancelDrain``; an earlier version does not."""
     segment: Name = ""
     """The NVLink domain, rack or block that the node is in; empty: unknown."""
-
-
-class ClaimState(enum.Enum):
-    """The state of a node's workers in their round."""
-
-    RUNNING = 1
-    DONE = 2
-    """All of them exited 0."""
-    STOPPED = 3
-    """None is alive; they were stopped or have failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFailures:
-    """How often a node was the root cause of a restart."""
-
-    node_id: Name
-    ages_s: Ages
-    """When the round was formed, whole seconds, within ``--restart-window``; bounded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How many steps the workers of a node have done in a round."""
-
-    furthest: FurthestStep = -1
-    """The highest step that the script has reported; -1: it reports none."""
-    has_stepped: bool = False
-    """Whether a worker has done a step, or reported progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class PastProgress:
-    """How many steps the job has done in all rounds."""
-
-    furthest: FurthestStep
-    """As in ``Progress``."""
-    idle_restarts: Count
-    """The number of consecutive restarts without a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """The state of the job before a round, as far as a later master needs it."""
-
-    restart_ages_s: Ages = ()
-    """Ages of the restarts within ``--restart-window`` when the round was formed, in seconds."""
-    excluded: Annotated[tuple[ShortText, ...], Length(NODES_MAX)] = ()
-    """Identities of excluded nodes."""
-    since_s: Age = 0
-    """How long ago the round was formed; each node fills this in when it attends."""
-    failures: Annotated[tuple[NodeFailures, ...], Length(NODES_MAX)] = ()
-    """The failures of the nodes that failed last; bounded."""
-    progress: PastProgress | None = None
-    """None: unknown."""
-    micro_batch: Count = 0
-    """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The last round of a node: what a new master without a round needs."""
-
-    round: Count
-    formed_by: Name
-    """The master that formed it: independent masters may use the same number."""
-    restarts: Count
-    nodes: Count
-    """Size of that round's world, in nodes."""
-    node_rank: Count
-    rank_offset: Count
-    """Rank of this node's local rank 0."""
-    successor: Name
-    """As in ``Assignment``: with it a new master can name a node that has not reconnected."""
-    state: ClaimState
-    failures: Annotated[tuple[Failure, ...], Length(defaults.FAILURES_IN_VERDICT)] = ()
-    """Failures of this node's workers in that round."""
-    past: Past | None = None
-    checked: bool = False
-    """The node has passed the checks of this job."""
-    term: Ballot = 0
-    """As in ``Assignment``."""
 
 
 # --- node → master ---------------------------------------------------------------------------

@@ -27,20 +27,18 @@ from ft_run.rendezvous.group.group import Group, GroupPhase
 from ft_run.rendezvous.group.roster import Node, NodePhase
 from ft_run.rendezvous.group.world import usable_size
 from ft_run.rendezvous.protocol.check_messages import CheckVerdict
+from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Progress
 from ft_run.rendezvous.protocol.drain_messages import MayLeave
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import (
     Assignment,
     Attend,
-    Claim,
-    ClaimState,
     Excluded,
     Failed,
     JobSpec,
     Leave,
     NodeSpec,
     Outcome,
-    Progress,
     Refused,
     Start,
     Stop,

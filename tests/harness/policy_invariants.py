@@ -7,16 +7,9 @@ group; it works out for itself what the job's rules say.
 from collections import defaultdict
 
 from ft_run.rendezvous.group.group import Group, GroupPhase
+from ft_run.rendezvous.protocol.claim import Claim, Past
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
-from ft_run.rendezvous.protocol.messages import (
-    Assignment,
-    Claim,
-    JobSpec,
-    Outcome,
-    Past,
-    PolicySpec,
-    Verdict,
-)
+from ft_run.rendezvous.protocol.messages import Assignment, JobSpec, Outcome, PolicySpec, Verdict
 from ft_run.tests.harness.shrink_invariants import ShrinkWatch
 
 _SLIP_CODE, _SLIP_S = 2, 10.0

@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 
-from ft_run.rendezvous.protocol.messages import Progress, Verdict
+from ft_run.rendezvous.protocol.claim import Progress
+from ft_run.rendezvous.protocol.messages import Verdict
 
 _World = tuple[int, str]
 """Number of a round, and the master that formed it."""

@@ -19,6 +19,7 @@ from ft_run.rendezvous.group.events import (
 from ft_run.rendezvous.group.examination import Examiner
 from ft_run.rendezvous.group.group import Group, GroupPhase
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
+from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Past, Progress
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -26,8 +27,6 @@ from ft_run.rendezvous.protocol.messages import (
     Attend,
     Challenge,
     ChallengeReply,
-    Claim,
-    ClaimState,
     Done,
     Failed,
     HangSpec,
@@ -35,9 +34,7 @@ from ft_run.rendezvous.protocol.messages import (
     MasterMessage,
     NodeMessage,
     NodeSpec,
-    Past,
     PolicySpec,
-    Progress,
     Start,
     Stop,
     Stopped,

@@ -11,6 +11,7 @@ from typing import Any
 
 from ft_run.launcher.workers.node_work import NodeWork, Taker
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
+from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Progress
 from ft_run.rendezvous.protocol.drain_messages import (
     CancelDrain,
     Drain,
@@ -25,8 +26,6 @@ from ft_run.rendezvous.protocol.messages import (
     Attend,
     Challenge,
     ChallengeReply,
-    Claim,
-    ClaimState,
     Done,
     Excluded,
     Failed,
@@ -36,7 +35,6 @@ from ft_run.rendezvous.protocol.messages import (
     MasterMessage,
     NodeMessage,
     NodeSpec,
-    Progress,
     Refused,
     Renamed,
     Start,

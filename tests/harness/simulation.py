@@ -28,8 +28,9 @@ from ft_run.rendezvous.group.events import Tick as TickEvent
 from ft_run.rendezvous.group.examination import Conclusion, Examiner
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
+from ft_run.rendezvous.protocol.claim import Progress
 from ft_run.rendezvous.protocol.failure import FailureKind, hung
-from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec, Progress
+from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec
 from ft_run.tests.harness.invariants import InvariantError, Invariants
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.work_invariants import LOOPS, WorkWatch

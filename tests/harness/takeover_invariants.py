@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.group.phases import GroupPhase
+from ft_run.rendezvous.protocol.claim import Claim
 from ft_run.rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence
-from ft_run.rendezvous.protocol.messages import Assignment, Attend, Claim
+from ft_run.rendezvous.protocol.messages import Assignment, Attend
 
 _World = tuple[int, str]
 

@@ -26,15 +26,9 @@ from ft_run.rendezvous.group.events import (
 from ft_run.rendezvous.group.examination import CheckStep, Conclusion, NodeFinding
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
+from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Past
 from ft_run.rendezvous.protocol.failure import hung
-from ft_run.rendezvous.protocol.messages import (
-    Claim,
-    ClaimState,
-    JobSpec,
-    NodeSpec,
-    Past,
-    PolicySpec,
-)
+from ft_run.rendezvous.protocol.messages import JobSpec, NodeSpec, PolicySpec
 from ft_run.rendezvous.protocol.work_messages import WorkClaim
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.transcript_words import words

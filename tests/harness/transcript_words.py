@@ -10,6 +10,7 @@ from ft_run.rendezvous.protocol.check_messages import (
     CheckResult,
     CheckVerdict,
 )
+from ft_run.rendezvous.protocol.claim import Claim
 from ft_run.rendezvous.protocol.drain_messages import (
     CancelDrain,
     Drain,
@@ -22,7 +23,6 @@ from ft_run.rendezvous.protocol.messages import (
     Attend,
     Challenge,
     ChallengeReply,
-    Claim,
     Done,
     Excluded,
     Failed,

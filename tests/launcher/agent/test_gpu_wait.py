@@ -14,12 +14,11 @@ from ft_run.launcher.machine.gpu_memory import GpuMemory
 from ft_run.launcher.machine.gpu_watch import Used
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.spawner.client import Empty, Exited, Spawned, SpawnerClient
+from ft_run.rendezvous.protocol.claim import ClaimState, Progress
 from ft_run.rendezvous.protocol.messages import (
     Assignment,
-    ClaimState,
     Leave,
     Outcome,
-    Progress,
     Start,
     Stop,
     Stopped,

@@ -12,16 +12,9 @@ from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.saver.saves import Saves
 from ft_run.launcher.workers.shared_work import SharedWork
 from ft_run.launcher.workers.snapshots import HeldSnapshots, NodeOffers
+from ft_run.rendezvous.protocol.claim import ClaimState
 from ft_run.rendezvous.protocol.failure import FailureKind
-from ft_run.rendezvous.protocol.messages import (
-    Assignment,
-    ClaimState,
-    Done,
-    Failed,
-    Outcome,
-    Stopped,
-    Verdict,
-)
+from ft_run.rendezvous.protocol.messages import Assignment, Done, Failed, Outcome, Stopped, Verdict
 from ft_run.rendezvous.protocol.work_messages import WorkReport
 from ft_run.tests.harness.scene import worker_failure
 

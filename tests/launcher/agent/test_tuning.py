@@ -12,7 +12,8 @@ from ft_run.launcher.agent.tuning import Tuning
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions, ScriptMode
 from ft_run.launcher.workers.tune_file import TunedValues, TuneFile, fingerprint
 from ft_run.launcher.workers.worker_command import WorkerCommands
-from ft_run.rendezvous.protocol.messages import Assignment, Past
+from ft_run.rendezvous.protocol.claim import Past
+from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness.scene import worker_failure
 from ft_run.training.worker.device_memory import VARIABLE
 from ft_run.values import replace

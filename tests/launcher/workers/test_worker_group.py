@@ -8,7 +8,8 @@ from ft_run.launcher.logs.log_dir import AttemptLogs
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.workers.worker_group import WorkerGroup
 from ft_run.launcher.workers.worker_starter import WorkerStarter
-from ft_run.rendezvous.protocol.messages import Assignment, Progress
+from ft_run.rendezvous.protocol.claim import Progress
+from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.training.worker import hook
 
 ROUND = Assignment(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)

@@ -16,9 +16,9 @@ from ft_run.rendezvous.protocol.check_messages import (
     CheckSpec,
     CheckVerdict,
 )
+from ft_run.rendezvous.protocol.claim import ClaimState
 from ft_run.rendezvous.protocol.failure import Failure
 from ft_run.rendezvous.protocol.messages import (
-    ClaimState,
     Excluded,
     Leave,
     Outcome,

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from ft_run import exit_codes
+from ft_run.rendezvous.protocol.claim import ClaimState
 from ft_run.rendezvous.protocol.messages import (
-    ClaimState,
     Done,
     Excluded,
     Heard,

@@ -8,22 +8,18 @@ from ft_run import exit_codes
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import Hung, Received
 from ft_run.rendezvous.group.group import GroupPhase
+from ft_run.rendezvous.protocol.claim import ClaimState, NodeFailures, Past, PastProgress, Progress
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind, hung
 from ft_run.rendezvous.protocol.messages import (
     Attend,
     Challenge,
-    ClaimState,
     Excluded,
     Failed,
     JobSpec,
     Leave,
-    NodeFailures,
     NodeSpec,
     Outcome,
-    Past,
-    PastProgress,
     PolicySpec,
-    Progress,
     Refused,
     Start,
     Stop,

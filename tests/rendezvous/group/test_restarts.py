@@ -3,10 +3,10 @@
 from ft_run import exit_codes
 from ft_run.rendezvous.group.events import Detached, Received
 from ft_run.rendezvous.group.group import GroupPhase
+from ft_run.rendezvous.protocol.claim import ClaimState
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import (
     Attend,
-    ClaimState,
     Done,
     Failed,
     Outcome,

@@ -1,7 +1,8 @@
 """A stream speaks for its own node: no other is blamed, stopped or replaced for what it says."""
 
 from ft_run.rendezvous.group.takeover import Takeover
-from ft_run.rendezvous.protocol.messages import ClaimState, Done, Failed, Leave, PolicySpec, Stopped
+from ft_run.rendezvous.protocol.claim import ClaimState
+from ft_run.rendezvous.protocol.messages import Done, Failed, Leave, PolicySpec, Stopped
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.tests.harness.scene import Scene, claim_of, running, worker_failure
 

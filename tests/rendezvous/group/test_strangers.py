@@ -2,11 +2,10 @@
 
 import pytest
 from ft_run.rendezvous.group import roster
+from ft_run.rendezvous.protocol.claim import Claim, Past
 from ft_run.rendezvous.protocol.messages import (
     ChallengeReply,
-    Claim,
     Leave,
-    Past,
     PolicySpec,
     Renamed,
     Stopped,

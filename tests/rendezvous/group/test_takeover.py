@@ -4,10 +4,10 @@ import sys
 
 import pytest
 from ft_run.rendezvous.group.group import GroupPhase
+from ft_run.rendezvous.protocol.claim import ClaimState
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.lease_messages import NO_ROUND
 from ft_run.rendezvous.protocol.messages import (
-    ClaimState,
     Done,
     Failed,
     Leave,

@@ -10,8 +10,9 @@ import pytest
 from ft_run.launcher.workers.node_work import OVER, NodeWork, Taker
 from ft_run.rendezvous.group.events import Hung
 from ft_run.rendezvous.group.work import Work
+from ft_run.rendezvous.protocol.claim import ClaimState
 from ft_run.rendezvous.protocol.failure import hung
-from ft_run.rendezvous.protocol.messages import ClaimState, Stopped
+from ft_run.rendezvous.protocol.messages import Stopped
 from ft_run.rendezvous.protocol.work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
 from ft_run.tests.harness.scene import Scene, claim_of, running, worker_failure
 from ft_run.values import replace

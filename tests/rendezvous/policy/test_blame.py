@@ -1,7 +1,7 @@
 """What is remembered of the nodes that were to blame."""
 
 from ft_run.rendezvous.policy.blame import Ledger
-from ft_run.rendezvous.protocol.messages import NodeFailures
+from ft_run.rendezvous.protocol.claim import NodeFailures
 
 
 def known(ledger: Ledger, now: float) -> dict[str, tuple[int, ...]]:

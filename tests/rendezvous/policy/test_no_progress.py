@@ -2,7 +2,7 @@
 
 import pytest
 from ft_run.rendezvous.policy.no_progress import ProgressRecord
-from ft_run.rendezvous.protocol.messages import PastProgress, Progress
+from ft_run.rendezvous.protocol.claim import PastProgress, Progress
 
 NONE, STEPS = Progress(), Progress(has_stepped=True)
 

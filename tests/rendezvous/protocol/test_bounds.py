@@ -14,26 +14,28 @@ from ft_run.rendezvous.group.events import Close, Detached, GroupSettings, Recei
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol import bounds
 from ft_run.rendezvous.protocol.check_messages import CheckResult, CheckSpec
+from ft_run.rendezvous.protocol.claim import (
+    Claim,
+    ClaimState,
+    NodeFailures,
+    Past,
+    PastProgress,
+    Progress,
+)
 from ft_run.rendezvous.protocol.collectives import GroupCollectives, RankCollectives
 from ft_run.rendezvous.protocol.drain_messages import Drained, Notice
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.lease_messages import SuccessionSpec
 from ft_run.rendezvous.protocol.messages import (
     Attend,
-    Claim,
-    ClaimState,
     Done,
     Failed,
     HangSpec,
     JobSpec,
     Leave,
-    NodeFailures,
     NodeMessage,
     NodeSpec,
-    Past,
-    PastProgress,
     PolicySpec,
-    Progress,
     Stopped,
 )
 from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots

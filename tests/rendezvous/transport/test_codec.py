@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.protocol import messages
+from ft_run.rendezvous.protocol.claim import Claim, ClaimState
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.lease_messages import LeaseAnswer, LeaseAsk, LeaseStep
 from ft_run.rendezvous.protocol.messages import (
     Attend,
-    Claim,
-    ClaimState,
     Done,
     Failed,
     JobSpec,
