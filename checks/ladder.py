@@ -266,7 +266,7 @@ def _shows_gpus(facts: Mapping[str, Fact], metrics: Mapping[str, float]) -> bool
 
 
 def _sentence(found: NodeVerdict) -> str:
-    return "; ".join(part for part in (found.reason, *found.remarks) if part)
+    return "; ".join(part for part in (found.reason, *found.warnings) if part)
 
 
 def _progress(results: Results, step: Step, known: Collection[str] | None = None) -> str:

@@ -40,7 +40,7 @@ def _entry(found: NodeVerdict) -> dict[str, Any]:
         "verdict": found.standing.value,
         "reason": found.reason,
         "slow": list(found.slow),
-        "remarks": list(found.remarks),
+        "remarks": list(found.warnings),
         "metrics": dict(found.metrics),
         "facts": dict(found.facts),
     }
@@ -98,6 +98,6 @@ def _node(entry: Mapping[str, Any]) -> NodeVerdict:
         reason=str(entry["reason"]),
         metrics={str(name): float(value) for name, value in entry["metrics"].items()},
         slow=tuple(map(str, entry["slow"])),
-        remarks=tuple(map(str, entry["remarks"])),
+        warnings=tuple(map(str, entry["remarks"])),
         facts=dict(entry["facts"]),
     )

@@ -51,7 +51,7 @@ class Rules:
             ValueError: a minimum does not name a metric or is not a number.
         """
         minimums = {}
-        for text in spec.floors:
+        for text in spec.minimums:
             name, _, number = text.partition("=")
             minimums[name] = float(number)
         unknown = minimums.keys() - set(metric_names())

@@ -94,12 +94,12 @@ def noteworthy_nodes(verdicts: Verdicts) -> Verdicts:
 
 def has_to_tell(node: NodeVerdict) -> bool:
     """Return whether there is more to report on a node than that it has passed."""
-    return node.standing is not Standing.PASSED or bool(node.remarks)
+    return node.standing is not Standing.PASSED or bool(node.warnings)
 
 
 def reasons(node: NodeVerdict) -> str:
     """Return the reasons of a node's verdict, and its warnings."""
-    return "; ".join(part for part in (node.reason, *node.remarks) if part)
+    return "; ".join(part for part in (node.reason, *node.warnings) if part)
 
 
 def _reason_lines(nodes: Iterable[NodeVerdict]) -> list[str]:
@@ -109,7 +109,7 @@ def _reason_lines(nodes: Iterable[NodeVerdict]) -> list[str]:
 def _facts(node: NodeVerdict) -> "Text":
     if node.reason.startswith(f"{Phase.FACTS.title}:"):
         return _text("failed", _STYLES[Standing.FAULTY])
-    if node.remarks:
+    if node.warnings:
         return _text("warned", "yellow")
     return _text("ok" if node.facts else "-")
 

@@ -55,7 +55,7 @@ class NodeVerdict:
     """The best value of each measured metric, by its name."""
     slow: tuple[str, ...] = ()
     """The metrics by which it is a straggler."""
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     """Warnings on a node that passed."""
     facts: Mapping[str, Fact] = field(default_factory=dict)
     """System information, if the node was asked for it."""
@@ -87,7 +87,7 @@ def verdict(results: Results) -> Verdicts:
     nodes = tuple(
         replace(
             _judge(results, node, fit, all_failure, unclear),
-            remarks=_remarks(results, node, facts.get(node, {}), different.get(node, ())),
+            warnings=_warnings(results, node, facts.get(node, {}), different.get(node, ())),
             facts=facts.get(node, {}),
         )
         for node in results.nodes
@@ -250,7 +250,7 @@ def _slow_words(results: Results, node: str, metric: str) -> str:
     return f"{own}, {times:.1f} times worse than the median {reference:.3g} {unit} of its peers"
 
 
-# --- remarks ---------------------------------------------------------------------------------
+# --- warnings --------------------------------------------------------------------------------
 
 
 _FactsByNode = dict[str, Mapping[str, Fact]]
@@ -276,7 +276,7 @@ def _facts(results: Results) -> tuple[_FactsByNode, dict[str, list[str]]]:
     return facts, different
 
 
-def _remarks(
+def _warnings(
     results: Results, node: str, facts: Mapping[str, Fact], different: Iterable[str]
 ) -> tuple[str, ...]:
     found = list(different)
@@ -309,7 +309,7 @@ def exit_code(found: NodeVerdict, spec: CheckSpec) -> int:
             return exit_codes.CHECKS_FAILED
         case Standing.SLOW if spec.exclude_straggler:
             return exit_codes.NODE_EXCLUDED
-    warned = found.standing is Standing.SLOW or found.remarks
+    warned = found.standing is Standing.SLOW or found.warnings
     return exit_codes.CHECKS_WARNED if spec.is_strict and warned else exit_codes.SUCCESS
 
 

@@ -98,7 +98,7 @@ class PolicySpec(_message.Message):
     def __init__(self, rules: _Optional[_Iterable[str]] = ..., restart_window_s: _Optional[float] = ..., backoff_first_s: _Optional[float] = ..., backoff_max_s: _Optional[float] = ..., max_node_failures: _Optional[int] = ..., rank0_decides: bool = ..., max_no_progress: _Optional[int] = ...) -> None: ...
 
 class CheckSpec(_message.Message):
-    __slots__ = ("level", "timeout_s", "on_restart", "is_binding", "straggler_threshold", "exclude_straggler", "only", "is_strict", "floors", "compute_threshold")
+    __slots__ = ("level", "timeout_s", "on_restart", "is_binding", "straggler_threshold", "exclude_straggler", "only", "is_strict", "minimums", "compute_threshold")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     ON_RESTART_FIELD_NUMBER: _ClassVar[int]
@@ -107,7 +107,7 @@ class CheckSpec(_message.Message):
     EXCLUDE_STRAGGLER_FIELD_NUMBER: _ClassVar[int]
     ONLY_FIELD_NUMBER: _ClassVar[int]
     IS_STRICT_FIELD_NUMBER: _ClassVar[int]
-    FLOORS_FIELD_NUMBER: _ClassVar[int]
+    MINIMUMS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     level: str
     timeout_s: float
@@ -117,9 +117,9 @@ class CheckSpec(_message.Message):
     exclude_straggler: bool
     only: bool
     is_strict: bool
-    floors: _containers.RepeatedScalarFieldContainer[str]
+    minimums: _containers.RepeatedScalarFieldContainer[str]
     compute_threshold: float
-    def __init__(self, level: _Optional[str] = ..., timeout_s: _Optional[float] = ..., on_restart: _Optional[str] = ..., is_binding: bool = ..., straggler_threshold: _Optional[float] = ..., exclude_straggler: bool = ..., only: bool = ..., is_strict: bool = ..., floors: _Optional[_Iterable[str]] = ..., compute_threshold: _Optional[float] = ...) -> None: ...
+    def __init__(self, level: _Optional[str] = ..., timeout_s: _Optional[float] = ..., on_restart: _Optional[str] = ..., is_binding: bool = ..., straggler_threshold: _Optional[float] = ..., exclude_straggler: bool = ..., only: bool = ..., is_strict: bool = ..., minimums: _Optional[_Iterable[str]] = ..., compute_threshold: _Optional[float] = ...) -> None: ...
 
 class HangSpec(_message.Message):
     __slots__ = ("timeout_s", "start_s")

@@ -157,6 +157,6 @@ def _check_flags() -> list[Flag]:
             ours=True,
             also="--failure-policy",
         ),
-        *check_flags.FLOORS.values(),
+        *check_flags.MINIMUMS.values(),
         *check_flags.STRAGGLERS,
     ]

@@ -107,7 +107,7 @@ def _together(usage: str, what: str) -> Flag:
     return CHECKS(usage, text, _minimum, ours=True)
 
 
-FLOORS: Final[Mapping[str, Flag]] = {
+MINIMUMS: Final[Mapping[str, Flag]] = {
     "compute_tflops": _slower(
         "--min-compute-tflops TFLOPS", "the matrix product, on the slowest device"
     ),
@@ -134,13 +134,13 @@ _SPEC: Final[Mapping[str, Flag]] = {
 }
 """The fields of ``CheckSpec`` that have the value of one flag."""
 
-_BETWEEN_NODES: Final = (FLOORS["latency_us"], FLOORS["bandwidth_gb_per_s"])
+_BETWEEN_NODES: Final = (MINIMUMS["latency_us"], MINIMUMS["bandwidth_gb_per_s"])
 
 
 def training_check_flags() -> list[Flag]:
     """Return the flags of the checks before a job's workers start."""
     how = (LEVEL, TIMEOUT, _ON_RESTART, _MODE)
-    return [NETWORK_CHECK, *how, *STRAGGLERS, *FLOORS.values(), *flags_of(CheckOptions)]
+    return [NETWORK_CHECK, *how, *STRAGGLERS, *MINIMUMS.values(), *flags_of(CheckOptions)]
 
 
 # --- what they mean --------------------------------------------------------------------------
@@ -195,16 +195,16 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
     found: dict[str, Any] = {
         name: values[flag.key] for name, flag in _SPEC.items() if flag.key in values
     }
-    floors = {name: values[flag.key] for name, flag in FLOORS.items() if flag.key in values}
+    minimums = {name: values[flag.key] for name, flag in MINIMUMS.items() if flag.key in values}
     spec = CheckSpec(
         **found,
         only=only,
         is_binding=values.get(_MODE.key) != "warn",
-        floors=tuple(f"{name}={value}" for name, value in floors.items()),
+        minimums=tuple(f"{name}={value}" for name, value in minimums.items()),
     )
     nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
     workers = int(nproc_per_node) if nproc_per_node.isdigit() else None
-    refuse_floors(spec, given.get("accelerator", "auto"), workers)
+    refuse_minimums(spec, given.get("accelerator", "auto"), workers)
     if spec.timeout_s:
         _refuse_short(spec, given.origin(TIMEOUT.key), is_alone=max_nodes == 1)
     return spec
@@ -218,7 +218,7 @@ def _needs_others(origin: str, warnings: list[str]) -> None:
     warnings.append(f"{text}: ignored.")  # it may be meant for the training
 
 
-def refuse_floors(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
+def refuse_minimums(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
     """Refuse a minimum for a metric that cannot be measured here: no healthy node would pass.
 
     Args:
@@ -229,7 +229,7 @@ def refuse_floors(spec: CheckSpec, accelerator: str, workers: int | None) -> Non
     Raises:
         UsageError: there is such a minimum.
     """
-    names = {text.partition("=")[0] for text in spec.floors}
+    names = {text.partition("=")[0] for text in spec.minimums}
     if "copy_gb_per_s" in names and accelerator == "cpu":
         raise UsageError(
             "--min-copy-gb-per-s is about copies to GPUs, which --accelerator cpu does not use;"

@@ -23,7 +23,7 @@ from ...rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ...rendezvous.protocol.failure import signal_name
 from ...values import replace
 from .. import startup
-from ..cli.check_flags import refuse_floors
+from ..cli.check_flags import refuse_minimums
 from ..logs.log_dir import check_log_dir
 from ..machine.worker_count import resolve_worker_count
 from ..options import LaunchOptions
@@ -101,7 +101,7 @@ def _workers(options: LaunchOptions, spec: CheckSpec) -> CrewPlan:
         os.environ,
         virtual_local_rank=options.virtual_local_rank,
     ).count
-    refuse_floors(spec, options.accelerator, count)
+    refuse_minimums(spec, options.accelerator, count)
     commands = WorkerCommands(options, count, worker_environ(options, count))
     return crew_plan(socket.gethostname(), options, commands, shown_gpus(options.accelerator))
 

@@ -260,11 +260,11 @@ def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCoun
         environ,
         virtual_local_rank=options.virtual_local_rank,
     )
-    if options.checks is not None and options.checks.spec.floors:
+    if options.checks is not None and options.checks.spec.minimums:
         # The number of workers that ``--nproc-per-node gpu`` means is known from here on.
-        from ..cli.check_flags import refuse_floors
+        from ..cli.check_flags import refuse_minimums
 
-        refuse_floors(options.checks.spec, options.accelerator, count.count)
+        refuse_minimums(options.checks.spec, options.accelerator, count.count)
     return count
 
 

@@ -21,7 +21,7 @@ _CHECK_OPTIONS = (
     ("exclude_straggler", "--exclude-straggler"),
     ("only", "ft-run check"),
     ("is_strict", "--strict"),
-    ("floors", "the list of minimums (--min-..., --max-...)"),
+    ("minimums", "the list of minimums (--min-..., --max-...)"),
 )
 
 _PARTS = {"policy": PolicySpec(), "hang": HangSpec(timeout_s=math.inf, start_s=math.inf)}

@@ -24,7 +24,7 @@ class CheckSpec:
     """Whether the job consists of the checks: ``ft-run check``."""
     is_strict: bool = False
     """Whether a warning changes the exit status; with ``only``."""
-    floors: Rules = ()
+    minimums: Rules = ()
     """Minimums of metrics, e.g. ``compute_tflops=2.5``."""
     compute_threshold: Setting = 0.0
     """``--compute-straggler-threshold``; 0: ``straggler_threshold``."""

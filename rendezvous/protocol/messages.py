@@ -3,8 +3,8 @@
 ``protos/rendezvous.proto`` has the same names and fields, and ``transport.codec`` converts. They
 are separate from protobuf so that the rules are pure and a standalone job never loads it. Messages
 about checks are in ``check_messages``, those about preemption in ``drain_messages``, those about
-stacks and steps in ``stacks`` and ``steps``, those about shared work in ``work_messages``; ``claim``
-has what ``Attend`` says of a node's last round.
+stacks and steps in ``stacks`` and ``steps``, those about shared work in ``work_messages``. What a
+node says of its last round is in ``claim``.
 """
 
 import enum

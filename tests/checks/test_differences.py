@@ -17,11 +17,11 @@ def answered(facts):
     return Answered(step, records)
 
 
-def remarks(*steps):
+def warnings(*steps):
     """What each node is told, of those that are told anything."""
     nodes = tuple(dict.fromkeys(node for facts in steps for node in facts))
     found = verdict(Results(nodes, steps=tuple(map(answered, steps))))
-    return {node.node: node.remarks for node in found.nodes if node.remarks}
+    return {node.node: node.warnings for node in found.nodes if node.warnings}
 
 
 def torches(*versions):
@@ -31,29 +31,29 @@ def torches(*versions):
 @pytest.mark.parametrize("name", COMPARED_FACTS)
 def test_the_node_that_differs_from_most_is_told(name):
     facts = {"a": {name: "1"}, "b": {name: "2"}, "c": {name: "1"}}
-    assert remarks(facts) == {"b": (f"{name} is 2 here and 1 on most other nodes",)}
-    assert remarks({node: {name: "1"} for node in "abc"}) == {}
+    assert warnings(facts) == {"b": (f"{name} is 2 here and 1 on most other nodes",)}
+    assert warnings({node: {name: "1"} for node in "abc"}) == {}
 
 
 def test_other_facts_may_differ():
-    assert remarks({"a": {"host": "a", "cpus": 2}, "b": {"host": "b", "cpus": 4}}) == {}
+    assert warnings({"a": {"host": "a", "cpus": 2}, "b": {"host": "b", "cpus": 4}}) == {}
 
 
 def test_two_that_differ_are_both_told():
-    assert remarks(torches("2.5", "2.6")) == {
+    assert warnings(torches("2.5", "2.6")) == {
         "n0": ("torch is 2.5 here and 2.6 on n1",),
         "n1": ("torch is 2.6 here and 2.5 on n0",),
     }
 
 
 def test_halves_are_both_told():
-    found = remarks(torches("2.5", "2.6", "2.6", "2.5"))
+    found = warnings(torches("2.5", "2.6", "2.6", "2.5"))
     assert found["n0"] == found["n3"] == ("torch is 2.5 here and 2.6 on n1",)
     assert found["n1"] == found["n2"] == ("torch is 2.6 here and 2.5 on n0",)
 
 
 def test_the_smaller_groups_are_told_where_there_is_no_majority():
-    assert remarks(torches("2.5", "2.6", "2.6", "2.7")) == {
+    assert warnings(torches("2.5", "2.6", "2.6", "2.7")) == {
         "n0": ("torch is 2.5 here and 2.6 on n1",),
         "n3": ("torch is 2.7 here and 2.6 on n1",),
     }
@@ -61,10 +61,10 @@ def test_the_smaller_groups_are_told_where_there_is_no_majority():
 
 def test_a_fact_that_is_missing_differs():
     has, lacks = {"nccl": "2.27", "torch": "2.6"}, {"torch": "2.6"}
-    assert remarks({"a": has, "b": has, "c": lacks}) == {
+    assert warnings({"a": has, "b": has, "c": lacks}) == {
         "c": ("nccl is missing here and 2.27 on most other nodes",)
     }
-    assert remarks({"a": has, "b": lacks}) == {
+    assert warnings({"a": has, "b": lacks}) == {
         "a": ("nccl is 2.27 here and missing on b",),
         "b": ("nccl is missing here and 2.27 on a",),
     }
@@ -78,13 +78,13 @@ def test_a_node_that_has_said_nothing_is_not_compared():
         Step(Phase.FACTS, (("n0",), ("n1",), ("n2",))), {**step.records, "n2": silent}
     )
     found = verdict(Results(("n0", "n1", "n2", "n3"), frozenset({"n3"}), (with_silent,)))
-    assert [node.remarks for node in found.nodes] == [()] * 4
+    assert [node.warnings for node in found.nodes] == [()] * 4
 
 
 def test_warnings_come_after_the_differences():
     facts = torches("2.5", "2.5", "2.6")
     facts["n2"]["warnings"] = "GPU 0 is throttled by heat"
-    assert remarks(facts) == {
+    assert warnings(facts) == {
         "n2": ("torch is 2.6 here and 2.5 on most other nodes", "GPU 0 is throttled by heat")
     }
 
@@ -112,13 +112,13 @@ def clocks(*offsets):
 )
 def test_a_clock_that_is_far_from_the_others(offsets, told):
     words = {node: (f"its clock is {what} the others'",) for node, what in told.items()}
-    assert remarks(clocks(*offsets)) == words
+    assert warnings(clocks(*offsets)) == words
 
 
 def test_only_clocks_of_one_moment_are_compared():
     first, second = clocks(0, 0), {"n2": {"unix_time_s": time.time() + 600}}
-    assert remarks(first, second) == {}
-    assert remarks(first | second) != {}
+    assert warnings(first, second) == {}
+    assert warnings(first | second) != {}
 
 
 @pytest.mark.parametrize(

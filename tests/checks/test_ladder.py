@@ -434,9 +434,9 @@ def test_newcomers_are_compared_with_nodes_that_have_passed():
         Step(Phase.FACTS, (("n7",),)), {"n7": Record("n7", Phase.FACTS, facts={"torch": "2.6"})}
     )
     results = Results(names(8), frozenset(names(7)), (told,), known=known)
-    assert verdict(results).of("n7").remarks == ("torch is 2.6 here and 2.5 on most other nodes",)
+    assert verdict(results).of("n7").warnings == ("torch is 2.6 here and 2.5 on most other nodes",)
     results = Results(names(8), frozenset(), (told,), known=known)
-    assert verdict(results).of("n7").remarks == (), "a node that has to pass again is no reference"
+    assert verdict(results).of("n7").warnings == (), "a node that has to pass again is no reference"
 
 
 # --- stragglers ------------------------------------------------------------------------------
@@ -511,8 +511,8 @@ def test_half_of_the_nodes_are_not_slower_than_the_other_half():
     ]
     verdicts = verdict(Results(names(4), steps=tuple(steps)))
     assert set(standings(verdicts).values()) == {Standing.PASSED}
-    floors = Rules(minimums=Metrics(bandwidth_gb_per_s=0.7))
-    verdicts = verdict(Results(names(4), steps=tuple(steps), rules=floors))
+    minimums = Rules(minimums=Metrics(bandwidth_gb_per_s=0.7))
+    verdicts = verdict(Results(names(4), steps=tuple(steps), rules=minimums))
     assert {found.node for found in verdicts.nodes if found.slow} == {"n0", "n1"}
 
 
@@ -584,7 +584,7 @@ def test_the_product_can_have_a_threshold_of_its_own():
         assert not verdict(results).of("n3").slow
 
 
-def test_a_floor_is_missed_by_all_alike():
+def test_a_minimum_is_missed_by_all_alike():
     rules = Rules(minimums=Metrics(compute_tflops=2.0, latency_us=40.0))
     verdicts, _ = climb(World(names(3)), rules=rules)
     assert {v.slow for v in verdicts.nodes} == {("compute_tflops", "latency_us")}
@@ -594,7 +594,7 @@ def test_a_floor_is_missed_by_all_alike():
     )
 
 
-def test_what_has_a_floor_and_was_not_measured_has_failed():
+def test_what_has_a_minimum_and_was_not_measured_has_failed():
     verdicts, results = climb(World(names(3)), rules=Rules(minimums=Metrics(copy_gb_per_s=20)))
     assert set(standings(verdicts).values()) == {Standing.FAULTY}
     assert verdicts.of("n0").reason == (
@@ -609,13 +609,13 @@ def test_a_failure_that_was_told_counts_before_what_was_not_measured():
     assert verdicts.of("n0").reason == "solo: the matrix product is wrong"
 
 
-def test_one_node_alone_is_held_to_the_floors():
+def test_one_node_alone_is_held_to_the_minimums():
     verdicts, _ = climb(World(names(1)), rules=Rules(minimums=Metrics(memory_gb_per_s=11)))
     assert verdicts.of("n0").slow == ("memory_gb_per_s",)
 
 
 @pytest.mark.parametrize(
-    ("standing", "remarks", "more", "expected"),
+    ("standing", "warnings", "more", "expected"),
     [
         (Standing.PASSED, (), {"is_strict": True}, 0),
         (Standing.PASSED, ("hot",), {}, 0),
@@ -629,8 +629,8 @@ def test_one_node_alone_is_held_to_the_floors():
         (Standing.LEFT_OUT, (), {"only": True}, 20),
     ],
 )
-def test_what_a_node_ends_with(standing, remarks, more, expected):
-    found = NodeVerdict("n0", standing, "", {}, remarks=remarks)
+def test_what_a_node_ends_with(standing, warnings, more, expected):
+    found = NodeVerdict("n0", standing, "", {}, warnings=warnings)
     assert exit_code(found, CheckSpec(**more)) == expected
 
 

@@ -114,5 +114,5 @@ def test_a_gpu_that_was_slowed_down_under_load_is_remarked():
         )
     ]
     found = verdict(Results(("n0",), steps=tuple(steps))).of("n0")
-    assert found.remarks == ("the GPU of local rank 3 was throttled by heat under load",)
+    assert found.warnings == ("the GPU of local rank 3 was throttled by heat under load",)
     assert found.facts == {"gpus": 8, "local_rank3_throttled_by": "heat"}

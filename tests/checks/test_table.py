@@ -27,7 +27,7 @@ NODES = (
         SLOW,
         METRICS | {"compute_tflops": 301.0},
         slow=("compute_tflops",),
-        remarks=("GPU 3 is throttled by heat",),
+        warnings=("GPU 3 is throttled by heat",),
         facts=FACTS,
     ),
     NodeVerdict(

@@ -62,7 +62,7 @@ def test_a_device_that_fails_is_named_and_the_exit_status_is_30_whatever_becomes
 FULL = "cannot write --check-report '/dev/full': No space left on device."
 
 
-def test_what_misses_a_floor_twice_is_a_warning(ft):
+def test_what_misses_a_minimum_twice_is_a_warning(ft):
     args = ("check", "--min-compute-tflops", "1e6", "--strict")
     command = ft.run(*args, env={"COLUMNS": "160"})
     assert command.process.returncode == 10
@@ -186,8 +186,8 @@ def test_wrong_usage(ft):
     script = ft.script("")
     # How many workers there are is known only after they are counted.
     for before, after in ((("check",), ()), (("check", *several), ()), (job, (script,))):
-        floor = (*one_cpu, "--min-intra-gb-per-s", 1)
-        command = ft.run(*before, *floor, *after, program=program)
+        minimum = (*one_cpu, "--min-intra-gb-per-s", 1)
+        command = ft.run(*before, *minimum, *after, program=program)
         assert command.process.returncode == 2
         assert "which needs several workers; expected --nproc-per-node 2" in command.stderr
 

@@ -38,7 +38,7 @@ def test_two_nodes_with_a_token_are_checked_and_one_of_them_prints_the_table(ft,
 
 
 @pytest.mark.slow
-def test_two_nodes_that_miss_a_floor_together_pass_with_a_warning(together):
+def test_two_nodes_that_miss_a_minimum_together_pass_with_a_warning(together):
     # Processors of a busy machine differ by more than nodes do.
     same = ("--straggler-threshold", 1000)
     first, second = together("--max-latency-us", 0.001, "--strict", "--json", *same)

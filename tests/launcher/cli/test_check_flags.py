@@ -2,7 +2,7 @@
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.cli.check_flags import refuse_floors
+from ft_run.launcher.cli.check_flags import refuse_minimums
 from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.options import CheckOptions, LaunchOptions, RendezvousOptions
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
@@ -43,7 +43,7 @@ def test_everything_at_once():
         only=True,
         level="full",
         timeout_s=90.0,
-        floors=("compute_tflops=500.0", "memory_gb_per_s=2000.0"),
+        minimums=("compute_tflops=500.0", "memory_gb_per_s=2000.0"),
         exclude_straggler=True,
         is_strict=True,
     )
@@ -115,18 +115,24 @@ def test_wrong_usage(argv, words):
     assert words in error.value.sentence
 
 
-def test_a_floor_that_can_be_met_is_taken():
+def test_a_minimum_that_can_be_met_is_taken():
     found = spec("--min-copy-gb-per-s", "9", "--min-intra-gb-per-s", "8", "--nproc-per-node=gpu")
-    assert found.floors == ("copy_gb_per_s=9.0", "intra_gb_per_s=8.0")
-    refuse_floors(found, "auto", 2)
+    assert found.minimums == ("copy_gb_per_s=9.0", "intra_gb_per_s=8.0")
+    refuse_minimums(found, "auto", 2)
     with pytest.raises(UsageError, match="which needs several workers"):
-        refuse_floors(found, "auto", 1)
+        refuse_minimums(found, "auto", 1)
 
 
-def test_several_nodes_have_floors_for_what_they_measure_together():
-    floors = ("--min-bandwidth-gb-per-s", "9", "--max-latency-us", "50", "--min-memory-gb-per-s=1")
+def test_several_nodes_have_minimums_for_what_they_measure_together():
+    minimums = (
+        "--min-bandwidth-gb-per-s",
+        "9",
+        "--max-latency-us",
+        "50",
+        "--min-memory-gb-per-s=1",
+    )
     options = check(
-        *("--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "x", *floors),
+        *("--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "x", *minimums),
         *("--straggler-threshold", "3"),
     )
     assert options.warnings == ()
@@ -135,7 +141,7 @@ def test_several_nodes_have_floors_for_what_they_measure_together():
         CheckSpec(
             only=True,
             straggler_threshold=3.0,
-            floors=("memory_gb_per_s=1.0", "latency_us=50.0", "bandwidth_gb_per_s=9.0"),
+            minimums=("memory_gb_per_s=1.0", "latency_us=50.0", "bandwidth_gb_per_s=9.0"),
         )
     )
 

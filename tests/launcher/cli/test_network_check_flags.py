@@ -52,12 +52,12 @@ def test_a_variable_that_may_be_meant_for_a_check_beside_the_job_is_remarked(
     assert found.warnings == ()
 
 
-def test_nodes_are_held_to_floors_before_training() -> None:
+def test_nodes_are_held_to_minimums_before_training() -> None:
     several = ("--nnodes", "1:2", "--rdzv-endpoint", "h:1", "--network-check")
     given = (*several, "--max-latency-us", "50", "--min-compute-tflops", "2.5")
     found = options(*given, PET_MIN_BANDWIDTH_GB_PER_S="9").checks
     assert found is not None
-    assert found.spec.floors == (
+    assert found.spec.minimums == (
         *("compute_tflops=2.5", "latency_us=50.0", "bandwidth_gb_per_s=9.0"),
     )
     assert Rules.of(found.spec).minimums == Metrics(
@@ -80,7 +80,7 @@ def test_nodes_are_held_to_floors_before_training() -> None:
         ),
     ],
 )
-def test_a_floor_that_no_node_can_meet_is_refused(argv: list[str], says: str) -> None:
+def test_a_minimum_that_no_node_can_meet_is_refused(argv: list[str], says: str) -> None:
     with pytest.raises(UsageError) as error:
         options(*argv)
     assert says in error.value.sentence

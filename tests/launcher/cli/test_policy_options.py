@@ -283,7 +283,7 @@ def test_a_file_has_flags_of_the_checks_too(tmp_path: Path, flag: str, is_variab
     assert options.checks is not None
     spec = options.checks.spec
     assert (spec.level, spec.timeout_s, spec.exclude_straggler) == ("full", 120, True)
-    assert spec.floors == ("memory_gb_per_s=3.5",)
+    assert spec.minimums == ("memory_gb_per_s=3.5",)
     assert options.warnings == ()
 
 
@@ -309,7 +309,7 @@ def test_a_check_reads_the_checks_of_a_file(tmp_path: Path) -> None:
     assert isinstance(options, LaunchOptions)
     assert options.checks is not None
     assert (options.checks.spec.level, options.checks.spec.only) == ("full", True)
-    assert options.checks.spec.floors == ("memory_gb_per_s=9.0",)
+    assert options.checks.spec.minimums == ("memory_gb_per_s=9.0",)
     assert options.warnings == ()
 
 

@@ -278,24 +278,27 @@ def test_a_straggler_stays_unless_it_is_to_be_excluded():
     assert scene.assignment("a").nodes == 2
 
 
-def test_a_link_below_the_floors_is_told_of_and_excluded_if_asked_for():
+def test_a_link_below_the_minimums_is_told_of_and_excluded_if_asked_for():
     world = World((), slow_network=frozenset("c"))
-    floors = {"floors": ("latency_us=60.0", "bandwidth_gb_per_s=0.5"), "straggler_threshold": 99.0}
-    scene = checked("abc", 2, 3, world=world, spec=floors)
+    minimums = {
+        "minimums": ("latency_us=60.0", "bandwidth_gb_per_s=0.5"),
+        "straggler_threshold": 99.0,
+    }
+    scene = checked("abc", 2, 3, world=world, spec=minimums)
     scene.check_all()
     assert scene.verdict_on("c").sentence == (
         "inter-node bandwidth 0.25 GB/s, less than the required 0.5"
     )
     assert [scene.verdict_on(name).sentence for name in "ab"] == ["", ""]
     assert scene.assignment("c").nodes == 3
-    scene = checked("abc", 2, 3, world=world, spec={**floors, "exclude_straggler": True})
+    scene = checked("abc", 2, 3, world=world, spec={**minimums, "exclude_straggler": True})
     scene.check_all()
     assert scene.verdict_on("c").exit_code == 30
     assert scene.assignment("a").nodes == 2
 
 
-def test_two_nodes_below_a_floor_go_on_and_nobody_is_blamed():
-    spec = {"floors": ("latency_us=40.0",), "exclude_straggler": True}
+def test_two_nodes_below_a_minimum_go_on_and_nobody_is_blamed():
+    spec = {"minimums": ("latency_us=40.0",), "exclude_straggler": True}
     scene = checked("ab", 2, spec=spec)
     scene.check_all()
     assert [scene.verdict_on(name).exit_code for name in "ab"] == [0, 0]
@@ -309,8 +312,8 @@ def test_two_nodes_below_a_floor_go_on_and_nobody_is_blamed():
     ("given", "words"),
     [
         ({"level": "zork"}, "invalid check options: 'zork'"),
-        ({"floors": ("bogus=3",)}, "invalid check options: no such metric"),
-        ({"floors": ("=3",)}, "invalid check options: no such metric"),
+        ({"minimums": ("bogus=3",)}, "invalid check options: no such metric"),
+        ({"minimums": ("=3",)}, "invalid check options: no such metric"),
         ({"timeout_s": math.inf}, "invalid value inf for --check-timeout"),
         ({"straggler_threshold": math.nan}, "invalid value nan for --straggler-threshold"),
     ],
@@ -943,7 +946,7 @@ def test_a_warning_is_told_by_the_exit_status_if_asked_for():
         (None, "--network-check is not set here and set there"),
         (CheckSpec("full", 60.0), "--check-level is full here and light there"),
         (
-            CheckSpec("light", 60.0, floors=("latency_us=50.0",)),
+            CheckSpec("light", 60.0, minimums=("latency_us=50.0",)),
             "the list of minimums (--min-..., --max-...) is 'latency_us=50.0' here and empty there",
         ),
         (

@@ -57,7 +57,7 @@ MESSAGES: list[NodeMessage] = [
         protocol=1,
         version="1",
         job=JobSpec(
-            "j", 1, 1, 1, 0, PolicySpec(("a",)), CheckSpec("light", 1.0, floors=("a",)),
+            "j", 1, 1, 1, 0, PolicySpec(("a",)), CheckSpec("light", 1.0, minimums=("a",)),
             hang=HangSpec(1.0, 1.0), succession=SuccessionSpec("a,b,c", 1.0, 1.0, 1.0, 1.0),
         ),
         node=NodeSpec("n", "i", "h", "::1", "r", 1, 0),
@@ -172,7 +172,7 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
         max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(),
         hang=(), succession=(),
         node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
-        wanted_rank=(0, 1, 2), rules=("exit:3=fail",), floors=(),
+        wanted_rank=(0, 1, 2), rules=("exit:3=fail",), minimums=(),
         separate_store=(False,), snapshots=(), leaving=("", "", "x"),
         restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,), term=(0, 0, 3),
     )  # fmt: skip
