@@ -148,9 +148,6 @@ class ActiveFaults:
     def strike(self, end_process: Callable[[], None]) -> None:
         """Apply the faults that end a measurement before it starts.
 
-        Args:
-            end_process: ends this process at once.
-
         Raises:
             InjectedError: for the fault ``fail``.
         """

@@ -45,15 +45,7 @@ class DeviceProbe:
         faults: ActiveFaults,
         timer: GpuTimer | None = None,
     ) -> None:
-        """Set up; nothing is measured yet.
-
-        Args:
-            device: the device to measure.
-            budget: time limits.
-            quota: of the CPU; it does not apply to a GPU.
-            faults: injected faults.
-            timer: for a GPU.
-        """
+        """Set up; nothing is measured yet."""
         self._device = device
         self._timer = timer or GpuTimer()
         self._budget = budget

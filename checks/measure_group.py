@@ -52,17 +52,7 @@ class GroupProbe:
         faults: ActiveFaults,
         timer: GpuTimer | None = None,
     ) -> None:
-        """Describe a group.
-
-        Args:
-            order: the order that its workers carry out.
-            rank: of this worker.
-            limit_s: timeout of an operation of the group.
-            device: of this worker.
-            budget: time limits of the measurements.
-            faults: injected faults.
-            timer: of the device.
-        """
+        """Describe a group."""
         self._order = order
         self._rank = rank
         self._limit = timedelta(seconds=limit_s)

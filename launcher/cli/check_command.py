@@ -51,10 +51,6 @@ _AS_FOR_TRAINING = ("nproc_per_node", "accelerator", "virtual_local_rank", "prel
 def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
     """Parse the arguments after ``ft-run check``.
 
-    Args:
-        argv: the arguments.
-        environ: has the ``PET_*`` variables.
-
     Raises:
         UsageError: the options are invalid.
         SystemExit: with 0, after ``--help`` or ``--version`` has been printed.

@@ -149,10 +149,6 @@ def training_check_flags() -> list[Flag]:
 def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:
     """Return how nodes are checked before they train; None: no checks.
 
-    Args:
-        given: the flags and variables of a job.
-        warnings: receives a warning for each ignored option.
-
     Raises:
         UsageError: the command line has options of checks, but no flag enables checks; or as
             ``check_spec``.
@@ -220,11 +216,6 @@ def _needs_others(origin: str, warnings: list[str]) -> None:
 
 def refuse_minimums(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
     """Refuse a minimum for a metric that cannot be measured here: no healthy node would pass.
-
-    Args:
-        spec: has the minimums.
-        accelerator: ``--accelerator``.
-        workers: the number of workers of this node; None: not known yet.
 
     Raises:
         UsageError: there is such a minimum.

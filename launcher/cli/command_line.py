@@ -76,13 +76,7 @@ class UnknownFlagError(UsageError):
     """There is no such flag."""
 
     def __init__(self, word: str, guess: str | None, help_command: str) -> None:
-        """Create the error.
-
-        Args:
-            word: the given word.
-            guess: the most similar flag, if there is one.
-            help_command: the command that lists the flags.
-        """
+        """Create the error."""
         advice = f"did you mean {guess}?" if guess else f"{help_command} lists the flags."
         super().__init__(f"unknown flag {shown(word)}; {advice}")
         self.word, self.guess = word, guess

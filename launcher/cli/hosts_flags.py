@@ -80,10 +80,6 @@ def hosts_command() -> CommandLine:
 def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
     """Return which hosts to start, and with which commands.
 
-    Args:
-        argv: the arguments after ``hosts``.
-        environ: the environment.
-
     Raises:
         UsageError: the hosts and the options of the job contradict each other.
     """

@@ -45,13 +45,6 @@ def launch_policy(
 ) -> PolicySpec | None:
     """Return the policy of a job to start; None if all of it is the default.
 
-    Args:
-        given: the command line.
-        config: the file.
-        rendezvous: the options of the rendezvous, which the policy must match.
-        warnings: receives warnings for the user.
-        is_watched: whether the steps of workers are known.
-
     Raises:
         UsageError: as ``policy_of``, or a combination without effect.
     """
@@ -78,11 +71,6 @@ def launch_policy(
 
 def policy_of(given: Given, config: ConfigFile, *, is_watched: bool = False) -> PolicySpec:
     """Return the failure policy of the flags and the file.
-
-    Args:
-        given: the values of ``policy_flags``.
-        config: the file.
-        is_watched: whether the steps of workers are known.
 
     Raises:
         UsageError: a rule can never match.
@@ -130,12 +118,6 @@ def refuse_useless(
     is_watched: bool = True,
 ) -> None:
     """Refuse a combination without effect; the error has what is wrong, what is missing, and why.
-
-    Args:
-        spec: the policy.
-        rendezvous: has the budget, and whether other nodes can join.
-        is_limit_given: whether ``--max-node-failures`` was given.
-        is_watched: whether the steps of workers are known.
 
     Raises:
         UsageError: for the first such combination.

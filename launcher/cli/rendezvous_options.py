@@ -31,11 +31,6 @@ def rendezvous_options(
 ) -> RendezvousOptions:
     """Return the options of the rendezvous, and add warnings for the user to ``warnings``.
 
-    Args:
-        given: the flags.
-        warnings: receives warnings.
-        script_args: the arguments of the workers' script.
-
     Raises:
         UsageError: the flags contradict each other, or no node could find the others.
     """

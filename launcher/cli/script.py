@@ -39,11 +39,6 @@ def as_flag(argv: Sequence[str]) -> Sequence[str]:
 def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) -> None:
     """Refuse a script that no worker could start: every node would fail later.
 
-    Args:
-        script: a path, a module or a program.
-        mode: which of these it is.
-        environ: has the PATH.
-
     Raises:
         UsageError: there is no such file, or no such program.
     """

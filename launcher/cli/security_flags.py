@@ -59,10 +59,6 @@ def token_file_flag(group: str) -> Flag:
 def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
     """Return how connections are secured; None: plain text.
 
-    Args:
-        given: the flags and their variables.
-        environ: has the variables of the token.
-
     Raises:
         UsageError: one of the three files of a certificate is missing, or there is a token too.
     """

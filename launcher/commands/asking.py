@@ -14,11 +14,6 @@ class MasterCalls:
     def __init__(self, endpoint: Endpoint, trust: TrustOptions | None, timeout_s: float) -> None:
         """Take where the master is.
 
-        Args:
-            endpoint: the address of the master.
-            trust: how the connection is secured; None: plain text.
-            timeout_s: how long to wait for an answer.
-
         Raises:
             UsageError: the token or a certificate cannot be used.
         """

@@ -46,11 +46,6 @@ def show_report(options: ReportOptions) -> int:
 def read_report(paths: Sequence[str], job: str | None, reading: Reading) -> JobReport:
     """Read the events.
 
-    Args:
-        paths: files, and folders with files.
-        job: its id; None: that of all events.
-        reading: counts what was read.
-
     Raises:
         UsageError: as for ``show_report``.
     """

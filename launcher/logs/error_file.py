@@ -42,12 +42,7 @@ class ErrorFile:
 
 
 def read_error_of_exit(path: str, now_s: float) -> ErrorFile | None:
-    """Return the record of a worker that has exited, else what it seemed to survive just before.
-
-    Args:
-        path: of the error file, as for ``read_error_file``.
-        now_s: Unix time.
-    """
+    """Return the record of a worker that has exited, else what it seemed to survive just before."""
     error = read_error_file(path)
     if error is not None or not path:
         return error
@@ -59,11 +54,7 @@ def read_error_of_exit(path: str, now_s: float) -> ErrorFile | None:
 
 
 def read_micro_batch(path: str) -> int:
-    """Return the size of the part in which an accelerator ran out of memory; 0: in none.
-
-    Args:
-        path: of the error file, as for ``read_error_file``.
-    """
+    """Return the size of the part in which an accelerator ran out of memory; 0: in none."""
     return samples_of(head_of_file(path + SUFFIX, _MICRO_BATCH_MAX_BYTES)) if path else 0
 
 

@@ -40,11 +40,7 @@ def too_few_files() -> str | None:
 
 
 def most_processes(root: Path = Path("/")) -> int | None:
-    """Return the maximum number of processes of this host, for all users; None: unknown.
-
-    Args:
-        root: the directory below which ``proc`` is looked up.
-    """
+    """Return the maximum number of processes of this host, for all users; None: unknown."""
     limits = [read_text(root / "proc/sys/kernel" / name) for name in ("pid_max", "threads-max")]
     return min((int(limit) for limit in limits if limit.strip().isdecimal()), default=None)
 

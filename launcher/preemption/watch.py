@@ -37,15 +37,7 @@ async def watch(
     tell: Callable[[Event], None],
     dmi: str = _DMI,
 ) -> None:
-    """Wait for a notice, without a time limit; an error is reported once.
-
-    Args:
-        source: the value of the flag.
-        environ: has the variables that override the address of a service.
-        found: receives the notice.
-        tell: receives events for the user.
-        dmi: the folder of the firmware's files.
-    """
+    """Wait for a notice, without a time limit; an error is reported once."""
     cloud = source
     if source == "auto":
         cloud = cloud_of(dmi)

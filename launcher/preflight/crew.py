@@ -88,13 +88,7 @@ class CheckCrew:
         plan: CrewPlan,
         fork_server_changed: Callable[[ForkServerEvent], None] = lambda _: None,
     ) -> None:
-        """Create a crew; no worker is started before the first order.
-
-        Args:
-            spawner: the crew's own spawner; ``close`` stops it.
-            plan: how the workers are started.
-            fork_server_changed: is called with each change of the fork server's state.
-        """
+        """Create a crew; no worker is started before the first order."""
         self._spawner = spawner
         self._plan = plan
         self._node, self._workers = plan.worker.node, plan.worker.local_world_size

@@ -12,12 +12,7 @@ _KINDS = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
 
 
 def gpus_asked_by(nproc_per_node: str, accelerator: str) -> str:
-    """Return the option that requires GPUs, as the user wrote it; empty if no option does.
-
-    Args:
-        nproc_per_node: ``--nproc-per-node``.
-        accelerator: ``--accelerator``.
-    """
+    """Return the option that requires GPUs, as the user wrote it; empty if no option does."""
     if accelerator in {kind.value for kind in _KINDS}:
         return f"--accelerator={accelerator}"
     return "--nproc-per-node=gpu" if nproc_per_node == "gpu" and accelerator == AUTO else ""

@@ -22,24 +22,13 @@ class Dying:
     """
 
     def __init__(self, pids: Iterable[int], now: float, *, have_devices: bool) -> None:
-        """Record the state of the processes; call ``go_on`` every ``SURVIVES_KILL_S``.
-
-        Args:
-            pids: the ids of the processes.
-            now: the time when they were killed, in seconds.
-            have_devices: whether they may have used GPUs.
-        """
+        """Record the state of the processes; call ``go_on`` every ``SURVIVES_KILL_S``."""
         self._begun, self.looks = now, 0
         self._least_s = DEVICES_SURVIVE_KILL_S if have_devices else SURVIVES_KILL_S
         self._ticks = {pid: processor_ticks(pid) for pid in pids}
 
     def go_on(self, pids: Iterable[int], now: float) -> bool:
-        """Return whether to wait longer for the remaining processes.
-
-        Args:
-            pids: the ids of the remaining processes.
-            now: the time in seconds.
-        """
+        """Return whether to wait longer for the remaining processes."""
         self.looks += 1
         before, self._ticks = self._ticks, {pid: processor_ticks(pid) for pid in pids}
         works = any(ticks > before.get(pid, 0) for pid, ticks in self._ticks.items())

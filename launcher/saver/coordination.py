@@ -43,14 +43,7 @@ class Coordination:
         timeout_s: float = PEER_TIMEOUT_S,
         tick: Callable[[], object] = lambda: None,
     ) -> None:
-        """Write no marker yet.
-
-        Args:
-            storage: the storage of the checkpoint.
-            order: the order of this saver.
-            timeout_s: minimum time to wait for other nodes.
-            tick: called whenever the storage has answered.
-        """
+        """Write no marker yet."""
         self._storage, self._order, self._timeout_s = storage, order, timeout_s
         self._tick = tick
         self._name = str(order.shards[0].rank)
@@ -77,12 +70,7 @@ class Coordination:
         return self._name not in self._marks
 
     def report_written_files(self, digests: Mapping[int, str], count: int) -> None:
-        """Report that the files of this node are durable.
-
-        Args:
-            digests: the digests of their layouts, by rank.
-            count: their size in bytes.
-        """
+        """Report that the files of this node are durable."""
         if self._name not in self._marks:
             known = {str(rank): digest for rank, digest in digests.items()}
             self._write_mark(self._name, {"digests": known, "bytes": count})
@@ -117,9 +105,6 @@ class Coordination:
 
     def wait_for_others(self, digests: Sequence[str]) -> int:
         """Wait until the files of all ranks are durable; return their size in bytes.
-
-        Args:
-            digests: the digests of the agreed layouts, by rank.
 
         Raises:
             IncompleteCheckpointError: a node failed, does not respond, or has other layouts.

@@ -28,14 +28,7 @@ def write(
     timeout_s: float = PEER_TIMEOUT_S,
     tick: Callable[[], object] = lambda: None,
 ) -> WriteResult:
-    """Write a checkpoint, or this node's shards of it, or report ``order.given_up``.
-
-    Args:
-        order: what to write.
-        fds: the buffers of its shards.
-        timeout_s: minimum time to wait for other nodes.
-        tick: called whenever the storage makes progress.
-    """
+    """Write a checkpoint, or this node's shards of it, or report ``order.given_up``."""
     begun = time.monotonic()
     try:
         storage = open_storage(order.folder)

@@ -45,14 +45,7 @@ class AskedWorker:
 async def collect(
     workers: Sequence[AskedWorker], node_rank: int, host: str, timeout_s: float = ANSWER_S
 ) -> tuple[RankStack, ...]:
-    """Return the stacks of workers, in the same order.
-
-    Args:
-        workers: the workers of one node.
-        node_rank: the rank of the node.
-        host: the display name of the node.
-        timeout_s: the maximum time for the replies of all workers.
-    """
+    """Return the stacks of workers, in the same order."""
     linecache.checkcache()
     answers = await asyncio.gather(*(_ask(worker, timeout_s) for worker in workers))
     most = min(stacks.STACK_MAX_BYTES, stacks.REPORT_MAX_BYTES // max(1, len(workers)))

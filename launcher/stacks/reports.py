@@ -27,13 +27,7 @@ class StackReports:
         send: Callable[[StackReport], None],
         environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Send nothing yet.
-
-        Args:
-            host: the display name of this node.
-            send: sends a message to the master.
-            environ: the environment of the workers.
-        """
+        """Send nothing yet."""
         self._host = host
         self._send = send
         self._environ = environ
@@ -47,14 +41,7 @@ class StackReports:
     def report(
         self, number: int, node_rank: int, workers: tuple[AskedWorker, ...], inquiry: int = 0
     ) -> None:
-        """Collect the stacks of the workers, and send them.
-
-        Args:
-            number: the number of the order.
-            node_rank: the rank of this node.
-            workers: the workers that have not exited.
-            inquiry: as in ``StackOrder``.
-        """
+        """Collect the stacks of the workers, and send them."""
         if self._task is not None and not self._task.done():
             return  # the master sends one request at a time; this one was cancelled
         self._task = asyncio.create_task(self._report(number, node_rank, workers, inquiry))

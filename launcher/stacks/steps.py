@@ -8,11 +8,7 @@ from .collect import AskedWorker
 
 
 def rank_steps(workers: Iterable[AskedWorker]) -> Iterator[RankSteps]:
-    """Yield the steps of the workers that have shown progress.
-
-    Args:
-        workers: the workers that have not exited.
-    """
+    """Yield the steps of the workers that have shown progress."""
     now = time.monotonic()
     for worker in workers:
         progress = worker.watch.progress() if worker.watch is not None else None
@@ -26,12 +22,6 @@ def rank_steps(workers: Iterable[AskedWorker]) -> Iterator[RankSteps]:
 def steps_report(
     number: int, workers: Iterable[AskedWorker], checkpoint: tuple[int, float]
 ) -> StepsReport:
-    """Return the reply to the master's request.
-
-    Args:
-        number: the number of the request.
-        workers: the workers that have not exited.
-        checkpoint: the step and the age in seconds of this node's newest completed checkpoint.
-    """
+    """Return the reply to the master's request."""
     step, age_s = checkpoint
     return StepsReport(number, tuple(rank_steps(workers)), min(step, STEPS_MAX), age_s)

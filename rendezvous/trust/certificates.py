@@ -91,14 +91,7 @@ def issue(
     begin: datetime.datetime = BEGIN,
     end: datetime.datetime = END,
 ) -> KeyPair:
-    """Return a new key with its certificate, signed by an authority.
-
-    Args:
-        authority: the key of the authority.
-        root: the certificate of the authority.
-        begin: the start of the validity.
-        end: the end of the validity.
-    """
+    """Return a new key with its certificate, signed by an authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -66,13 +66,7 @@ _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|HTTP_REQUEST|UNKNOWN_PROTOCOL")
 async def handshake_error(
     details: str, endpoint: Endpoint, trust: Trust | None
 ) -> HandshakeError | None:
-    """Return the handshake error behind a failed connection; None: there is none.
-
-    Args:
-        details: the details of gRPC's error.
-        endpoint: the endpoint of the master.
-        trust: the credentials of this process.
-    """
+    """Return the handshake error behind a failed connection; None: there is none."""
     if (trust is None or trust.wire_name is None) and _CLOSED.search(details):
         wanted = await asyncio.to_thread(_wanted, endpoint)
         return wanted if trust is None or wanted is None else HandshakeError.NOT_TRUSTED

@@ -55,10 +55,6 @@ def new_token() -> Token:
 def checked(token: Token, origin: str) -> Token:
     """Return a token without the white space around it, if it is strong enough.
 
-    Args:
-        token: the token as it was given.
-        origin: the flag or variable that gave it, for the error.
-
     Raises:
         UsageError: it is too weak.
     """
@@ -77,10 +73,6 @@ def checked(token: Token, origin: str) -> Token:
 
 def read_token(path: str, origin: str) -> Token:
     """Return the token in a file.
-
-    Args:
-        path: the path of the file.
-        origin: the flag or the variable that named it, for the error.
 
     Raises:
         UsageError: it cannot be read, other users can read it, or its token is too weak.
@@ -117,10 +109,6 @@ def read_private(path: str, what: str) -> bytes:
     """Return the start of a file that only this user or root can read, as ssh requires.
 
     A group may read a file of root: Kubernetes mounts volumes with ``fsGroup`` like this.
-
-    Args:
-        path: of the file.
-        what: a description of the file, for the error.
 
     Raises:
         UsageError: it cannot be read, or other users can read it.
