@@ -34,14 +34,11 @@ from ...errors import (
     UsageError,
 )
 from ...values import dataclass, field
+from ..processes import RUN_MODULE
 from .config import LaunchConfig, command_line
 from .exchange import Call, read_outcome, read_results, write_call
 
 Entrypoint = Callable[..., Any] | str
-
-_RUN_MODULE = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "processes", "run_module.py"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +175,7 @@ def _program(folder: str, entrypoint: Entrypoint, args: list[Any]) -> list[str]:
         return [*how, "--", entrypoint, *map(_word, args)]
     _write_call(folder, entrypoint, args)
     # Not PYTHON_EXEC: a pickle is for the interpreter that wrote it.
-    worker = [sys.executable, "-u", _RUN_MODULE, "api.worker_main", folder]
+    worker = [sys.executable, "-u", RUN_MODULE, "api.worker_main", folder]
     return ["--no-python", "--", *worker]
 
 
@@ -207,7 +204,7 @@ def _write_call(folder: str, function: Callable[..., Any], args: list[Any]) -> N
 
 def _run(words: list[str]) -> int:
     """Run the agent with the arguments ``words``; return its exit status."""
-    command = [sys.executable, _RUN_MODULE, "api.agent_main", *words]
+    command = [sys.executable, RUN_MODULE, "api.agent_main", *words]
     with subprocess.Popen(command) as agent:
         try:
             return agent.wait()

@@ -19,13 +19,11 @@ from ...events.event import Event
 from ...events.output import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
 from ...values import dataclass
 from ..machine.shortage import no_process
+from ..processes import RUN_MODULE
 from .log_file import Stream, open_log
 from .relay import PACKET_MAX_BYTES, encode_order
 from .relay_stream import StreamOrder
 
-_RUN_MODULE: Final = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "processes", "run_module.py"
-)
 _SEND_TIMEOUT_S: Final = 5.0
 """The relay always reads at once; one that does not for so long is stuck in the kernel."""
 
@@ -72,7 +70,7 @@ class RelayClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(theirs.fileno(), True)
         # Without `site`: it needs the standard library alone, and is there in half the time.
-        argv = (sys.executable, "-S", _RUN_MODULE, "logs.relay", str(theirs.fileno()))
+        argv = (sys.executable, "-S", RUN_MODULE, "logs.relay", str(theirs.fileno()))
         # No signal may end it before it ignores those that are meant for workers.
         blocked = signal.valid_signals()
         with theirs:

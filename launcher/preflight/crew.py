@@ -23,6 +23,7 @@ from ...values import dataclass, field, replace
 from ..machine.cgroups import own_directory
 from ..machine.cpu_limit import quota_cpus
 from ..machine.network import PortReservation, interface_towards
+from ..processes import RUN_MODULE
 from ..spawner.client import (
     Empty,
     Exited,
@@ -36,8 +37,6 @@ from ..spawner.client import (
 from ..version import VERSION
 from .check_worker import CheckMember
 
-_RUN_MODULE: Final = str(Path(__file__).resolve().parents[1] / "processes" / "run_module.py")
-"""Another interpreter may not have ft-run installed, and must not get this one's libraries."""
 _LOOPBACK: Final = "127.0.0.1"
 _OTHERS_S: Final = 1.0
 """How long a failed check waits for the errors of the other workers."""
@@ -325,7 +324,7 @@ class CheckCrew:
 
 def _head(python: str) -> tuple[str, ...]:
     """Return the command of a check worker up to its configuration."""
-    return (python, "-u", _RUN_MODULE, "preflight.worker_main")
+    return (python, "-u", RUN_MODULE, "preflight.worker_main")
 
 
 def _cgroups(controller: str, *files: str) -> tuple[str, ...]:

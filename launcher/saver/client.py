@@ -7,15 +7,13 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from ...values import replace
+from ..processes import RUN_MODULE
 from ..processes.ipc import Incoming, send
 from .order import WriteOrder, WriteResult
 
-_RUN_MODULE: Final = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "processes", "run_module.py"
-)
 _TRIES = 2
 """A saver that is killed is restarted once per checkpoint."""
 
@@ -80,7 +78,7 @@ class _Process:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         argv = (
             sys.executable,
-            _RUN_MODULE,
+            RUN_MODULE,
             "saver.process",
             str(theirs.fileno()),
             str(os.getpid()),
