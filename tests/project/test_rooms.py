@@ -28,7 +28,7 @@ FLOORS = (
     ("launcher.spawner", "launcher.logs", "launcher.saver", "launcher.stacks"),
     ("launcher.options", "launcher.environments"),
     ("launcher.log_options",),
-    ("launcher.flags",),
+    ("launcher.flags", "launcher.tuning"),
     ("launcher.processes", "launcher.startup"),
     ("checks",),
     ("launcher.machine", "launcher.version"),

@@ -1,0 +1,32 @@
+"""Which values of a ``DataLoader`` are worth a trial. Pure."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from .tuner import Knob
+
+NUM_WORKERS, PREFETCH = "num_workers", "prefetch_factor"
+_PREFETCH_MAX = 16
+"""Each prefetched batch takes memory of the host."""
+
+
+def knobs(cpus: float, workers: int) -> tuple[Knob, ...]:
+    """Return the settings of a loader.
+
+    Args:
+        cpus: the CPU limit of this node.
+        workers: the number of training processes on it, which share these CPUs.
+    """
+    most = max(1, int(cpus / workers))
+    return (
+        Knob(NUM_WORKERS, partial(_beside, most=most)),
+        Knob(PREFETCH, partial(_beside, most=_PREFETCH_MAX)),
+    )
+
+
+def _beside(value: int, *, most: int) -> Sequence[int]:
+    """Return twice and half a value, of those that differ from it and are >= 1."""
+    found = [] if value >= most else [min(2 * value, most)]
+    if value > 1:
+        found.append(value // 2)
+    return found

@@ -1,0 +1,147 @@
+"""What ``--auto-tune on`` tries next: one value after the other, within a budget. Pure.
+
+The tuner has no clock. It takes readings and answers with the settings that should be in effect,
+and when it needs the next reading.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+from .rules import RULES, Rules
+from .trial import Budget, Order, Outcome, Reading, Trial, Values
+
+_IDLE_S = 60.0
+
+
+class Knob(NamedTuple):
+    """A setting that can be tuned."""
+
+    name: str
+    candidates: Callable[[int], Sequence[int]]
+    """Returns the values to try beside a present one, the most promising first."""
+
+
+class Tried(NamedTuple):
+    """A trial that has ended."""
+
+    name: str
+    old: int
+    new: int
+    outcome: Outcome
+
+
+class Tuner:
+    """The trials of a job."""
+
+    def __init__(self, knobs: Sequence[Knob], kept: Values = {}, rules: Rules = RULES) -> None:  # noqa: B006
+        """Begin without any measurement.
+
+        Args:
+            knobs: settings, in the order in which they are tried.
+            kept: values that an earlier job has accepted.
+            rules: the limits.
+        """
+        self._knobs, self._rules = knobs, rules
+        self.budget = Budget(rules)
+        self.tried: list[Tried] = []
+        self.kept: Values = kept
+        """Values that were accepted."""
+        self._forbidden: set[tuple[str, int]] = set()
+        """Each value is tried once."""
+        self._trying: tuple[str, int, int] | None = None
+        """Name, old and new value of the present trial."""
+        self._running: Generator[Order, Reading, None] | None = None
+        self._last: Reading | None = None
+        """The one before, of the same round."""
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a trial is running."""
+        return self._trying is not None
+
+    def read(self, reading: Reading) -> Order | None:
+        """Take a reading; return what to do, None: nothing is left to try.
+
+        Args:
+            reading: of the training, at least one step of this round after the first one.
+        """
+        if self._last is not None:
+            self.budget.trained_s += max(0.0, reading.at_s - self._last.at_s)
+        self._last = reading
+        try:
+            if self._running is None:
+                self._running = self._run(reading)
+                return next(self._running)
+            return self._running.send(reading)
+        except StopIteration:
+            return None
+
+    def interrupt(self, failure: str) -> None:
+        """End what is running: the workers are gone, and the accepted values hold.
+
+        Args:
+            failure: why the new value is at fault, which is then not tried again; empty: it is not.
+        """
+        if self._running is not None:
+            self._running.close()
+        trying, self._trying = self._trying, None
+        self._running = self._last = None
+        if trying is not None:
+            name, old, new = trying
+            if not failure:
+                self._forbidden.discard((name, new))
+            reason = f"failed: {failure}" if failure else "the round ended"
+            self.tried.append(Tried(name, old, new, Outcome(False, reason)))
+
+    def _run(self, reading: Reading) -> Generator[Order, Reading, None]:
+        while len(self.tried) < self._rules.trials_max:
+            begin, settings = reading, self._settings(reading)
+            while not self._is_measured(begin, reading):
+                reading = yield Order(settings, self._rest_s(begin, reading))
+                if reading.values != settings:
+                    begin, settings = reading, self._settings(reading)
+            found = self._candidate(settings)
+            if found is None and settings:
+                return
+            missing_s = self.budget.missing_s(reading.switch_s)
+            waits = reading.waited_s - begin.waited_s > self._rules.wait_share * (
+                reading.at_s - begin.at_s
+            )
+            if found is None or not waits or missing_s > 0:
+                reading = yield Order(settings, max(_IDLE_S, min(missing_s, 10 * _IDLE_S)))
+                continue
+            name, new = found
+            old = settings[name]
+            self._forbidden |= {(name, old), (name, new)}
+            self._trying = name, old, new
+            trial = Trial(settings, {**settings, name: new}, self.budget, self._rules)
+            outcome = yield from trial.run(reading)
+            self._trying = None
+            self.tried.append(Tried(name, old, new, outcome))
+            if outcome.is_accepted:
+                self.kept = {**self.kept, name: new}
+            reading = self._last or reading
+
+    def _settings(self, reading: Reading) -> Values:
+        """Return the settings that should be in effect without a trial."""
+        return {**reading.values, **self.kept} if reading.values else {}
+
+    def _is_measured(self, begin: Reading, now: Reading) -> bool:
+        steps, took_s = now.steps - begin.steps, now.at_s - begin.at_s
+        return steps >= self._rules.block_steps and took_s >= self._rules.block_s
+
+    def _rest_s(self, begin: Reading, now: Reading) -> float:
+        """Return about how long until the measurement before a trial is complete."""
+        steps, took_s = now.steps - begin.steps, now.at_s - begin.at_s
+        step_s = took_s / steps if steps else 0.0
+        rest_s = max(self._rules.block_s - took_s, (self._rules.block_steps - steps) * step_s)
+        return min(max(1.0, rest_s), _IDLE_S)
+
+    def _candidate(self, values: Values) -> tuple[str, int] | None:
+        """Return the name and value of the next trial; None: there is none."""
+        for knob in self._knobs:
+            if knob.name in values:
+                for value in knob.candidates(values[knob.name]):
+                    if (knob.name, value) not in self._forbidden:
+                        return knob.name, value
+        return None
