@@ -43,7 +43,7 @@ class Node:
         )
         self.held: Snapshots | None = None
         self.stepped: list[object] = []
-        self.steps = StepEvents(self.events.append, lambda: self.held, self.stepped.append)
+        self.steps = StepEvents(self.events.append, lambda: self.held, stepped=self.stepped.append)
         for watch in filter(None, self.watches):
             watch._page[phases.SINCE_NS] = int(self.now * 1e9)
         self._due: Any = None
