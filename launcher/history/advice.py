@@ -92,7 +92,8 @@ def _threads(measured: Measured) -> Advice | None:
     after = min(threads + idle_cores // measured.workers, measured.cores // measured.workers)
     if after < _GAIN * threads:
         return None
-    text = f"OMP_NUM_THREADS={threads} beside {idle_cores} idle cores and no GPU"
+    cores = f"{idle_cores} idle core{'s' * (idle_cores != 1)}"
+    text = f"OMP_NUM_THREADS={threads} beside {cores} and no GPU"
     return Advice("OMP_NUM_THREADS", str(threads), str(after), f"{text}: {after} would use them")
 
 

@@ -15,7 +15,7 @@ _SUMS: Final = (
     *("worker_cpu_s", "worker_s", "samples", "far_samples"),
 )
 _MOST: Final = 1e12
-_MOSTLY: Final = 0.8
+_MOSTLY: Final = 0.5
 """Share of training in the time between two records whose idle CPUs count."""
 
 

@@ -12,27 +12,31 @@ from ft_run.rendezvous.protocol.status import StatusReply
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
 
-# Trains for 12 s; each batch with a number of this remainder takes longer than those prefetched.
+# Trains for 12 s; each batch takes some time, and each with a number of this remainder more.
 SCRIPT = """
 import sys, time, torch
 from torch.utils.data import DataLoader
-every, step_s = int(sys.argv[1]), float(sys.argv[2])
+every, step_s, load_s, processes = int(sys.argv[1]), *map(float, sys.argv[2:])
 class Data(torch.utils.data.Dataset):
     def __len__(self):
         return 1000
     def __getitem__(self, index):
         if index % every == every - 1:
             time.sleep(0.8)
+        time.sleep(load_s)
         return index
 torch.set_num_threads(1)
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 end = 0.0
-for _ in DataLoader(Data(), num_workers=2, collate_fn=list):  # no tensors, no sockets
+for _ in DataLoader(Data(), num_workers=int(processes), collate_fn=list):  # no tensors, no sockets
     optimizer.zero_grad()
     model(torch.ones(2)).sum().backward()
     optimizer.step()
-    time.sleep(step_s)
+    busy_until = time.monotonic() - step_s  # a negative time is spent computing
+    while time.monotonic() < busy_until:
+        pass
+    time.sleep(max(0.0, step_s))
     end = end or time.monotonic() + 12
     if time.monotonic() > end:
         break
@@ -53,7 +57,7 @@ def report(ft: "Launcher", name: str) -> dict[str, Any]:
 
 
 def test_bursts_of_a_loader_and_a_job_that_is_well(ft: "Launcher") -> None:
-    bursty, well = start(ft, "bursty", 15, 0.05), start(ft, "well", 10**6, 0.2)
+    bursty, well = start(ft, "bursty", 15, 0.05, 0, 2), start(ft, "well", 10**6, 0.2, 0, 2)
     for job in (bursty, well):
         job.wait()
         assert job.process.returncode == 0
@@ -81,3 +85,22 @@ def test_bursts_of_a_loader_and_a_job_that_is_well(ft: "Launcher") -> None:
     assert found["summary"]["measured"]["batches"] >= 20
     records = [json.loads(line) for line in (ft.folder / "well.jsonl").read_text().splitlines()]
     assert [r["lines"] for r in records if r["name"] == "tuning.advised"] == [[]]
+
+
+@pytest.mark.slow
+def test_idle_cpus(ft: "Launcher") -> None:
+    """A starved loader, before and after the advice, and a worker with one thread."""
+    runs = {"starved": (10**6, 0.06, 0.1, 1), "advised": (10**6, 0.06, 0.1, 2)}
+    summaries = {}
+    for name, arguments in (runs | {"cores": (10**6, -0.1, 0, 1)}).items():
+        assert start(ft, name, *arguments).wait() == 0
+        summaries[name] = report(ft, name)["summary"]
+    starved, advised, cores = summaries.values()
+    (line,) = starved["advice"]
+    assert re.fullmatch(r"data wait \d+%, \S+ of \S+ CPUs idle: num_workers 1 -> 2", line["text"])
+    assert starved["measured"]["wait_s"] == pytest.approx(0.4 * 12, abs=1.5)
+    assert advised["advice"] == []
+    assert advised["measured"]["wait_s"] < 0.1 * starved["measured"]["wait_s"]
+    (line,) = cores["advice"]
+    assert line["setting"] == "OMP_NUM_THREADS"
+    assert int(line["advised"]) >= 2

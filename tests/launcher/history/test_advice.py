@@ -113,6 +113,10 @@ def lines(*ends: dict[str, Any]) -> list[str]:
         (BURSTY, "data wait 30% in bursts of 0.5 s: prefetch_factor 2 -> 6"),
         (IDLE_CORES, "OMP_NUM_THREADS=1 beside 11 idle cores and no GPU: 3 would use them"),
         (
+            IDLE_CORES | {"workers": 1, "cpus": 2.0, "cores": 2, "idle_cpu_s": 301.0},
+            "OMP_NUM_THREADS=1 beside 1 idle core and no GPU: 2 would use them",
+        ),
+        (
             WRONG_SOCKET,
             "workers run on other sockets' CPUs than their GPUs (40 of 80 reads):"
             " --numa-binding node",
