@@ -352,7 +352,8 @@ class LaunchOptions:
     @property
     def are_workers_watched(self) -> bool:
         """Whether the workers have the hook of ``training``."""
-        return self.watch_workers or self.hang is not None or self.auto_tune != "off"
+        learns = self.auto_tune != "off" or self.preload == values.AUTO_PRELOAD
+        return self.watch_workers or self.hang is not None or learns
 
     @property
     def only_checks(self) -> bool:

@@ -148,9 +148,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     rendezvous = rendezvous_options(given, warnings, rest[1:])
     rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     hang = _hang(given)
-    is_tuned = _auto_tune(given) != "off"
-    watch_workers = given["watch_workers"] or given["preload"] == AUTO_PRELOAD
-    is_watched = watch_workers or hang is not None or is_tuned
+    learns = _auto_tune(given) != "off" or given["preload"] == AUTO_PRELOAD
+    is_watched = given["watch_workers"] or hang is not None or learns
     policy = launch_policy(given, config, rendezvous, warnings, is_watched=is_watched)
     refuse_hang_rule(policy, can_hang=hang is not None)
     if not rest:
@@ -169,7 +168,6 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         policy=policy,
         capture_errors=not given["no_capture_errors"],
         hang=hang,
-        watch_workers=watch_workers,
         save_on_exit=launch_flags.saves_on_exit(given),
         checks=training_checks(given, warnings),
         warnings=tuple(warnings),
