@@ -1,5 +1,6 @@
 """The metrics of a node, from values of several moments."""
 
+import dataclasses
 import os
 from typing import Any
 
@@ -49,6 +50,16 @@ def test_counters_begin_at_zero() -> None:
         assert {"worker", "node_lost", "hang"} < {cause for (cause,) in samples[metric]}
         assert set(samples[metric].values()) == {0.0}
     assert samples[c.CHECKPOINT_FAILURES] == {(): 0}
+
+
+def test_the_wait_for_data() -> None:
+    workers = tuple((rank, 10, progress(10, 5, 0.0)) for rank in (0, 1))
+    assert scraped(NodeFold(), now(workers=workers))[c.DATA_WAIT] == {(): 0.0}
+    slow = dataclasses.replace(workers[1][2], data_wait=0.25)
+    moment = now(workers=(workers[0], (1, 10, slow)), data_wait_s={1: 2.5})
+    samples = scraped(NodeFold(), moment)
+    assert samples[c.DATA_WAIT] == {(): 0.25}
+    assert samples[c.RANK_DATA_WAIT] == {("1",): 2.5}
 
 
 def test_what_is_not_known_has_no_sample() -> None:

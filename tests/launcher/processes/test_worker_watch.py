@@ -11,6 +11,12 @@ from ft_run.launcher.processes.worker_watch import Computing, Progress, WorkerWa
 from ft_run.training.worker import data_wait, hook
 
 
+@pytest.fixture(autouse=True)
+def no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker in this process does not end with it."""
+    monkeypatch.setattr(hook, "atexit", SimpleNamespace(register=lambda *_: None))
+
+
 @pytest.fixture
 def watch() -> Iterator[WorkerWatch]:
     """The files of one worker."""
@@ -50,7 +56,6 @@ def test_the_recent_share_of_the_wait_for_data(watch: WorkerWatch) -> None:
     clock = SimpleNamespace(monotonic_ns=lambda: round(now_s * 1e9), process_time_ns=lambda: 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hook, "time", clock)
-        patch.setattr(hook, "atexit", SimpleNamespace(register=lambda *_: None))
         for _ in range(30):  # at first it does not wait
             now_s += 1
             hooked.progress(-1)
