@@ -3,6 +3,7 @@
 import os
 import select
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -109,7 +110,7 @@ class Gpus:
         return answer_of(line)
 
     def close(self) -> None:
-        """End the process, also one that hangs in the driver; it is not waited for."""
+        """End the process; one that hangs in the driver is waited for by a thread."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -118,6 +119,6 @@ class Gpus:
                 with suppress(OSError):
                     pipe.close()
         process.kill()
-        deadline = time.monotonic() + 1.0
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        ending = threading.Thread(target=process.wait, name="ft-run gpus", daemon=True)
+        ending.start()
+        ending.join(1.0)
