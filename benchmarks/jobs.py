@@ -53,8 +53,8 @@ class Shape:
     """A module that every worker imports before it writes its line; ft-run preloads it."""
     token: str = ""
     """The token of the job (ft-run only); empty: no TLS."""
-    is_watched: bool = False
-    """Watch the workers (ft-run only)."""
+    more: tuple[str, ...] = ()
+    """Further options (ft-run only)."""
     endpoints: int = 1
     """Number of endpoints (ft-run only), all on this host."""
 
@@ -68,8 +68,8 @@ class Shape:
         given = ["--nproc-per-node", str(self.workers), "--max-restarts", str(self.max_restarts)]
         if self.imports and launcher is Launcher.FT_RUN:
             given += ["--preload", self.imports]
-        if self.is_watched and launcher is Launcher.FT_RUN:
-            given += ["--watch-workers"]
+        if launcher is Launcher.FT_RUN:
+            given += self.more
         if self.nnodes == "1":
             return ["--standalone", *given]
         given += ["--nnodes", self.nnodes, "--rdzv-id", "benchmark", "--rdzv-backend", "c10d"]

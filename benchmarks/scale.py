@@ -3,8 +3,8 @@
     python benchmarks/scale.py [--agents 32,1000,10000] [--repeats 7] [--stacks] [--json FILE]
 
 It runs the real ``ft-run master`` in its own process, and simulates the agents in a second one
-(``swarm.py``) over real gRPC streams. The baseline is a no-op gRPC server (``bare_master.py``). See
-README.md.
+(``swarm.py``) over real gRPC streams. The baseline is a no-op gRPC server (``bare_master.py``), or
+with ``--monitored`` a master without ``--events`` and ``--metrics``. See README.md.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             target = f"<= {STACKS_TARGET_S:g} s for 1000"
             print(f"  {agents} agents: ft-run stacks took {took} in the master ({target})")
     if results:
-        print(f"\n{report(results)}\n\n{growth(results)}")
+        print(f"\n{report(results, is_monitored=args.monitored)}\n\n{growth(results)}")
     for sentence in failures:
         print(sentence)
     if args.json is not None:
@@ -110,6 +110,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--token", action="store_true", help="use a token: mutual TLS on all connections"
     )
     parser.add_argument(
+        "--monitored",
+        action="store_true",
+        help="compare a master with --events and --metrics with one without them",
+    )
+    parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="run the master under cProfile"
     )
     args = parser.parse_args(argv)
@@ -145,14 +150,19 @@ def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
     if args.profile is not None:
         program = [sys.executable, "-m", "cProfile", "-o", str(args.profile), *program]
     listed = ",".join(f"127.0.0.1:{free_port()}" for _ in range(args.endpoints))
-    result = _with_master([*program, "master", "--bind", listed], agents, args)
+    program += ["master", "--bind", listed]
+    short = {"idle_s": 0.0, "stacks": False}
+    if args.monitored:
+        baseline = _with_master(program, agents, argparse.Namespace(**{**vars(args), **short}))
+        with tempfile.TemporaryDirectory(prefix="ft-run-bench-") as folder:
+            program += ["--metrics", "0", "--events", f"{folder}/e.jsonl"]
+            return _with_master(program, agents, args) | {"floor": baseline}
+    result = _with_master(program, agents, args)
     bare = [sys.executable, str(Path(__file__).with_name("bare_master.py")), str(agents)]
-    baseline = _with_master(
-        bare,
-        agents,
-        argparse.Namespace(**{**vars(args), "idle_s": 0.0, "stacks": False, "endpoints": 1}),
-    )
-    return result | {"floor": baseline}
+    more = short | {"endpoints": 1}
+    return result | {
+        "floor": _with_master(bare, agents, argparse.Namespace(**{**vars(args), **more}))
+    }
 
 
 def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -243,14 +253,14 @@ def _median(result: dict[str, Any], key: str) -> float:
     return float(statistics.median(cost[key] for cost in result["rounds"]))
 
 
-def report(results: Sequence[dict[str, Any]]) -> str:
+def report(results: Sequence[dict[str, Any]], *, is_monitored: bool = False) -> str:
     """Return the table, one line per number of agents."""
     heading = [
         "agents",
         "join s",
         "re-form s",
         "min",
-        "no-op server s",
+        "unmonitored s" if is_monitored else "no-op server s",
         "target",
         "met",
         "master CPU s",

@@ -1,6 +1,6 @@
-"""Overhead of --watch-workers on training steps and on an idle agent.
+"""Overhead of --watch-workers, or of all monitoring, on steps, restarts and an idle agent.
 
-    python benchmarks/watching.py [--runs N] [--idle-s SECONDS] [--json FILE] [--quick]
+    python benchmarks/watching.py [--all] [--runs N] [--idle-s SECONDS] [--json FILE] [--quick]
 
 Jobs with and without it run in alternation. See README.md.
 """
@@ -9,6 +9,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ class Row:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also --events, --metrics and --log-dir, and the time of a restart",
+    )
     parser.add_argument("--runs", type=int, default=7, help="jobs of each kind (default 7)")
     parser.add_argument(
         "--idle-s", type=float, default=20.0, help="seconds to observe an idle agent (default 20)"
@@ -46,15 +52,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs, idle_s = (1, 1.0) if args.quick else (args.runs, args.idle_s)
     facts = machine_facts()
     print(facts_line(facts), flush=True)
+    with tempfile.TemporaryDirectory(prefix="ft-run-bench-") as folder:
+        options = ["--watch-workers"]
+        if args.all:
+            options += ["--metrics", "0", "--events", f"{folder}/e.jsonl", "--log-dir", folder]
+        samples, rows = _measure(options, runs, idle_s, quick=args.quick, restarts=args.all)
+    print(f"\n{_report(rows)}\n")
+    if args.json is not None:
+        args.json.write_text(json.dumps({"machine": facts, "samples": samples}, indent=1) + "\n")
+    return 0
+
+
+def _measure(
+    options: Sequence[str], runs: int, idle_s: float, *, quick: bool, restarts: bool
+) -> tuple[dict[str, list[list[float]]], list[Row]]:
     rounds_per_us = _rounds_per_us()
     samples: dict[str, list[list[float]]] = {}
-    rows = []
+    rows: list[Row] = []
     for name, step_us, steps in (("100 us", 100, 20_000), ("10 ms", 10_000, 300)):
         rounds = int(step_us * rounds_per_us)
-        found = _alternate(runs, _step_us(rounds, steps // (10 if args.quick else 1)))
+        found = _alternate(runs, _step_us(rounds, steps // (10 if quick else 1)), options)
         samples[name] = [[value for (value,) in kind] for kind in found]
         rows.append(_row(f"step of about {name}", "us", samples[name]))
-    found = _alternate(runs, _idle(idle_s))
+    if restarts:
+        title = "one node, 2 workers: restart"
+        found = _alternate(3 * runs, _restart_ms, options)
+        samples[title] = [[value for (value,) in kind] for kind in found]
+        rows.append(_row(title, "ms", samples[title]))
+    found = _alternate(runs, _idle(idle_s), options)
     for index, (title, unit) in enumerate(
         (
             ("idle agent and helpers: context switches", "/s"),
@@ -63,21 +88,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         samples[title] = [[values[index] for values in kind] for kind in found]
         rows.append(_row(title, unit, samples[title]))
-    print(f"\n{_report(rows)}\n")
-    if args.json is not None:
-        args.json.write_text(json.dumps({"machine": facts, "samples": samples}, indent=1) + "\n")
-    return 0
+    return samples, rows
 
 
 def _alternate(
-    runs: int, measure: Callable[[bool], tuple[float, ...]]
+    runs: int, measure: Callable[[Sequence[str]], tuple[float, ...]], options: Sequence[str]
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
     without: list[tuple[float, ...]] = []
     watched: list[tuple[float, ...]] = []
     for number_of_run in range(runs):
         # The order alternates: the first job may warm up the machine.
         for is_watched in (False, True) if number_of_run % 2 else (True, False):
-            (watched if is_watched else without).append(measure(is_watched))
+            (watched if is_watched else without).append(measure(options if is_watched else ()))
     return without, watched
 
 
@@ -119,11 +141,11 @@ def _rounds_per_us() -> float:
     return _CALIBRATION_ROUNDS / (min(times) * 1e6)
 
 
-def _step_us(rounds: int, steps: int) -> Callable[[bool], tuple[float, ...]]:
+def _step_us(rounds: int, steps: int) -> Callable[[Sequence[str]], tuple[float, ...]]:
     """Return a function that measures the median step of one worker in microseconds."""
 
-    def measure(is_watched: bool) -> tuple[float, ...]:
-        command = [str(Launcher.FT_RUN.path), "--standalone", *_flags(is_watched)]
+    def measure(options: Sequence[str]) -> tuple[float, ...]:
+        command = [str(Launcher.FT_RUN.path), "--standalone", *options]
         done = subprocess.run(
             [*command, str(_STEPS), str(rounds), str(steps)],
             env=environment() | {"LOGLEVEL": "WARNING"},
@@ -137,18 +159,24 @@ def _step_us(rounds: int, steps: int) -> Callable[[bool], tuple[float, ...]]:
     return measure
 
 
-def _flags(is_watched: bool) -> list[str]:
-    return ["--watch-workers"] if is_watched else []
+def _restart_ms(options: Sequence[str]) -> tuple[float, ...]:
+    """Return the time from the death of a rank to the first lines of all restarted workers."""
+    shape = Shape(max_restarts=3, more=tuple(options))
+    with running_job(Launcher.FT_RUN, shape, "die-once") as job:
+        result = job.finish(attempts=2, timeout_s=60.0)
+    if result.problems or result.death_ns is None:
+        raise RuntimeError(f"the job failed: {result.problems}\n{result.log}")
+    return (1000 * result.first_lines_s(1, result.death_ns),)
 
 
 # --- an agent -----------------------------------------------------------------------------------
 
 
-def _idle(seconds: float) -> Callable[[bool], tuple[float, ...]]:
+def _idle(seconds: float) -> Callable[[Sequence[str]], tuple[float, ...]]:
     """Return a function that measures context switches per second and CPU in percent."""
 
-    def measure(is_watched: bool) -> tuple[float, ...]:
-        shape = Shape(is_watched=is_watched)
+    def measure(options: Sequence[str]) -> tuple[float, ...]:
+        shape = Shape(more=tuple(options))
         with running_job(Launcher.FT_RUN, shape, "wait") as job:
             workers = {line.pid for line in job.wait_for_lines(shape.world_size, 60.0)}
             time.sleep(_SETTLE_S)

@@ -251,15 +251,15 @@ class TestCompare:
 
 
 class TestWatching:
-    @pytest.mark.parametrize("is_watched", [False, True])
-    def test_an_idle_agent(self, load: Callable[[str], Any], is_watched: bool) -> None:
-        wakeups, percent = load("watching")._idle(0.2)(is_watched)
+    @pytest.mark.parametrize("options", [(), ("--watch-workers",)])
+    def test_an_idle_agent(self, load: Callable[[str], Any], options: tuple[str, ...]) -> None:
+        wakeups, percent = load("watching")._idle(0.2)(options)
         assert wakeups >= 0
         assert percent >= 0
 
     @pytest.mark.slow
     def test_steps_are_timed(self, load: Callable[[str], Any]) -> None:
-        (microseconds,) = load("watching")._step_us(10, 50)(True)
+        (microseconds,) = load("watching")._step_us(10, 50)(("--watch-workers",))
         assert microseconds > 0
 
 
