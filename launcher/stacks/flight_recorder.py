@@ -3,8 +3,9 @@
 torch keeps the last collectives in memory. A process dumps them to a file when they time out, which
 a worker that is stopped before then never does, or on request:
 ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` is the prefix of the name of a pipe that each rank polls once a
-second (``DumpPipe`` in torch's ``ProcessGroupNCCL.hpp``). SIGTERM ends the process at once, so the
-request must precede it.
+second (``DumpPipe`` in torch's ``ProcessGroupNCCL.hpp``). It answers each request, with the same
+file, until a collective has timed out (``dumpDebuggingInfo`` in ``ProcessGroupNCCL.cpp``). SIGTERM
+ends the process at once, so the request must precede it.
 """
 
 import os
