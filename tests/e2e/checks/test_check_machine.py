@@ -23,6 +23,9 @@ mount -t tmpfs -o size=0 none shm && mount --rbind {dev} /dev && cd /
 
 # A driver's library: its second GPU has lost data.
 NVML = """
+class Memory:
+    total, used = 80 << 30, 1 << 30
+
 class NVMLError(Exception):
     pass
 
@@ -31,6 +34,8 @@ def nvmlShutdown(): ...
 def nvmlSystemGetDriverVersion(): return "570.86.15"
 def nvmlDeviceGetCount(): return 2
 def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetName(gpu): return "NVIDIA H100 80GB HBM3"
+def nvmlDeviceGetMemoryInfo(gpu): return Memory
 def nvmlDeviceGetUUID(gpu): return f"GPU-{gpu}"
 def nvmlDeviceGetTotalEccErrors(gpu, kind, counter): return 3 * gpu
 """

@@ -68,7 +68,7 @@ def use(cuda: CudaRuntime, device: int) -> None:
     modules: Any = (late_copy, state, mapped_memory)
     for module in modules:
         module.local, module._CUDA = part_of, cuda
-    mapped_memory._error_reader = lambda: cuda.read_error  # type: ignore[assignment]
+    mapped_memory._error_reader = lambda: cuda.read_error  # type: ignore[assignment]  # a substitute
     cuda.set_device(device)
 
 
