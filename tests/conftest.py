@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("long") is None)
     left_out = []
-    if "gpu" not in config.option.markexpr:
+    if "gpu" not in config.option.markexpr and not any("tests/gpu" in arg for arg in config.args):
         left_out += [item for item in items if item.get_closest_marker("gpu")]
     if not os.environ.get("FT_RUN_SLOW") and "slow" not in config.option.markexpr:
         left_out += [item for item in items if item.get_closest_marker("slow")]

@@ -1,0 +1,158 @@
+"""Block 1: what would end a job, or blame the wrong node, on a real driver.
+
+A worker with much pinned memory, refused registrations, contexts of other GPUs, and a rank that
+waits for its GPU while another one hangs.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from ft_run.tests.gpu.machine import FT_RUN, Tell, free_gb, in_torch, numbers, run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+HOLDS_MEMORY = """
+import os, signal, time, torch
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+free, total = torch.cuda.mem_get_info()
+print(f"attempt={attempt} free_gb={free / 1e9:.1f} begins_at={time.time():.2f}", flush=True)
+assert free > 0.85 * total
+if attempt == "0":
+    held = torch.empty(int(0.8 * total), dtype=torch.uint8, device="cuda").fill_(1)
+    began = time.time()
+    pinned = torch.empty(int(os.environ["PINNED_GB"]) * 10**9, dtype=torch.uint8, pin_memory=True)
+    pinned.fill_(1)
+    torch.cuda.synchronize()
+    print(f"pinning_s={time.time() - began:.1f} killed_at={time.time():.2f}", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_memory_of_a_killed_worker_is_free_for_the_next_attempt(
+    tmp_path: Path, record_property: Tell
+) -> None:
+    """However long the kernel takes to free its pinned memory, the job restarts."""
+    script = tmp_path / "train.py"
+    script.write_text(HOLDS_MEMORY)
+    pinned_gb = str(int(min(100, 0.6 * free_gb())))
+    done = run(*FT_RUN, "--max-restarts", "1", str(script), PINNED_GB=pinned_gb)
+    assert done.returncode == 0, done.stderr
+    found = numbers(done.stdout)
+    down_s = found["begins_at"] - found["killed_at"]
+    record_property(
+        "gpu", f"killed with {pinned_gb} GB pinned: {done.stdout.split()}, {down_s:.1f} s"
+    )
+    for line in re.findall(r".*(?:not ended|still).*", done.stderr):
+        record_property("gpu", line)
+
+
+REGISTERED = """
+import os, torch
+from ft_run.training.checkpoints import mapped_memory
+torch.ones(1, device="cuda")
+def memory_of(size):
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, size)
+    return torch.frombuffer(mapped_memory.mapped(fd, size), dtype=torch.uint8)
+class Owner: pass
+mine, other = Owner(), Owner()
+memory = memory_of(1 << 22)
+first = mapped_memory.register(memory, mine)
+first.wait()
+second = mapped_memory.register(memory, other)
+second.wait()
+print(memory.is_pinned())
+print(torch.ones(4, device="cuda").sum().item())  # raises an error that was left pending
+first.end()
+print(memory.is_pinned())
+
+mapped_memory._PIECE_BYTES = 1 << 20  # four calls, and copies across their borders
+pieces = memory_of(1 << 22)
+mapped_memory.register(pieces, mine).wait()
+source = torch.randint(0, 255, (1 << 22,), dtype=torch.uint8, device="cuda")
+pieces.copy_(source, non_blocking=True)
+torch.cuda.synchronize()
+back = pieces.to("cuda", non_blocking=True)
+print(pieces.is_pinned(), torch.equal(source.cpu(), pieces), torch.equal(source, back))
+"""
+
+
+def test_a_refused_registration_leaves_no_error_and_pieces_are_copied(
+    record_property: Tell,
+) -> None:
+    found = in_torch(REGISTERED).split()
+    record_property("gpu", f"registered, refused, in pieces: {' '.join(found)}")
+    assert found == ["True", "4.0", "False", "True", "True", "True"]
+
+
+CONTEXTS = """
+import os, subprocess, torch, torch.distributed as dist
+from ft_run.training import Checkpointer
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
+model = torch.nn.Linear(1000, 1000, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+state = {"model": model, "optimizer": optimizer}
+for step in Checkpointer(os.environ["FOLDER"], state, checkpoint_every=None).steps(4):
+    model(torch.ones(8, 1000, device="cuda")).sum().backward()
+    optimizer.step()
+torch.cuda.synchronize()
+dist.barrier()
+listed = subprocess.run(
+    ["nvidia-smi", "--query-compute-apps=pid,gpu_uuid", "--format=csv,noheader"],
+    capture_output=True, text=True,
+).stdout
+dist.barrier()
+print(f"contexts={listed.count(str(os.getpid()) + ',')}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_each_worker_has_a_context_on_its_own_gpu_only(
+    tmp_path: Path, record_property: Tell
+) -> None:
+    gpus = int(in_torch("import torch; print(torch.cuda.device_count())"))
+    if gpus < 2:
+        pytest.skip("one GPU: needs two")
+    script = tmp_path / "train.py"
+    script.write_text(CONTEXTS)
+    options = ("--nproc-per-node", "2", "--snapshot-replicas", "1")
+    done = run(*FT_RUN, *options, str(script), FOLDER=str(tmp_path / "checkpoints"))
+    assert done.returncode == 0, done.stderr
+    record_property("gpu", f"contexts of two workers: {done.stdout.split()}")
+    assert done.stdout.split() == ["contexts=1"] * 2
+
+
+WAITS_FOR_GPU = """
+import os, sys, torch, torch.distributed as dist
+rank, device = int(os.environ["RANK"]), os.environ.get("DEVICE", "cuda")
+dist.init_process_group("gloo")
+parameter = torch.nn.Parameter(torch.zeros(2, device=device))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for step in range(4):
+    parameter.grad = torch.ones(2, device=device)
+    optimizer.step()
+dist.barrier()
+if rank == 1:
+    open(os.environ["FIFO"]).read()  # hangs
+if device == "cuda":
+    torch.cuda._sleep(10**13)  # as a kernel that waits for the other rank
+    torch.cuda.synchronize()
+dist.barrier()
+"""
+
+
+def test_a_rank_that_waits_for_its_gpu_is_not_blamed(tmp_path: Path, record_property: Tell) -> None:
+    script, fifo = tmp_path / "train.py", tmp_path / "fifo"
+    script.write_text(WAITS_FOR_GPU)
+    os.mkfifo(fifo)
+    options = ("--nproc-per-node", "2", "--hang-timeout", "5")
+    done = run(*FT_RUN, *options, str(script), FIFO=str(fifo))
+    verdicts = re.findall(r"rank \d on node 0 \(\S+\) hangs in .*", done.stderr)
+    record_property("gpu", f"rank 0 waits for its GPU, rank 1 hangs in read(): {verdicts[:1]}")
+    assert done.returncode == 1, done.stderr
+    assert verdicts, done.stderr
+    assert all(verdict.startswith("rank 1 ") for verdict in verdicts)
