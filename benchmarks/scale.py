@@ -107,6 +107,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="number of masters, of which one leads (default 1)",
     )
     parser.add_argument(
+        "--segment-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="nodes of a segment, and --node-unit: a divisor of the agents (default 1: none)",
+    )
+    parser.add_argument(
         "--token", action="store_true", help="use a token: mutual TLS on all connections"
     )
     parser.add_argument(
@@ -224,6 +231,7 @@ def _swarm(port: int, master_pid: int, agents: int, args: argparse.Namespace) ->
         "idle-s": args.idle_s,
         "stacks": int(args.stacks),
         "master-pid": master_pid,
+        "segment-size": args.segment_size,
     }
     swarm = subprocess.run(
         [

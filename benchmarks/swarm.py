@@ -1,7 +1,7 @@
 """Simulates thousands of agents in one process, over real gRPC streams to a real master.
 
     swarm.py --port PORT --agents N --repeats R --streams-per-channel S --idle-s T
-             --stacks 0|1 --master-pid PID
+             --stacks 0|1 --master-pid PID --segment-size N
 
 ``scale.py`` starts it; it writes one JSON object. An agent is a stream and prepared bytes: it
 joins, confirms stops, and accepts its assignment. To ``ft-run stacks`` it reports that its workers
@@ -108,6 +108,7 @@ class SimulatedNode:
             role="default",
             local_world_size=WORKERS,
             wanted_rank=None,
+            segment=f"rack-{self._index // unit}" if (unit := self._job.node_unit) > 1 else "",
         )
         offer = Offer(self._address, 40000)
         return encode_node(Attend(PROTOCOL_VERSION, "bench", self._job, node, offer, None))
@@ -200,8 +201,9 @@ class Swarm:
         streams_per_channel: int,
         master_pid: int,
         kind: type[SimulatedNode] = SimulatedNode,
+        unit: int = 1,
     ) -> None:
-        job = JobSpec("scale", agents, agents, 1, 1_000_000)
+        job = JobSpec("scale", agents, agents, unit, 1_000_000)
         self.cost = RoundCost()
         self._port, self._master_pid = port, master_pid
         self._streams_per_channel = streams_per_channel
@@ -333,7 +335,8 @@ async def steady() -> AsyncIterator[None]:
 
 
 async def _run(args: argparse.Namespace) -> dict[str, object]:
-    swarm = Swarm(args.port, args.agents, args.streams_per_channel, args.master_pid)
+    channels, unit = args.streams_per_channel, args.segment_size
+    swarm = Swarm(args.port, args.agents, channels, args.master_pid, unit=unit)
     async with steady():
         join = await swarm.join()
         rounds = [await swarm.reform() for _ in range(args.repeats)]
@@ -363,7 +366,15 @@ def raise_open_files_limit() -> None:
 def main() -> int:
     """Run one swarm."""
     parser = argparse.ArgumentParser()
-    for name in ("port", "agents", "repeats", "streams-per-channel", "stacks", "master-pid"):
+    for name in (
+        "port",
+        "agents",
+        "repeats",
+        "streams-per-channel",
+        "stacks",
+        "master-pid",
+        "segment-size",
+    ):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--idle-s", type=float, required=True)
     args = parser.parse_args()
