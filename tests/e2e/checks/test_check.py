@@ -47,19 +47,33 @@ def test_the_full_level_measures_the_same(ft):
     assert set(node["metrics"]) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}
 
 
+def on_full_disk(ft):
+    """Return ft-run with a full disk, and a report on it.
+
+    The mount namespace ends with its processes.
+    """
+    disk = ft.folder / "disk"
+    disk.mkdir()
+    prepare = (
+        f"mount -t tmpfs -o size=64k none {disk} && "
+        f'{{ cat /dev/zero > {disk}/fill 2>/dev/null; exec "$@"; }}'
+    )
+    return ("unshare", "--mount", "sh", "-c", prepare, "sh", *ft.program), disk / "report.json"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_device_that_fails_is_named_and_the_exit_status_is_30_whatever_becomes_of_the_report(ft):
     # Refused beforehand is only what can be known then: not that a disk is full.
     env = {"FT_RUN_CHECK_FAULT": "fail@phase=solo", "COLUMNS": "80"}
-    command = ft.run("check", "--check-report", "/dev/full", env=env)
+    program, report = on_full_disk(ft)
+    command = ft.run("check", "--check-report", report, env=env, program=program)
     assert command.process.returncode == 30
     assert "faulty" in command.stdout
     assert "solo: opening the device: the device failed (injected" in command.stdout
     assert "0 of 1 nodes pass; faulty: " in command.stdout.splitlines()[-1]
     (line,) = command.stderr.splitlines()
-    assert line.endswith(FULL)
-
-
-FULL = "cannot write --check-report '/dev/full': No space left on device."
+    assert line.endswith(f"cannot write --check-report '{report}': No space left on device.")
 
 
 def test_what_misses_a_minimum_twice_is_a_warning(ft):
@@ -137,6 +151,8 @@ def wrong_ones_in_the_present_folder(ft):
         ft.script("raise SystemExit('the wrong one')", name)
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_what_is_in_the_present_folder_is_not_preloaded(ft):
     """Nor is a node at fault whose report has no room on the disk: that is wrong usage."""
     wrong_ones_in_the_present_folder(ft)
@@ -144,15 +160,18 @@ def test_what_is_in_the_present_folder_is_not_preloaded(ft):
     library.mkdir()
     (library / "talks.py").write_text("print('talks')\n")
     args = ("--nproc-per-node", 2, "--json", "--preload", "torch,talks")
+    program, report = on_full_disk(ft)
     command = ft.run(
-        *("check", *args, "--check-report", "/dev/full"), env={"PYTHONPATH": str(library)}
+        *("check", *args, "--check-report", report),
+        env={"PYTHONPATH": str(library)},
+        program=program,
     )
     assert command.process.returncode == 2, command.stdout + command.stderr
     (node,) = json.loads(command.stdout)["nodes"]
     assert (node["verdict"], node["reason"]) == ("passed", "")
     imported, lost = command.stderr.splitlines()
     assert "preload: imported torch, talks in" in imported
-    assert lost.endswith(FULL)
+    assert lost.endswith(f"cannot write --check-report '{report}': No space left on device.")
 
 
 def test_a_preload_that_fails_is_told_and_the_check_goes_on(ft):
@@ -177,7 +196,7 @@ def test_wrong_usage(ft):
     assert "unexpected argument 'node0' for ft-run check" in command.stderr
     command = ft.run("check", "--check-report", ft.folder / "missing" / "report.json")
     assert command.process.returncode == 2
-    assert "; expected a file in a directory" in command.stderr
+    assert "; expected a regular file in a directory" in command.stderr
     one_cpu = ("--nproc-per-node", "cpu")
     cpu = min(os.sched_getaffinity(0))
     program = ("taskset", "-c", str(cpu), sys.executable, "-m", "ft_run")
