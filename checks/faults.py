@@ -16,7 +16,7 @@ without keys applies to every check worker that has the variable. Nothing else i
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -35,9 +35,6 @@ class FaultKind(Enum):
     WRONG_VALUE = "wrong-value"
     SLOW_COMPUTE = "slow-compute"
     SLOW_COMMUNICATION = "slow-communication"
-
-
-_SLOW: Final = (FaultKind.SLOW_COMPUTE, FaultKind.SLOW_COMMUNICATION)
 
 
 class FaultError(ValueError):
@@ -72,65 +69,29 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
 def _parse_fault(text: str) -> Fault:
     head, _, tail = text.partition("@")
     word, equals, number = head.strip().partition("=")
+    pairs = (part.partition("=") for part in tail.split(",") if part.strip())
+    keys = {key.strip().replace("_", "-"): value.strip() for key, _, value in pairs}
     try:
         kind = FaultKind(word)
+        is_slow = kind in (FaultKind.SLOW_COMPUTE, FaultKind.SLOW_COMMUNICATION)
+        factor = float(number) if is_slow else 1.0
+        node, rank, phase = (keys.pop(key, None) for key in ("node", "local-rank", "phase"))
+        if keys or bool(equals) is not is_slow or not 1.0 <= factor <= 1e6:
+            raise ValueError
+        return Fault(
+            kind,
+            factor,
+            node,
+            None if rank is None else int(rank),
+            None if phase is None else Phase(phase),
+        )
     except ValueError:
-        right = ", ".join(kind.value for kind in FaultKind)
+        kinds = ", ".join(kind.value for kind in FaultKind)
         raise FaultError(
-            f"{VARIABLE} has the unknown fault {word!r}; expected one of {right}."
+            f"invalid fault {text!r} in {VARIABLE}: expected one of {kinds} (the slow ones with"
+            " =FACTOR, 1 or more), then @ and any of node=ID, local-rank=N and phase=PHASE,"
+            f" which is one of {', '.join(phase.value for phase in Phase)}."
         ) from None
-    factor = 1.0
-    if kind in _SLOW:
-        factor = _factor(kind, number)
-    elif equals:
-        raise FaultError(f"{VARIABLE}: {kind.value} takes no factor; got {number!r}.")
-    keys = dict(_parse_key(part) for part in tail.split(",") if part.strip())
-    unknown = keys.keys() - {"node", "local-rank", "phase"}
-    if unknown:
-        raise FaultError(
-            f"{VARIABLE} has the unknown selector {sorted(unknown)[0]!r}; expected node, "
-            "local-rank or"
-            " phase."
-        )
-    return Fault(kind, factor, keys.get("node"), _local_rank(keys), _phase(keys))
-
-
-def _parse_key(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name.strip().replace("_", "-"), value.strip()
-
-
-def _factor(kind: FaultKind, text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    if not 1.0 <= factor <= 1e6:
-        raise FaultError(
-            f"{VARIABLE}: {kind.value} has the invalid factor {text!r}; expected a number >= 1, "
-            f"e.g. {kind.value}=3."
-        )
-    return factor
-
-
-def _local_rank(keys: Mapping[str, str]) -> int | None:
-    text = keys.get("local-rank")
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal()):
-        raise FaultError(f"{VARIABLE}: invalid local-rank {text!r}; expected a number.")
-    return int(text)
-
-
-def _phase(keys: Mapping[str, str]) -> Phase | None:
-    text = keys.get("phase")
-    if text is None:
-        return None
-    try:
-        return Phase(text)
-    except ValueError:
-        right = ", ".join(phase.value for phase in Phase)
-        raise FaultError(f"{VARIABLE}: invalid phase {text!r}; expected one of {right}.") from None
 
 
 class ActiveFaults:

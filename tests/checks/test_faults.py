@@ -33,22 +33,16 @@ def test_what_a_text_means(text, faults):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("hnag", "has the unknown fault 'hnag'; expected one of fail, exit, hang"),
-        ("slow-compute", "slow-compute has the invalid factor ''; expected a number"),
-        ("slow-compute=0.5", "has the invalid factor '0.5'"),
-        ("slow-communication=nan", "has the invalid factor 'nan'"),
-        ("fail=2", "fail takes no factor; got '2'"),
-        ("fail@host=a", "has the unknown selector 'host'; expected node, local-rank or phase"),
-        ("fail@local-rank=one", "invalid local-rank 'one'"),
-        ("fail@phase=duo", "invalid phase 'duo'; expected one of facts, solo, pair"),
+        *("hnag", "slow-compute", "slow-compute=0.5", "slow-communication=nan", "fail=2"),
+        *("fail@host=a", "fail@local-rank=one", "fail@phase=duo"),
     ],
 )
-def test_what_cannot_be_understood_is_said(text, words):
+def test_what_cannot_be_understood_is_said(text):
     with pytest.raises(FaultError) as error:
-        parse(text)
-    assert words in str(error.value)
+        parse(f"hang; {text}")
+    assert str(error.value).startswith(f"invalid fault {text!r} in FT_RUN_CHECK_FAULT: expected")
 
 
 @pytest.mark.parametrize(
