@@ -9,7 +9,7 @@ import enum
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Fact = str | int | float
@@ -90,7 +90,8 @@ def record_to_json(record: Record) -> str:
     parts |= {"failure": record.failure} if record.failure else {}
     parts |= {"metrics": metrics} if metrics else {}
     parts |= {"facts": dict(record.facts)} if record.facts else {}
-    return _line(parts)
+    # A number that is not finite is a bug of the caller.
+    return json.dumps(parts, allow_nan=False, separators=(",", ":"))
 
 
 def record_from_json(text: str | bytes) -> Record:
@@ -99,81 +100,40 @@ def record_from_json(text: str | bytes) -> Record:
     Raises:
         RecordError: the line is not a record; the message says why.
     """
-    parts = _parse(text, "node", "phase", "failure", "metrics", "facts")
-    metrics = _mapping(parts, "metrics")
-    unknown = metrics.keys() - {metric.name for metric in fields(Metrics)}
-    if unknown:
-        raise RecordError(f"unknown metrics: {', '.join(sorted(unknown))}")
-    facts = _mapping(parts, "facts")
-    return Record(
-        node=_text(parts, "node"),
-        phase=_member(Phase, parts, "phase"),
-        failure=_text(parts, "failure") if "failure" in parts else "",
-        metrics=Metrics(**{name: _number(metrics, name) for name in metrics}),
-        facts={name: _fact(name, value) for name, value in facts.items()},
-    )
-
-
-# --- the forms of values ---------------------------------------------------------------------
-
-
-def _line(parts: Mapping[str, Any]) -> str:
-    """Return JSON on one line; a non-finite number (NaN, infinity) is a bug of the caller."""
-    return json.dumps(parts, allow_nan=False, separators=(",", ":"))
-
-
-def _parse(text: str | bytes, *names: str) -> dict[str, Any]:
     try:
-        parts = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"not JSON: {error}") from error
-    if not isinstance(parts, dict):
-        raise RecordError(f"not a JSON object: {str(text)[:80]}")
-    unknown = parts.keys() - set(names)
-    if unknown:
-        raise RecordError(f"unknown parts: {', '.join(sorted(unknown))}")
-    return parts
+        parts = {"failure": "", "metrics": {}, "facts": {}} | json.loads(text)
+        node, phase, failure, metrics, facts = (
+            parts.pop(name) for name in ("node", "phase", "failure", "metrics", "facts")
+        )
+        if parts:
+            raise ValueError(f"unknown parts: {', '.join(sorted(parts))}")
+        return Record(
+            _text(node),
+            Phase(phase),
+            _text(failure),
+            Metrics(**{name: _number(value) for name, value in metrics.items()}),
+            {name: _fact(value) for name, value in facts.items()},
+        )
+    except (
+        *(ValueError, KeyError, TypeError, AttributeError),
+        *(OverflowError, RecursionError),
+    ) as error:
+        raise RecordError(f"not a record of a check: {error!r}") from error
 
 
-def _mapping(parts: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = parts.get(name, {})
-    if not isinstance(value, dict):
-        raise RecordError(f"{name} must be an object; got {value!r}")
-    return value
-
-
-def _text(parts: Mapping[str, Any], name: str) -> str:
-    value = parts.get(name)
+def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise RecordError(f"{name} must be a text; got {value!r}")
+        raise TypeError(f"invalid value {value!r}: expected a text")
     return value
 
 
-def _number(parts: Mapping[str, Any], name: str) -> float:
-    value = parts.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise RecordError(f"{name} must be a number; got {value!r}")
-    try:
-        number = float(value)
-    except OverflowError as error:
-        raise RecordError(f"{name} is too large: {error}") from error
-    if not math.isfinite(number) or number < 0:
-        raise RecordError(f"{name} must be finite and not negative; got {value!r}")
-    return number
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not 0 <= value < math.inf:  # also for NaN
+        raise ValueError(f"invalid value {value!r}: expected a finite number >= 0")
+    return float(value)
 
 
-def _fact(name: str, value: Any) -> Fact:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RecordError(f"the fact {name} must be a text or a number; got {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RecordError(f"the fact {name} must be finite; got {value!r}")
-    return value
-
-
-def _member(kind: Any, parts: Mapping[str, Any], name: str) -> Any:
-    value = parts.get(name)
-    try:
-        return kind(value)
-    except ValueError:
-        right = ", ".join(member.value for member in kind)
-        raise RecordError(f"{name} must be one of {right}; got {value!r}") from None
+def _fact(value: Any) -> Fact:
+    if isinstance(value, str) or (not isinstance(value, bool) and math.isfinite(value)):
+        return value
+    raise ValueError(f"invalid value {value!r}: expected a text or a finite number")

@@ -33,33 +33,27 @@ def test_what_is_empty_is_not_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    "text",
     [
-        ("", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("[]", "not a JSON object"),
-        ('{"node": "a"}', "phase must be one of facts, solo, pair, suspects, all"),
-        ('{"node": 1, "phase": "pair"}', "node must be a text"),
-        ('{"node": "a", "phase": "duo"}', "'duo'"),
-        ('{"node": "a", "phase": "pair", "colour": 1}', "unknown parts: colour"),
-        ('{"node": "a", "phase": "pair", "failure": null}', "failure must be a text"),
-        ('{"node": "a", "phase": "pair", "metrics": []}', "metrics must be an object"),
-        ('{"node": "a", "phase": "pair", "metrics": {"speed": 1}}', "unknown metrics: speed"),
-        ('{"node": "a", "phase": "pair", "metrics": {"latency_us": "1"}}', "must be a number"),
-        ('{"node": "a", "phase": "pair", "metrics": {"latency_us": true}}', "must be a number"),
-        ('{"node": "a", "phase": "pair", "metrics": {"latency_us": NaN}}', "must be finite"),
-        ('{"node": "a", "phase": "pair", "metrics": {"latency_us": -1}}', "not negative"),
-        (
-            '{"node": "a", "phase": "pair", "metrics": {"latency_us": 1' + "0" * 400 + "}}",
-            "too large",
-        ),
-        ('{"node": "a", "phase": "facts", "facts": {"x": null}}', "the fact x"),
-        ('{"node": "a", "phase": "facts", "facts": {"x": false}}', "the fact x"),
-        ('{"node": "a", "phase": "facts", "facts": {"x": Infinity}}', "the fact x"),
+        *("", "[" * 100_000, "[]", '{"node": "a"}', '{"node": 1, "phase": "pair"}'),
+        '{"node": "a", "phase": "duo"}',
+        '{"node": "a", "phase": "pair", "colour": 1}',
+        '{"node": "a", "phase": "pair", "failure": null}',
+        '{"node": "a", "phase": "pair", "metrics": []}',
+        '{"node": "a", "phase": "pair", "metrics": {"speed": 1}}',
+        '{"node": "a", "phase": "pair", "metrics": {"latency_us": "1"}}',
+        '{"node": "a", "phase": "pair", "metrics": {"latency_us": true}}',
+        '{"node": "a", "phase": "pair", "metrics": {"latency_us": NaN}}',
+        '{"node": "a", "phase": "pair", "metrics": {"latency_us": -1}}',
+        '{"node": "a", "phase": "pair", "metrics": {"latency_us": 1' + "0" * 400 + "}}",
+        '{"node": "a", "phase": "facts", "facts": {"x": null}}',
+        '{"node": "a", "phase": "facts", "facts": {"x": []}}',
+        '{"node": "a", "phase": "facts", "facts": {"x": false}}',
+        '{"node": "a", "phase": "facts", "facts": {"x": Infinity}}',
     ],
 )
-def test_what_is_no_record_is_refused(text: str, says: str) -> None:
-    with pytest.raises(RecordError, match=says):
+def test_what_is_no_record_is_refused(text: str) -> None:
+    with pytest.raises(RecordError, match="not a record of a check: "):
         record_from_json(text)
 
 
