@@ -42,28 +42,25 @@ MODULES = (
 )
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
-    """The ranks of all worlds have saved: the folder, and what they say by world."""
-    path = tmp_path_factory.mktemp("worlds")
+def test_what_ranks_have_one_writes_or_all_say_that_they_cannot_agree(tmp_path: Path) -> None:
     calls = [
-        (path / f"store-{way}", path / way, rank, size, way)
+        (tmp_path / f"store-{way}", tmp_path / way, rank, size, way)
         for way, size in WORLDS.items()
         for rank in range(size)
     ]
     outputs = [ended.output.strip() for ended in run_forked(PROGRAM, calls, MODULES)]
-    found: dict[str, list[str]] = {way: [] for way in WORLDS}
+    said: dict[str, list[str]] = {way: [] for way in WORLDS}
     for (*_, way), output in zip(calls, outputs, strict=True):
-        found[way].append(output)
-    return path, found
+        said[way].append(output)
+    for way in ("one", "three"):
+        assert said[way] == ["None"] * WORLDS[way]
+        check_checkpoint(tmp_path / way / "step-00000004", WORLDS[way])
+    assert said["odd"][0] == said["odd"][1] not in ("None", "")
+    assert list((tmp_path / "odd").glob("*")) == []
 
 
-@pytest.mark.parametrize("way", ["one", "three"])
-def test_what_several_have_one_writes(said: tuple[Path, dict[str, list[str]]], way: str) -> None:
-    folder, outputs = said
-    size = WORLDS[way]
-    assert outputs[way] == ["None"] * size
-    path = folder / way / "step-00000004"
+def check_checkpoint(path: Path, size: int) -> None:
+    """Check that values that several ranks have are written once, and that all can be loaded."""
     files = {f"__{rank}_0.distcp" for rank in range(size)}
     assert {one.name for one in path.iterdir()} == {".metadata", *files}
     reader = FileSystemReader(path)
@@ -78,9 +75,3 @@ def test_what_several_have_one_writes(said: tuple[Path, dict[str, list[str]]], w
     assert torch.equal(state["sharded"], torch.arange(10.0))
     assert all(torch.equal(state[f"alike.{n}"], torch.full((n,), 1.0 + n)) for n in range(4))
     assert state["other.of"] in [[rank, "x"] for rank in range(size)]
-
-
-def test_ranks_that_cannot_agree_all_say_so(said: tuple[Path, dict[str, list[str]]]) -> None:
-    folder, outputs = said
-    assert outputs["odd"][0] == outputs["odd"][1] not in ("None", "")
-    assert list((folder / "odd").glob("*")) == []
