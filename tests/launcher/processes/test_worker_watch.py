@@ -1,5 +1,6 @@
 """What the agent reads from the page of a worker."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -142,7 +143,8 @@ def test_what_a_worker_computes_with(watch: WorkerWatch, monkeypatch: pytest.Mon
     device = SimpleNamespace(is_initialized=lambda: True)
     torch = SimpleNamespace(cuda=no_device, xpu=SimpleNamespace(), npu=device)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    worker = hook.Hook(watch._page)
+    page = memoryview(mmap.mmap(watch.page_fd, hook.PAGE_BYTES)).cast("Q")
+    worker = hook.Hook(page)
     worker.progress(-1)
     assert watch.computing() == Computing(os.getpid(), 0.0, 0.0, True)
     for _ in range(4):
@@ -151,5 +153,5 @@ def test_what_a_worker_computes_with(watch: WorkerWatch, monkeypatch: pytest.Mon
         worker.progress(-1)
     assert watch.computing() == Computing(os.getpid(), 4.8, 2.4, True)
     torch.npu = no_device
-    hook.Hook(watch._page).progress(-1)
+    hook.Hook(page).progress(-1)
     assert watch.computing() == Computing(os.getpid(), 0.0, 0.0, False)
