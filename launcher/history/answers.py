@@ -130,6 +130,8 @@ class Nodes:
     """Lost, and not back."""
     excluded: tuple[str, ...] = ()
     """By the failure policy or the checks."""
+    xids: tuple[str, ...] = ()
+    """Errors that the drivers of GPUs have reported: node, GPU and number; bounded."""
 
 
 @dataclass(frozen=True, slots=True)

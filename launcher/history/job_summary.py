@@ -15,6 +15,7 @@ from .job_rounds import RestartFold, RoundFold, StepFold
 from .measured import Measures
 
 _KEPT: Final = 20
+_XIDS: Final = 20
 
 
 class JobHistory:
@@ -149,6 +150,7 @@ class _NodeFold:
         """Host by identity; the host itself if the events of the master are not there."""
         self._excluded: dict[str, None] = {}
         self._missing: tuple[str, ...] = ()
+        self._xids: dict[str, None] = {}
 
     def add(self, record: Record, run: int) -> None:
         if run != self._run and self._run:
@@ -168,6 +170,8 @@ class _NodeFold:
                 self._wanted = waiting["min_nodes"], waiting["max_nodes"]
                 if not waiting["spare"]:
                     self._missing = tuple(waiting["missing"])
+            case "gpu.xid" if len(self._xids) < _XIDS:
+                self._xids[f"{record['node']} GPU {record['gpu']} Xid {record['xid']}"] = None
             case "round.started":
                 self._missing = ()
             case "restart.decided" if record["cause"]["kind"] == "node_lost":
@@ -201,4 +205,5 @@ class _NodeFold:
             self._missing,
             tuple(self._lost),
             tuple(self._excluded),
+            tuple(self._xids),
         )

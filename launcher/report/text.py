@@ -73,6 +73,8 @@ def _answers(summary: JobSummary) -> Iterator[tuple[str, str]]:
         names = getattr(nodes, word)
         parts += [f"{word}: {', '.join(names[:8])}{' …' * (len(names) > 8)}"] * bool(names)
     yield "Nodes", "; ".join(parts)
+    if nodes.xids:
+        yield "GPU errors", ", ".join(nodes.xids)
     yield "Speed", _speed(summary)
     if saves.reason and saves.failed_in_all:
         yield "Not saved", f"{saves.failed_in_all}, the last one: {saves.reason}"

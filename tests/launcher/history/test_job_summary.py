@@ -8,12 +8,14 @@ from ft_run.events.master import NodeExcluded, NodeJoined, NodeLost
 from ft_run.events.node import JobEnded, NodeWaits
 from ft_run.events.record import Record, json_value
 from ft_run.events.workers import (
+    GpuXid,
     RestartBegun,
     RoundEnded,
     RoundProgressed,
     RoundStarted,
     WorkerFailed,
 )
+from ft_run.launcher.report.text import _answers
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind, node_lost
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict, Waiting
 from ft_run.tests.harness.job_events import T0, Job
@@ -161,6 +163,15 @@ def test_nodes_by_the_events_of_the_master(job: Job) -> None:
     job.happens("a/0", NodeJoined("b/0", "10.0.0.1"))
     assert not job.summary.nodes.lost
     assert job.summary.nodes.spares == 1
+
+
+def test_the_gpus_that_have_reported_errors(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.happens("b/0", GpuXid(3, "GPU-d", 79), GpuXid(3, "GPU-d", 79), GpuXid(0, "GPU-a", 48))
+    restarts(job, 1, LOST, 1)
+    summary = job.summary
+    assert summary.nodes.xids == ("b/0 GPU 3 Xid 79", "b/0 GPU 0 Xid 48")
+    assert dict(_answers(summary))["GPU errors"] == ", ".join(summary.nodes.xids)
 
 
 def test_a_lost_node_without_the_events_of_the_master(job: Job) -> None:
