@@ -21,6 +21,7 @@ from .gpu_timer import GpuTimer
 from .measure import Budget
 from .measure_device import WrongValueError
 
+HOST: Final = torch.device("cpu")
 _LATENCY_BYTES: Final = 8 * 4
 _SMALL_CALLS: Final = 20
 """All-reduces of a few bytes between two events: a GPU's clock ticks every 0.5 µs, and the workers

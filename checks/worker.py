@@ -146,8 +146,7 @@ class CheckWorker:
                 unix_time_s=unix_time_s or None,
             )
         )
-        if config.mig_devices:
-            facts["mig_devices"] = config.mig_devices
+        facts |= {"mig_devices": config.mig_devices} if config.mig_devices else {}
         found = fact_rules.findings(facts)
         fatal = [finding.text for finding in found if finding.is_fatal]
         warnings = [finding.text for finding in found if not finding.is_fatal]
@@ -209,7 +208,7 @@ class CheckWorker:
     def _group(
         self, order: CheckOrder, device: "torch.device", faults: ActiveFaults
     ) -> "Iterator[GroupProbe]":
-        from .measure_group import GroupProbe
+        from .measure_group import HOST, GroupProbe
 
         budget = BUDGETS[Level(order.level)]
         if order.phase == Phase.ALL.value:
@@ -220,9 +219,7 @@ class CheckWorker:
         if self._binds_gloo:
             bind_gloo(self._interface)
         if self._config.mig_devices:
-            import torch
-
-            device = torch.device("cpu")  # over gloo
+            device = HOST  # over gloo
         rank = order.rank_offset + self._config.local_rank
         limit_s = max(self._give_up_at - time.monotonic(), 1.0)
         with GroupProbe(order, rank, limit_s, device, budget, faults, self._timer()) as group:
