@@ -2,7 +2,7 @@
 
     preload_worker.py ddp|lightning|transformers FOLDER
 
-The first round trains until a rank is killed, the second for a few steps.
+Two rounds train until a rank is killed, the third for a few steps.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
-STEPS = 1_000_000 if NAME.startswith("0") else 3
+STEPS = 3 if NAME.startswith("2") else 1_000_000
 STEP_S = 0.05
 
 
