@@ -107,6 +107,7 @@ def test_the_master_ends_with_the_job(ft: "Launcher", endpoint: str) -> None:
     assert "hosted here" not in agents[0].stderr + agents[1].stderr
     report = json.loads(ft.run("report", events[1], "--json").stdout)
     assert (report["summary"]["job"], report["summary"]["exit_code"]) == (job.id, 0)
+    assert report["note"] == ""
     assert len(report["summary"]["nodes"]["connected"]) == len(report["nodes"]) == 2
     assert report["time"]["phases"].keys() >= {"running", "stopping"}
 
