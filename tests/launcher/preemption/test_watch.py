@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from ft_run.events.node import PreemptionNoticesUnavailable
 from ft_run.launcher.preemption import clouds
+from ft_run.launcher.preemption import watch as watching
 from ft_run.launcher.preemption.metadata import BODY_MAX, MetadataError, Service
 from ft_run.launcher.preemption.notice import PreemptionNotice
 from ft_run.launcher.preemption.watch import cloud_of, watch
@@ -272,7 +273,11 @@ def test_no_answer_is_not_waited_for_without_end() -> None:
     run(test)
 
 
-def test_errors_are_told_once_and_a_notice_after_them_is_heard() -> None:
+def test_errors_are_told_once_and_a_notice_after_them_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "_AGAIN_S", (0.01,))
+
     async def test() -> None:
         said: list[object] = []
         bad: Answer = lambda _: reply(503)  # noqa: E731 - one answer of many
@@ -306,7 +311,11 @@ def test_aws_is_asked_at_the_address_that_its_own_tools_take() -> None:
     ("text", "seconds"),
     [("", 30.0), ("45\n", 45.0), ("nan", 30.0), ("-3", 0.0), ("1e99", 86400.0), ("x" * 9999, 30.0)],
 )
-def test_a_file_may_say_how_long_there_is(tmp_path: Path, text: str, seconds: float) -> None:
+def test_a_file_may_say_how_long_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
+) -> None:
+    monkeypatch.setattr(watching, "_FILE_EVERY_S", 0.01)
+
     async def test() -> None:
         said: list[object] = []
         path = tmp_path / "notice"
