@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from ft_run.launcher.cli.parse import parse
+from ft_run.launcher.commands import launch
 from ft_run.launcher.machine import accelerators, nvml
 from ft_run.launcher.machine.accelerators import AcceleratorKind, find_accelerators
 from ft_run.launcher.machine.nvml import NvmlFailedError, NvmlGpu, ask_in_process
+from ft_run.launcher.options import LaunchOptions
 
 DEADLINE_S = 0.5
 
@@ -148,3 +151,21 @@ def test_the_nvlink_domain_of_a_node(monkeypatch, gpus, domain):
     found = tuple(nvml.read_gpus(cast(nvml.Nvml, Fabric(*gpus))))
     monkeypatch.setattr(accelerators, "_nvidia_gpus", lambda _: found)
     assert accelerators.nvlink_domain() == domain
+
+
+@pytest.mark.parametrize(
+    ("options", "segment"),
+    [
+        ("--node-unit 2", "domain"),
+        ("--node-unit 2 --segment rack", "rack"),
+        ("--node-unit 2 --segment none", ""),
+        ("", None),  # no driver is asked
+    ],
+)
+def test_the_segment_of_a_node(monkeypatch, options, segment):
+    monkeypatch.setattr(launch, "has_driver", lambda: True)
+    monkeypatch.setattr(accelerators, "nvlink_domain", lambda: "domain")
+    given = f"--nnodes 2 --rdzv-endpoint h --rdzv-id j {options} -m t"
+    parsed = parse(given.split(), {})
+    assert isinstance(parsed, LaunchOptions)
+    assert launch._in_segment(parsed).rendezvous.segment == segment

@@ -1,6 +1,7 @@
 """What the master knows of its nodes is told at once, however many there are."""
 
 import random
+from collections import Counter
 
 import pytest
 from ft_run.rendezvous.group.events import Detached, GroupSettings, Received
@@ -24,7 +25,8 @@ class CountedName(str):
 
 def node(number):
     name = CountedName(f"host{number}/0")
-    return NodeSpec(name, f"i{number}", f"host{number}", "10.0.0.1", "default", 1, None)
+    place = (name, f"i{number}", f"host{number}", "10.0.0.1", "default", 1, None)
+    return NodeSpec(*place, segment=f"rack{number % 2}")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -54,6 +56,7 @@ def test_who_could_enter_a_world_is_counted_whatever_comes_and_goes(seed):
             roster.remove(one)
         ready = [one for one in roster.in_phase(NodePhase.READY) if one.link is not None]
         assert roster.ready_attached() == len(ready)
+        assert roster.ready_sizes == Counter(node.spec.segment for node in ready)
         assert roster.detached == sum(one.link is None for one in roster)
 
 

@@ -229,6 +229,8 @@ def test_only_whole_units_of_one_segment_count(sizes, unit, size):
         # Two units of a segment that have lost one each become one.
         ("x1 x2 x3 y1 y2 y3 y4", {"x1": 0, "x2": 1, "x3": 2}, {}, 2, "x1 x2 y1 y2"),
         ("x1 x2 y1 y2", {"x1": 1, "x2": 2, "y1": 4, "y2": 5}, {}, 2, "x2 x1 y1 y2"),
+        # Of two units that could stay, the one with more survivors does.
+        ("x1 x2 x3 y1 y2", {"x1": 0, "x2": 2, "x3": 3}, {}, 2, "y1 y2 x2 x3"),
         # In a smaller world whole units move.
         ("y1 y2 z1 z2", {"y1": 2, "y2": 3, "z1": 4, "z2": 5}, {}, 2, "z1 z2 y1 y2"),
     ],
