@@ -32,8 +32,8 @@ device = torch.device("cuda", 0)
 torch.ones(1, device=device)
 context_s = time.perf_counter() - began
 began = time.perf_counter()
-dist.init_process_group("nccl", device_id=device, rank=0, world_size=1,
-                        init_method="tcp://127.0.0.1:0")
+store = dist.HashStore()
+dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
 tensor = torch.arange(1 << 24, dtype=torch.float32, device=device)
 expected = tensor.clone()
 for _ in range(3):
