@@ -330,9 +330,9 @@ class LaunchOptions:
     preload: tuple[str, ...] = SCRIPT.option(
         (),
         "--preload MODULE,...|auto",
-        "Modules to import once, e.g. torch. Every worker is forked from the process that imported"
-        " them, so that starts and restarts skip the imports. auto: those that the workers use, as"
-        " of the first restart (it includes --watch-workers).",
+        "Modules to import once, e.g. torch, or auto: what the workers use. Every worker is forked"
+        " from the process that imported them, so that starts and restarts skip the imports. auto"
+        " learns in the first round, for restarts, and includes --watch-workers.",
         values.modules,
         ours=True,
     )

@@ -125,6 +125,7 @@ def _node_flags() -> list[Flag]:
         preload.described(
             "Modules to import once, e.g. torch; every check worker is forked from that process.",
             node,
+            metavar="MODULE,...",
         ),
     ]
 
