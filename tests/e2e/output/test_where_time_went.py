@@ -7,7 +7,7 @@ import json
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from ft_run.launcher.history.accounting import seconds_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Launcher
 
 TOLERANCE_S = 0.2
-BUILDING, ACCOUNTED = "importing and building", "time.accounted"
+BUILDING = "importing and building"
 
 # Trains and crashes; goes back by 40 steps, trains, evaluates and hangs; goes back again, trains,
 # and exits slowly. It records when it does what.
@@ -117,15 +117,25 @@ def test_all_that_is_reported_agrees_with_the_script(ft: "Launcher") -> None:
     assert job.wait() == 0, job.stderr
     assert_table(events, [recorded(folder / str(attempt)) for attempt in range(3)])
     over = json.loads(ft.run("report", events, "--json").stdout)["time"]
-    (shown,) = (record for record in map(json.loads, events.open()) if record["name"] == ACCOUNTED)
+    shown = accounted(events)
     assert over["phases"] == pytest.approx(shown["phases"], abs=2e-3)
     assert over["lost"] == pytest.approx(shown["lost"], abs=2e-3)
 
 
+def records_of(events: Path) -> list[dict[str, Any]]:
+    """Return the records of a file."""
+    return [json.loads(line) for line in events.read_text().splitlines()]
+
+
+def accounted(events: Path) -> dict[str, Any]:
+    """Return the record with the numbers of the closing table."""
+    (found,) = (one for one in records_of(events) if one["name"] == "time.accounted")
+    return found
+
+
 def assert_table(events: Path, attempts: list[list[tuple[str, float]]]) -> None:
     """Compare the closing table with what the script has recorded."""
-    records = [json.loads(line) for line in events.read_text().splitlines()]
-    (found,) = (record for record in records if record["name"] == ACCOUNTED)
+    records, found = records_of(events), accounted(events)
     suspected = next(record for record in records if record["name"] == "hang.suspected")
     stopped = [record for record in records if record["name"] == "round.ended"]
     hung_s = attempts[1].pop()[1]
