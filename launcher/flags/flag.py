@@ -20,38 +20,44 @@ _FIRST_SENTENCE: Final = re.compile(r".*?(?<!e\.g)\.(?= |$)|.*")
 
 
 class Flag:
-    """One flag: an on/off switch, or with ``read`` one that takes a value.
-
-    ``group`` is its heading in the help. ``ours``: torchrun has no such flag. ``since``: the first
-    torch whose torchrun has it. Neither kind makes a prefix ambiguous that was unambiguous without
-    it. ``multiple``: it may be repeated, and the value is a tuple; in its variable the values are
-    separated by semicolons. ``also``: an older name, which is still accepted and not shown.
-    """
+    """One flag: an on/off switch, or with a name for its value one that takes a value."""
 
     def __init__(
         self,
-        *spellings: str,
+        usage: str,
+        text: str,
+        read: Callable[[str], Any] = string,
+        *,
         group: str,
-        help: str,  # noqa: A002 - click's word
-        read: Callable[[str], Any] | None = None,
-        metavar: str | None = None,
         ours: bool = False,
         since: str = "",
         multiple: bool = False,
         also: str = "",
     ) -> None:
-        self.opts = (*spellings, also) if also else spellings
+        """Declare a flag.
+
+        Args:
+            usage: how the help shows it: ``-r, --redirects STREAMS``.
+            text: its help.
+            read: returns the value of a text, or raises ``BadValue``.
+            group: its heading in the help.
+            ours: torchrun has no such flag.
+            since: the first torch whose torchrun has it. Like a flag of ours, it makes no prefix
+                ambiguous that was unambiguous without it.
+            multiple: it may be repeated, and the value is a tuple; in its variable the values are
+                separated by semicolons.
+            also: an older name, which is still accepted and not shown.
+        """
+        words = usage.split()
+        self._shown = [word.rstrip(",") for word in words if word.startswith("-")]
+        self.opts = (*self._shown, also) if also else tuple(self._shown)
         """All the spellings that are accepted."""
-        self._shown = spellings
-        self.group = group
-        self.help = help
-        self.metavar = metavar
-        self.ours = ours
-        self.since = since
-        self.multiple = multiple
-        self._read = read
-        self.takes_value = read is not None
-        self.spelling = next(word for word in spellings if word.startswith("--"))
+        self.metavar = " ".join(words[len(self._shown) :]) or None
+        self.takes_value = self.metavar is not None
+        self.help, self.group = text, group
+        self.ours, self.since, self.multiple = ours, since, multiple
+        self._read = read if self.takes_value else boolean
+        self.spelling = next(word for word in self._shown if word.startswith("--"))
         """The long spelling: ``--nproc-per-node``."""
         self.key = self.spelling[2:].replace("-", "_")
         """The name under which the value is found: ``nproc_per_node``."""
@@ -107,7 +113,7 @@ class Flag:
 
     def _value(self, text: str, origin: str) -> Any:
         try:
-            return (self._read or boolean)(text)
+            return self._read(text)
         except BadValue as bad:
             raise refuse(origin, text, bad) from None
 
@@ -124,41 +130,10 @@ class Heading:
         self.name = name
 
     def __call__(
-        self,
-        usage: str,
-        text: str,
-        read: Callable[[str], Any] = string,
-        *,
-        ours: bool = False,
-        since: str = "",
-        multiple: bool = False,
-        also: str = "",
+        self, usage: str, text: str, read: Callable[[str], Any] = string, **more: Any
     ) -> Flag:
-        """Return a flag; without a name for its value in ``usage`` it is a switch.
-
-        Args:
-            usage: how the help shows it: ``-r, --redirects STREAMS``.
-            text: its help.
-            read: returns the value of a text, or raises ``BadValue``.
-            ours: torchrun has no such flag.
-            since: the first torch whose torchrun has it.
-            multiple: it may be repeated.
-            also: an older name, which is still accepted and not shown.
-        """
-        words = usage.split()
-        spellings = [word.rstrip(",") for word in words if word.startswith("-")]
-        metavar = " ".join(words[len(spellings) :]) or None
-        return Flag(
-            *spellings,
-            group=self.name,
-            help=text,
-            read=read if metavar else None,
-            metavar=metavar,
-            ours=ours,
-            since=since,
-            multiple=multiple,
-            also=also,
-        )
+        """Return a flag; the arguments are those of ``Flag``."""
+        return Flag(usage, text, read, group=self.name, **more)
 
     def option(self, default: T, usage: str, text: str, *args: Any, **kwargs: Any) -> T:
         """Return the field of a dataclass that has this default and one flag under this heading."""

@@ -25,12 +25,12 @@ def command() -> CommandLine:
     return CommandLine(
         "tool",
         [
-            Flag("--node-rank", group="A", metavar="N", read=values.whole(0), help="Rank."),
-            Flag("--node-unit", group="A", metavar="N", read=values.whole(1), help="", ours=True),
-            Flag("-r", "--redirects", group="B", metavar="X", read=values.string, help="Files."),
-            Flag("--run-path", group="B", help="Switch."),
-            Flag("-m", "--module", group="B", help="Switch."),
-            Flag("--rescale", group="B", metavar="S", read=values.string, help="", ours=True),
+            Flag("--node-rank N", "Rank.", values.whole(0), group="A"),
+            Flag("--node-unit N", "", values.whole(1), group="A", ours=True),
+            Flag("-r, --redirects X", "Files.", group="B"),
+            Flag("--run-path", "Switch.", group="B"),
+            Flag("-m, --module", "Switch.", group="B"),
+            Flag("--rescale S", "", group="B", ours=True),
         ],
         HelpText("Usage: tool\n", "The end.\n"),
     )
@@ -195,7 +195,7 @@ def test_help_has_the_flags_under_their_headings(
 
 def test_no_name_is_broken_at_a_dash_in_the_help() -> None:
     words = HelpText("", "")
-    long = Flag("--x", group="A", help="word " * 8 + "node-rank-of-the-master " * 4)
+    long = Flag("--x", "word " * 8 + "node-rank-of-the-master " * 4, group="A")
     out = CommandLine("tool", [long], words).help()
     assert out.count("node-rank-of-the-master") == 4
 
