@@ -104,3 +104,65 @@ class TuningAdvised(Event):
 
     def __str__(self) -> str:
         return f"advice: {'; '.join(self.lines) or 'none'}"
+
+
+class SettingsStarted(RoundEvent):
+    """The loader of the script has settings that an earlier job has found (``--tune-file``)."""
+
+    settings: dict[str, int]
+
+    name = "tuning.settings"
+
+    def __str__(self) -> str:
+        return f"{self.at} auto-tune: {_assigned(self.settings)} by --tune-file"
+
+
+class TrialEnded(RoundEvent):
+    """``--auto-tune on`` has tried a value; it is in effect if it was accepted."""
+
+    setting: str
+    old: int
+    new: int
+    is_accepted: bool
+    reason: str
+    """Why not; empty: it was accepted."""
+    gain: float
+    """More steps a second, as a share: 0.1 are 10 %."""
+    old_s: float
+    """Seconds a step with the old value; 0: not measured."""
+
+    name = "tuning.trial"
+
+    def __str__(self) -> str:
+        result = "accepted" if self.is_accepted else f"back to {self.old}, {self.reason}"
+        text = f"{self.at} auto-tune: {self.setting} {self.old} -> {self.new}: {result}"
+        if not self.old_s:
+            return text
+        before_ms, after_ms = self.old_s * 1e3, self.old_s / (1 + self.gain) * 1e3
+        return f"{text} ({before_ms:.3g} -> {after_ms:.3g} ms a step, {self.gain:+.1%})"
+
+
+class TuningEnded(Event):
+    """What ``--auto-tune on`` has found, at the end of the job."""
+
+    settings: dict[str, int]
+    """Accepted, or of ``--tune-file``."""
+    gain: float
+    """Of all that this job has accepted."""
+    trials: int
+    reason: str
+    """Why nothing could be tuned; empty: something could be."""
+
+    name = "tuning.ended"
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"auto-tune: nothing was tuned: {self.reason}"
+        found = "no faster value was found"
+        if self.settings:
+            found = f"DataLoader({_assigned(self.settings)}), {self.gain:+.1%} steps/s"
+        return f"auto-tune: {self.trials} trial(s): {found}"
+
+
+def _assigned(settings: dict[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())

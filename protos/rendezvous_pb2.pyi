@@ -240,7 +240,7 @@ class Offer(_message.Message):
     def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., micro_batch: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop", "piece", "micro_batch")
+    __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop", "piece", "micro_batch", "trial")
     KIND_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +258,7 @@ class Failure(_message.Message):
     AFTER_STOP_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
     kind: FailureKind
     rank: int
     local_rank: int
@@ -275,7 +276,8 @@ class Failure(_message.Message):
     after_stop: bool
     piece: str
     micro_batch: int
-    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ..., piece: _Optional[str] = ..., micro_batch: _Optional[int] = ...) -> None: ...
+    trial: str
+    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ..., piece: _Optional[str] = ..., micro_batch: _Optional[int] = ..., trial: _Optional[str] = ...) -> None: ...
 
 class Past(_message.Message):
     __slots__ = ("restart_ages_s", "excluded", "since_s", "failures", "progress", "micro_batch")
@@ -526,14 +528,16 @@ class RankCollectives(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[GroupCollectives, _Mapping]]] = ..., peers: _Optional[_Iterable[int]] = ..., is_whole: bool = ...) -> None: ...
 
 class Suspicion(_message.Message):
-    __slots__ = ("round", "ranks", "idle_s")
+    __slots__ = ("round", "ranks", "idle_s", "trial")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
     round: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
     idle_s: float
-    def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., idle_s: _Optional[float] = ...) -> None: ...
+    trial: str
+    def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., idle_s: _Optional[float] = ..., trial: _Optional[str] = ...) -> None: ...
 
 class StackReport(_message.Message):
     __slots__ = ("number", "stacks")

@@ -18,6 +18,7 @@ from .checkpoints.saving import Checkpoints
 from .checkpoints.snapshot_manager import SnapshotManager
 from .checkpoints.state import State
 from .checkpoints.storage_timeout import StorageTimeout
+from .data import loader_settings
 from .data.batches import ElasticBatches
 from .data.hashing import key_of
 from .random_numbers import seed_generators
@@ -106,6 +107,7 @@ class Checkpointer:
         if self._checkpoint_every and self._snapshots.is_first_round:
             self._folder.check()
         self._notice = find_notice(rank, will_save=True)
+        self._tuning = loader_settings.page()
         self._done: int | None = None
         """Completed steps; None: ``restore`` was not called yet."""
 
@@ -206,6 +208,7 @@ class Checkpointer:
         merged = self._snapshots.receive_reports()
         self._snapshots.apply_reports(merged)
         takes_snapshot, saves = self._find_due(number, merged)
+        loader_settings.agree(merged.loader)
         if saves or self._rank_state.gathered < 0:  # the first one makes room for those that follow
             self._gather(number)
         own = self._make_report(merged)
@@ -218,6 +221,8 @@ class Checkpointer:
             self._drain(number, merged.notice)
         self._position.check()
         self.seed_step(number)
+        if self._tuning is not None and self._tuning.wanted:
+            self._tuning.stepped(number, is_disturbed=saves or bool(merged.saver_is_busy))
 
     def _find_due(self, number: int, merged: StepReport) -> tuple[bool, bool]:
         """Return whether a snapshot and whether a checkpoint of a step are due."""
@@ -241,6 +246,7 @@ class Checkpointer:
             checkpoint_is_due=self._checkpoint_every.has_elapsed(now),
             saver_is_busy=saver is not None and saver.is_busy,
             notice=self._notice.code if self._notice is not None and not merged.notice else 0,
+            loader=self._tuning.wanted if self._tuning is not None else 0,
         )
 
     @activity("saving")
@@ -308,6 +314,8 @@ class Checkpointer:
         Raises:
             RuntimeError: it could not be written, after retries.
         """
+        if self._tuning is not None:
+            self._tuning.in_effect(0)
         if self._checkpoint_every and 0 < number != self._checkpoints.newest:
             self._snapshots.wait_for_copy()
             self._checkpoints.write_last(number, self.save)

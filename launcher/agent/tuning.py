@@ -1,6 +1,6 @@
 """What this node uses of what the job has found out: smaller parts, and its tune file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...events.event import Event
 from ...events.tuning import MicroBatchChanged
@@ -50,3 +50,14 @@ class Tuning:
         """Keep what the next start of the job preloads with ``--preload auto``."""
         if self._file is not None and self._node_rank == 0:
             self._file.keep(replace(self._file.values, preload=tuple(modules)), self._note)
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """Of ``--auto-tune on``, of an earlier start of the same job."""
+        return dict(self._file.values.settings) if self._file is not None else {}
+
+    def keep_settings(self, settings: Mapping[str, int], gain: float) -> None:
+        """Keep what ``--auto-tune on`` has accepted; the node with rank 0 calls it."""
+        if self._file is not None:
+            values = replace(self._file.values, settings=tuple(settings.items()), gain=gain)
+            self._file.keep(values, self._note)

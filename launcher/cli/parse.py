@@ -148,7 +148,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     rendezvous = rendezvous_options(given, warnings, rest[1:])
     rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     hang = _hang(given)
-    learns = _auto_tune(given) != "off" or given["preload"] == AUTO_PRELOAD
+    learns = given.get("auto_tune", "off") != "off" or given["preload"] == AUTO_PRELOAD
     is_watched = given["watch_workers"] or hang is not None or learns
     policy = launch_policy(given, config, rendezvous, warnings, is_watched=is_watched)
     refuse_hang_rule(policy, can_hang=hang is not None)
@@ -199,16 +199,6 @@ def _hang(given: Given) -> HangSpec | None:
             " expected --hang-timeout DURATION or --hang-timeout auto."
         )
     return None
-
-
-def _auto_tune(given: Given) -> str:
-    mode: str = given.get("auto_tune", "off")
-    if mode == "on":
-        raise UsageError(
-            f"{given.origin('auto_tune')} on is not available in this version; expected"
-            " --auto-tune advise, which changes nothing, or off."
-        )
-    return mode
 
 
 def _snapshot_replicas(given: Given, max_nodes: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...training.worker import data_wait, hook, imported, phases
+from ...training.worker import data_wait, hook, imported, phases, tuning_page
 from ...values import dataclass
 
 _STARTER = str(Path(hook.__file__).parent / "starter")
@@ -61,6 +61,21 @@ class Computing(NamedTuple):
     seconds: float
     """The time in which it had that, up to a second ago."""
     uses_device: bool
+
+
+class Tuned(NamedTuple):
+    """A worker whose loader is tuned."""
+
+    step: int
+    """Completed steps."""
+    at_s: float
+    """When the last one ended (``time.monotonic``)."""
+    settings: int
+    """In effect; 0: no loader that can be tuned."""
+    disturbed: int
+    """Changes while a checkpoint is written."""
+    switch_s: float
+    """How long training last waited because a loader began."""
 
 
 class WorkerWatch:
@@ -155,6 +170,34 @@ class WorkerWatch:
         0: nothing of that, or there was no step yet.
         """
         return 0 if self.is_closed else self._page[imported.IMPORTED]
+
+    def tune(self, settings: int) -> None:
+        """Have settings in effect on all ranks: the worker with rank 0 passes them on.
+
+        Args:
+            settings: ``training.worker.tuning_page`` has their meaning; not 0.
+        """
+        if not self.is_closed:
+            self._page[tuning_page.WANTED] = settings
+
+    def tuned(self) -> Tuned | None:
+        """Return what is in effect; None: no step is complete, or it ends at this moment."""
+        if self.is_closed or not (at_ns := self._page[tuning_page.STEP_NS]):
+            return None
+        page = self._page
+        found = Tuned(
+            page[tuning_page.STEP],
+            at_ns / 1e9,
+            page[tuning_page.IN_EFFECT],
+            page[tuning_page.DISTURBED],
+            page[tuning_page.SWITCH_NS] / 1e9,
+        )
+        return found if page[tuning_page.STEP_NS] == at_ns else None
+
+    @property
+    def trial(self) -> str:
+        """The settings that the worker has on trial; empty: none."""
+        return "" if self.is_closed else tuning_page.trial_of(self._page)
 
     @property
     def stacks_fd_there(self) -> int:

@@ -41,6 +41,8 @@ class Order(NamedTuple):
     """The settings that should be in effect."""
     look_in_s: float
     """When it needs the next reading."""
+    is_trial: bool = False
+    """Whether a failure of the workers would be the fault of these settings."""
 
 
 class Budget:
@@ -184,8 +186,9 @@ class Trial:
             if left_s <= 0:
                 raise _RejectedError("slower, or it costs too much to try")
             wait_s = min(wait_s, left_s)
-        order = Order(self._settings[self._arm], max(_LOOK_MIN_S, wait_s))
-        self._reading = yield order
+        is_new = self._arm == "B"
+        reading = yield Order(self._settings[self._arm], max(_LOOK_MIN_S, wait_s), is_new)
+        self._reading = reading
 
     @property
     def _step_s(self) -> float:

@@ -33,16 +33,16 @@ class Tried(NamedTuple):
 class Tuner:
     """The trials of a job."""
 
-    def __init__(self, knobs: Sequence[Knob], kept: Values = {}, rules: Rules = RULES) -> None:  # noqa: B006
+    def __init__(self, knobs: Sequence[Knob], kept: Values, rules: Rules | None = None) -> None:
         """Begin without any measurement.
 
         Args:
             knobs: settings, in the order in which they are tried.
             kept: values that an earlier job has accepted.
-            rules: the limits.
+            rules: the limits; None: those of all jobs.
         """
-        self._knobs, self._rules = knobs, rules
-        self.budget = Budget(rules)
+        self._knobs, self._rules = knobs, rules or RULES
+        self.budget = Budget(self._rules)
         self.tried: list[Tried] = []
         self.kept: Values = kept
         """Values that were accepted."""
@@ -68,6 +68,8 @@ class Tuner:
         if self._last is not None:
             self.budget.trained_s += max(0.0, reading.at_s - self._last.at_s)
         self._last = reading
+        if self._trying is not None and not reading.values:
+            self.interrupt("")  # training has ended, or the script reads other loaders
         try:
             if self._running is None:
                 self._running = self._run(reading)

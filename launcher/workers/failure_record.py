@@ -40,7 +40,8 @@ class FailureRecords:
         tail = await group.stderr_tail(
             event.local_rank, defaults.STDERR_TAIL_MAX_BYTES, 0.0 if after_stop else STDERR_WAIT_S
         )
-        return worker_failure(
+        watch = group.watches[event.local_rank]
+        failure = worker_failure(
             group.assignment,
             event.local_rank,
             host=self._host,
@@ -52,6 +53,7 @@ class FailureRecords:
             out_of_memory=self._is_out_of_memory(event.exit_code),
             after_stop=after_stop,
         )
+        return replace(failure, trial=watch.trial) if watch is not None else failure
 
     def of_start(self, at: Assignment, local_rank: int, exit_code: int, why: str) -> Failure:
         """Return the record of a worker that did not start; arguments as in ``start_failure``."""

@@ -128,7 +128,9 @@ class Hangs:
         if look.late:
             at = group.assignment
             self._note(HangSuspected(at.round, at.node_rank, look.late, look.idle_s))
-            self._send(Suspicion(at.round, look.late, look.idle_s))
+            trials = [worker.watch.trial for worker in group.running if worker.watch is not None]
+            trial = next(filter(None, trials), "")
+            self._send(Suspicion(at.round, look.late, look.idle_s, trial))
         if workers:
             delay_s = max(0.0, look.again_at - now)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)

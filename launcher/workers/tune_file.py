@@ -22,6 +22,8 @@ _VERSION = 1
 _READ_MAX_BYTES = 1 << 20
 _MODULES_MAX = 100
 _MICRO_BATCH_MAX = 10**9
+_SETTINGS = ("num_workers", "prefetch_factor")
+_SETTING_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class TunedValues:
     """Of ``--on-failure device-oom=shrink``; 0: none."""
     preload: tuple[str, ...] = ()
     """Of ``--preload auto``."""
+    settings: tuple[tuple[str, int], ...] = ()
+    """Of ``--auto-tune on``, by name."""
+    gain: float = 0.0
+    """More steps a second with them, as a share."""
 
 
 class TuneFile:
@@ -87,7 +93,12 @@ class TuneFile:
         content = {
             "version": _VERSION,
             "fingerprint": self._fingerprint,
-            "values": {"micro_batch": values.micro_batch, "preload": list(values.preload)},
+            "values": {
+                "micro_batch": values.micro_batch,
+                "preload": list(values.preload),
+                "settings": dict(values.settings),
+                "gain": values.gain,
+            },
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         draft = f"{self._path}.{os.getpid()}"
@@ -113,7 +124,13 @@ def _checked(given: Any) -> TunedValues:
     for name in preload:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError
-    return TunedValues(micro_batch, tuple(preload))
+    settings, gain = given.get("settings", {}), given.get("gain", 0.0)
+    for name, value in settings.items():
+        if name not in _SETTINGS or type(value) is not int or not 1 <= value <= _SETTING_MAX:
+            raise ValueError
+    if not isinstance(gain, float):
+        raise ValueError
+    return TunedValues(micro_batch, tuple(preload), tuple(settings.items()), gain)
 
 
 def fingerprint(options: LaunchOptions, workers: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...tasks import show_bug
+from ...values import replace
 from ..group.events import Hung
 from ..group.group import Group
 from ..group.phases import GroupPhase
@@ -45,6 +46,8 @@ class HangInquiry:
         self._look_again_s = look_again_s
         self._seen_at: dict[int, float] = {}
         """When each suspected rank last made progress, by this host's clock."""
+        self._trial = ""
+        """What ``--auto-tune on`` was trying on the suspected ranks."""
         self._task: asyncio.Task[None] | None = None
         self._number = -1
         """The round that is examined."""
@@ -60,6 +63,7 @@ class HangInquiry:
             self.close()  # an inquiry into an earlier round
             self._number = number
         at = time.monotonic() - suspicion.idle_s
+        self._trial = suspicion.trial or self._trial
         self._seen_at.update((rank, at) for rank in suspicion.ranks if node.has_rank(rank))
         if self._task is None:
             self._task = asyncio.create_task(self._inquire(number, job.hang.start_s))
@@ -69,6 +73,7 @@ class HangInquiry:
         """Cancel the inquiry, and forget all suspicions."""
         task, self._task = self._task, None
         self._seen_at.clear()
+        self._trial = ""
         if task is not None:
             task.cancel()
 
@@ -102,7 +107,7 @@ class HangInquiry:
         if found.verdict is None:
             self._dismiss(number, found)
             return
-        failure = failure_of(found.verdict, after)
+        failure = replace(failure_of(found.verdict, after), trial=self._trial)
         stacks = stacks_text(found.verdict, after)
         self._hung(Hung(number, failure, stacks, found.is_alone))
 

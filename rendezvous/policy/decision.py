@@ -13,6 +13,9 @@ from .shrink import smaller
 
 _DEFAULTS = PolicySpec()
 
+_TRIALS_MAX = 12
+"""Of ``--auto-tune on`` in a job: more failures are those of the script."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
@@ -39,6 +42,7 @@ class Aftermath:
         self.progress = ProgressRecord()
         self.micro_batch = 0
         """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
+        self._failed_trials = 0
         self._slip: Failure | None = None
         self._rules: tuple[Rule, ...] | None = None
 
@@ -72,11 +76,16 @@ class Aftermath:
         failure = postmortem.cause or postmortem.preempted
         decision = self._decision(policy, postmortem, failure, ran_s)
         shrinks = decision is not None and decision.action is Action.SHRINK
+        trial = failure.trial if failure is not None else ""
+        is_trial = bool(trial) and self._failed_trials < _TRIALS_MAX
         reports = postmortem.progress.values()
-        has_failed = decision is not None and not shrinks
+        has_failed = decision is not None and not shrinks and not is_trial
         self.progress.round_over(reports, is_complete=len(reports) >= nodes, has_failed=has_failed)
         if decision is None:
             return RoundDecision()
+        if is_trial:
+            self._failed_trials += 1
+            return RoundDecision(words=f"--auto-tune on was trying {trial}")
         if shrinks:
             self.micro_batch = decision.micro_batch
             return RoundDecision(words=decision.words())

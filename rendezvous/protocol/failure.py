@@ -78,6 +78,8 @@ class Failure:
     micro_batch: Count = 0
     """Samples of the part of ``ElasticBatches``, in its step the most of any rank, in which an
     accelerator ran out of memory; 0: it did not, or elsewhere."""
+    trial: ShortText = ""
+    """The settings that ``--auto-tune on`` was trying; empty: none."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
         """Return it restricted to what a node may report: itself and its own workers."""

@@ -4,7 +4,7 @@ import enum
 from typing import Annotated
 
 from ...values import dataclass
-from .bounded import OF_A_NODE, Count, CountOrNone, Length, Name, Ranks, Seconds
+from .bounded import OF_A_NODE, Count, CountOrNone, Length, Name, Ranks, Seconds, ShortText
 from .collectives import RankCollectives
 
 FRAMES_MAX = 50
@@ -99,6 +99,8 @@ class Suspicion:
     ranks: Ranks
     idle_s: Seconds
     """Seconds since the last progress of any of them."""
+    trial: ShortText = ""
+    """The settings that ``--auto-tune on`` was trying; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

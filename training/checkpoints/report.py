@@ -25,6 +25,8 @@ class StepReport(NamedTuple):
     """1: the previous checkpoint is still being written."""
     notice: int = 0
     """What the notice of the agent asks for: ``Notice.code``."""
+    loader: int = 0
+    """The settings that ``--auto-tune on`` wants (``worker/tuning_page.py``), of one rank only."""
     lacks_plan: int = 0
     """1: the shards of the newest snapshot have no common metadata yet."""
     missing: int = Missing.NOTHING

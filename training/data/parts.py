@@ -1,5 +1,6 @@
 """The parts in which a rank computes its piece of a step's batch."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -12,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ..random_numbers import torch_generator_kept
+from . import loader_settings
 from .part_memory import PartMemory
 
 Begin = Callable[[int], AbstractContextManager[object]]
@@ -162,13 +164,17 @@ def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[
     """
     reading = _READINGS.pop(loader, None)
     iterator = reading.iterator if reading is not None and reading.position == position else None
+    if loader_settings.apply(loader, is_only=not _READINGS):
+        iterator = None
     batch = next(iterator, _END) if iterator is not None else _END
     if iterator is None or batch is _END:  # it ends with the epochs that were asked for then
+        began_ns = time.monotonic_ns()
         del reading, iterator  # ends their workers before others start
         # To make one draws a seed for the workers, which would change dropout of the step.
         with torch_generator_kept(), begin(position.step):
             iterator = iter(loader)
         batch = next(iterator)
+        loader_settings.began(time.monotonic_ns() - began_ns)
     _READINGS[loader] = _Reading(iterator, None)
     for _ in range(count - 1):
         yield batch

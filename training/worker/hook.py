@@ -20,6 +20,7 @@ from .imported import IMPORTED, bits_of
 from .patching import take_name, when_loaded
 from .phases import Phases, time_joining
 from .store_wait import RENDEZVOUS, await_before_connecting
+from .tuning_page import TuningPage
 
 NAME = "_ft_run_hook"
 """The name in ``sys.modules`` under which ``ft_run.training`` finds it."""
@@ -297,6 +298,7 @@ def install(page_fd: int, stacks_fd: int) -> None:
     hook = Hook(page)
     module: Any = type(sys)(NAME)
     module.progress, module.expect, module.piece = hook.progress, hook.expect, hook.piece
+    module.tuning = TuningPage(page)
     module.enter, module.leave = hook.phases.enter, hook.phases.leave
     sys.modules[NAME] = module
     if os.environ.get(_KUBEFLOW):

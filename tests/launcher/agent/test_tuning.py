@@ -38,6 +38,9 @@ def test_values_are_those_of_the_same_job(tmp_path: Path) -> None:
     known = TuneFile(str(path), JOB)
     assert known.values == TunedValues(8, ("torch", "a.b"))
     assert known.ignored is None
+    Tuning(known, lambda _: None).keep_settings({"num_workers": 4}, 0.5)
+    again = Tuning(TuneFile(str(path), JOB), lambda _: None)
+    assert (again.offered, again.settings) == (8, {"num_workers": 4})
     other = TuneFile(str(path), {**JOB, "script": "b.py", "torch": "2"})
     assert other.values == TunedValues()
     assert str(other.ignored) == (
@@ -77,6 +80,8 @@ def test_what_is_no_tune_file(tmp_path: Path, text: str) -> None:
     [
         *({"micro_batch": -1}, {"micro_batch": "2"}, {"micro_batch": 10**9 + 1}),
         *({"preload": "os"}, {"preload": ["os;x"]}, {"preload": ["os"] * 101}, []),
+        *({"settings": {"batch": 2}}, {"settings": {"num_workers": 0}}, {"settings": []}),
+        *({"settings": {"num_workers": True}}, {"gain": "1"}),
     ],
 )
 def test_values_that_none_of_us_has_written(tmp_path: Path, values: Any) -> None:

@@ -855,10 +855,9 @@ def test_auto_tune() -> None:
     assert advised.auto_tune == "advise"
     assert advised.are_workers_watched
     assert advised.policy == launch("--watch-workers", "train.py").policy
-    assert sentence("--auto-tunning", "train.py") == (
-        "--auto-tune on is not available in this version; expected --auto-tune advise, which"
-        " changes nothing, or off."
-    )
+    tuned = launch("--auto-tunning", "train.py")
+    assert tuned.auto_tune == "on"
+    assert tuned.are_workers_watched
 
 
 def test_errors_are_captured_unless_that_is_refused() -> None:

@@ -97,7 +97,8 @@ def bootstrap_share(noise: Noise, number: int) -> float:
     accepted = 0
     for seed in range(number):
         machine = TunedMachine(seed, noise, settings_of(1.0), OLD)
-        chance, seconds = random.Random(seed), [[], []]  # type: ignore[var-annotated]
+        chance = random.Random(seed)
+        seconds: list[list[float]] = [[], []]
         last = machine.reading()
         for arm in (0, 1, 1, 0):
             for _ in range(20):

@@ -42,7 +42,7 @@ def names(tuner: Tuner) -> list[tuple[str, int, int, bool]]:
 
 
 def test_one_value_after_the_other_each_once() -> None:
-    tuner = Tuner(knobs(cpus=32, workers=4))
+    tuner = Tuner(knobs(cpus=32, workers=4), {})
     machine = TunedMachine(1, quiet, starved, USERS)
     assert run(tuner, machine) is None
     assert names(tuner) == [
@@ -57,24 +57,24 @@ def test_one_value_after_the_other_each_once() -> None:
 
 
 def test_loaders_get_no_more_processes_than_there_are_cpus() -> None:
-    tuner = Tuner(knobs(cpus=13.5, workers=4))
+    tuner = Tuner(knobs(cpus=13.5, workers=4), {})
     machine = TunedMachine(1, quiet, starved, {"num_workers": 2})
     run(tuner, machine)
     assert names(tuner) == [("num_workers", 2, 3, True), ("num_workers", 3, 1, False)]
-    tuner = Tuner(knobs(cpus=2, workers=4))
+    tuner = Tuner(knobs(cpus=2, workers=4), {})
     assert run(tuner, TunedMachine(1, quiet, starved, {"num_workers": 1})) is None
     assert tuner.tried == []
 
 
 def test_at_most_twelve_trials() -> None:
-    tuner = Tuner(knobs(cpus=10**9, workers=1))
+    tuner = Tuner(knobs(cpus=10**9, workers=1), {})
     run(tuner, TunedMachine(1, quiet, lambda values: 1 / values["num_workers"], USERS))
     assert len(tuner.tried) == 12
     assert tuner.kept == {"num_workers": 2**13}
 
 
 def test_training_that_does_not_wait_for_data_stays_as_it_is() -> None:
-    tuner, machine = Tuner(knobs(32, 4)), TunedMachine(1, quiet, starved, USERS)
+    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
     assert run(tuner, machine, waits=0.049) is not None
     assert tuner.tried == []
     assert machine.reading().values == USERS
@@ -84,17 +84,17 @@ def test_training_that_does_not_wait_for_data_stays_as_it_is() -> None:
 
 def test_a_trial_begins_when_its_switches_fit_into_the_budget() -> None:
     machine = TunedMachine(1, quiet, starved, USERS, switch_s=0.5)
-    order = run(Tuner(knobs(32, 4)), machine, until_trial=True)
+    order = run(Tuner(knobs(32, 4), {}), machine, until_trial=True)
     assert order is not None
     assert order.values["num_workers"] == 4
     assert 700 < machine.reading().now_s < 1400
     machine = TunedMachine(1, quiet, starved, USERS, switch_s=50)
-    assert run(Tuner(knobs(32, 4)), machine, 60_000) is not None
+    assert run(Tuner(knobs(32, 4), {}), machine, 60_000) is not None
     assert machine.reading().values == USERS
 
 
 def test_without_a_loader_nothing_is_tried() -> None:
-    tuner, machine = Tuner(knobs(32, 4)), TunedMachine(1, quiet, starved, {})
+    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, {})
     assert run(tuner, machine) is not None
     assert tuner.tried == []
 
@@ -106,7 +106,7 @@ def test_tuning_costs_no_more_than_its_share(noise: Noise, slowness: float) -> N
         return 1.0 if values == USERS else slowness
 
     for seed in range(3):
-        tuner, machine = Tuner(knobs(32, 4)), TunedMachine(seed, noise, times, USERS)
+        tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(seed, noise, times, USERS)
         run(tuner, machine)  # which compares it with the tuner's own account at each moment
         if noise is quiet:
             assert machine.lost_s <= 0.01 * machine.reading().now_s
@@ -114,7 +114,7 @@ def test_tuning_costs_no_more_than_its_share(noise: Noise, slowness: float) -> N
 
 
 def test_a_value_at_which_workers_fail_is_not_tried_again() -> None:
-    tuner, machine = Tuner(knobs(32, 4)), TunedMachine(1, quiet, starved, USERS)
+    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
     run(tuner, machine, until_trial=True)
     tuner.interrupt("rank 3 was killed")
     assert tuner.tried[0].outcome.reason == "failed: rank 3 was killed"
@@ -128,7 +128,7 @@ def test_a_value_at_which_workers_fail_is_not_tried_again() -> None:
 
 
 def test_a_trial_that_only_ended_with_its_round_comes_again() -> None:
-    tuner, machine = Tuner(knobs(32, 4)), TunedMachine(1, quiet, starved, USERS)
+    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
     run(tuner, machine, until_trial=True)
     tuner.interrupt("")
     machine = TunedMachine(1, quiet, starved, USERS)
@@ -152,7 +152,7 @@ def test_accepted_values_hold_in_the_rounds_that_follow() -> None:
 
 
 def test_time_between_rounds_is_no_training() -> None:
-    tuner = Tuner(knobs(32, 4), rules=Rules())
+    tuner = Tuner(knobs(32, 4), {}, Rules())
     machine = TunedMachine(1, quiet, starved, USERS)
     tuner.read(machine.reading())
     machine.follow(Order(USERS, 100))

@@ -16,7 +16,7 @@ from ft_run.launcher.workers.hangs import Hangs
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.rendezvous.protocol.messages import HangSpec, Stop
 from ft_run.rendezvous.protocol.stacks import NoHang, Suspicion
-from ft_run.training.worker import hook
+from ft_run.training.worker import hook, tuning_page
 
 SPEC = HangSpec(timeout_s=60.0, start_s=1800.0)
 
@@ -68,6 +68,20 @@ def begun_long_ago(node: Node) -> None:
     assert node.hangs._lateness is not None
     node.hangs._lateness.begin(0.0)
     node.sent.clear()
+
+
+def test_a_suspicion_names_what_is_on_trial(node: Node) -> None:
+    async def test() -> None:
+        begun_long_ago(node)
+        node.watches[1]._page[tuning_page.IN_EFFECT] = tuning_page.TRIAL | tuning_page.pack(4, 2)
+        node.got_on(0, 100.0)
+        node.got_on(1, 70.0)
+        node.hangs._look()
+        (suspicion,) = node.sent
+        assert isinstance(suspicion, Suspicion)
+        assert suspicion.trial == "num_workers=4 prefetch_factor=2"
+
+    run(test)
 
 
 def test_late_workers_are_told_once_and_again_to_another_master(node: Node) -> None:

@@ -44,9 +44,9 @@ class Inquiry:
         self.numbers.append(inquiry)
         return next(self._answers)
 
-    def suspect(self, name: str, *ranks: int, number: int | None = None) -> None:
+    def suspect(self, name: str, *ranks: int, number: int | None = None, trial: str = "") -> None:
         number = self.scene.group.round if number is None else number
-        self.inquiry.suspect(self.scene.links[name], Suspicion(number, ranks, 61.0))
+        self.inquiry.suspect(self.scene.links[name], Suspicion(number, ranks, 61.0, trial))
 
     async def over(self) -> None:
         if self.inquiry._task is not None:
@@ -70,6 +70,19 @@ def test_what_does_not_move_from_look_to_look_is_a_hang() -> None:
         assert "no step for 61 s" in hung.failure.summary()
         assert hung.stacks.startswith("rank 0 on node 0 (h)\n  train.py:5 main")
         node.inquiry.close()
+
+    run(test)
+
+
+def test_a_hang_of_a_trial_is_known_as_such() -> None:
+    async def test() -> None:
+        node = Inquiry(running(2, hang=HANG), iter([both(5)] * (2 * LOOKS)))
+        node.suspect("a", 0, trial="num_workers=4")
+        node.suspect("b", 1)
+        await node.over()
+        node.suspect("a", 0)
+        await node.over()
+        assert [hung.failure.trial for hung in node.hung] == ["num_workers=4", ""]
 
     run(test)
 

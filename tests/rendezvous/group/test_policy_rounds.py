@@ -131,6 +131,20 @@ def test_a_new_master_knows_how_small_parts_are() -> None:
     assert scene.assignment("b").past == Past(micro_batch=2)
 
 
+def test_failures_of_a_trial_are_not_counted() -> None:
+    policy = rules("exit:1=fail", max_node_failures=1, max_no_progress=1)
+    scene = running(1, names="ab", restarts=0, policy=policy)
+    for _ in range(12):
+        scene.fail("a", worker_failure(0, trial="num_workers=4"))
+        scene.stopped("a", progress=Progress())
+        assignment = scene.assignment("a")
+        assert assignment.decision == "--auto-tune on was trying num_workers=4"
+        assert (assignment.restarts, assignment.is_free) == (0, True)
+    scene.fail("a", worker_failure(0, trial="num_workers=4"))
+    scene.stopped("a")
+    assert scene.last("a", Verdict).outcome is Outcome.POLICY_ENDED
+
+
 def test_replace_node_excludes_the_node_of_the_root_cause_and_a_spare_comes() -> None:
     scene = running(2, names="abc", policy=rules("oom=replace-node"))
     oom = worker_failure(1, code=-9, out_of_memory=True)

@@ -1,0 +1,191 @@
+"""``--auto-tune on`` on the node with rank 0: reads its workers, and passes on what is wanted.
+
+The worker with rank 0 finds the settings in its page and passes them on to all ranks with the
+report of a step. Other nodes only keep the values of their trials out of the restart count.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from ...events.event import Event
+from ...events.tuning import SettingsStarted, TrialEnded, TuningEnded
+from ...rendezvous.protocol.messages import Assignment
+from ...training.worker import tuning_page
+from ..processes.worker_watch import WorkerWatch
+from ..tuning.loader import NUM_WORKERS, PREFETCH, knobs
+from ..tuning.trial import Order, Reading, Values
+from ..tuning.tuner import Tried, Tuner
+from ..workers.worker_group import WorkerGroup, WorkerGroupState
+
+_FIRST_LOOK_S = 1.0
+_AGAIN_S = 0.1
+"""Where a step ended while it was read."""
+_OWN_PHASES = frozenset({"training", "saving"})
+"""Snapshots are saved in each step; the worker reports checkpoints itself."""
+
+
+class AutoTune:
+    """The tuner of a job, while this node has rank 0."""
+
+    def __init__(
+        self,
+        cpus: float,
+        workers: int,
+        kept: Mapping[str, int],
+        note: Callable[[Event], None],
+        keep: Callable[[Mapping[str, int], float], None],
+        show: Callable[[str], None] | None = None,
+    ) -> None:
+        """Begin without workers.
+
+        Args:
+            cpus: the CPU limit of this node.
+            workers: number of workers of this node.
+            kept: values of a tune file.
+            note: receives events.
+            keep: receives the accepted values, and by which share they are faster.
+            show: prints a table at the end; None: there is none.
+        """
+        self._tuner = Tuner(knobs(cpus, workers), kept)
+        self._note, self._keep, self._show = note, keep, show
+        self._group: WorkerGroup | None = None
+        self._at: Assignment | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._reported = 0
+        """Trials whose lines were shown."""
+        self._has_loader = False
+
+    def begin(self, assignment: Assignment) -> None:
+        """Start a round: what the last one was trying is rolled back."""
+        self._stop()
+        cause = assignment.cause
+        failure = cause.summary() if cause is not None and cause.trial else ""
+        self._tuner.interrupt(failure)
+        self._report()
+        if assignment.node_rank != 0:
+            self._at = None
+            return
+        if self._at is None and self._tuner.kept:
+            self._note(SettingsStarted(assignment.round, 0, dict(self._tuner.kept)))
+        self._at = assignment
+
+    def started(self, group: WorkerGroup | None) -> None:
+        """Follow the workers of the round, which were started now."""
+        if group is not None and self._at is not None and group.watches[0] is not None:
+            self._group = group
+            kept = self._tuner.kept
+            settings = tuning_page.pack(kept.get(NUM_WORKERS, 0), kept.get(PREFETCH, 0))
+            group.watches[0].tune(settings or tuning_page.NOTHING)
+            self._look_in(_FIRST_LOOK_S)
+
+    def close(self) -> None:
+        """Stop following, and report the result."""
+        self._stop()
+        if self._at is None:
+            return
+        self._tuner.interrupt("")
+        self._report()
+        reason = "" if self._has_loader else _NO_LOADER
+        ended = TuningEnded(dict(self._tuner.kept), self._gain, len(self._tuner.tried), reason)
+        if self._show is not None and self._tuner.tried:
+            self._show(_table(self._tuner.tried))
+        self._note(ended)
+
+    @property
+    def _gain(self) -> float:
+        """How much faster all accepted values are together, as a share."""
+        accepted = [one.outcome.gain for one in self._tuner.tried if one.outcome.is_accepted]
+        return round(prod(1 + one for one in accepted) - 1, 4)
+
+    def _stop(self) -> None:
+        self._group = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        group = self._group
+        watch = group.watches[0] if group is not None else None
+        if group is None or watch is None or group.state is not WorkerGroupState.RUNNING:
+            return
+        reading = _reading(group, watch)
+        if reading is None:
+            self._look_in(_FIRST_LOOK_S if watch.tuned() is None else _AGAIN_S)
+            return
+        self._has_loader |= bool(reading.values)
+        order = self._tuner.read(reading)
+        self._report()
+        if order is None:
+            self._stop()
+            return
+        self._pass_on(watch, order)
+        self._look_in(order.look_in_s)
+
+    def _pass_on(self, watch: WorkerWatch, order: Order) -> None:
+        if not order.values:
+            return
+        settings = tuning_page.pack(order.values[NUM_WORKERS], order.values[PREFETCH])
+        watch.tune(settings | (tuning_page.TRIAL if order.is_trial else 0))
+
+    def _report(self) -> None:
+        """Report the trials that have ended, and keep what was accepted."""
+        ended, at = self._tuner.tried[self._reported :], self._at
+        self._reported += len(ended)
+        if at is None:
+            return
+        for one in ended:
+            found = one.outcome
+            self._note(
+                TrialEnded(
+                    at.round,
+                    at.node_rank,
+                    setting=one.name,
+                    old=one.old,
+                    new=one.new,
+                    is_accepted=found.is_accepted,
+                    reason=found.reason,
+                    gain=round(found.gain, 4),
+                    old_s=round(found.old_s, 6),
+                )
+            )
+        if any(one.outcome.is_accepted for one in ended):
+            self._keep(self._tuner.kept, self._gain)
+
+
+def _table(tried: Sequence[Tried]) -> str:
+    """Return what was tried, a line each."""
+    lines = ["Tried by --auto-tune on:"]
+    for one in tried:
+        found = one.outcome
+        gain = f"{found.gain:+.1%}" if found.old_s else ""
+        change = f"{one.old} -> {one.new}"
+        lines.append(f"  {one.name:<16}{change:>10}{gain:>9}  {found.reason or 'accepted'}")
+    return "\n".join(lines)
+
+
+_NO_LOADER = (
+    "no DataLoader with num_workers >= 1 was read with ElasticBatches.parts in the steps of a"
+    " Checkpointer"
+)
+
+
+def _reading(group: WorkerGroup, watch: WorkerWatch) -> Reading | None:
+    """Return what is known now; None: no step is complete, or one ends at this moment."""
+    now = time.monotonic()
+    tuned, phases = watch.tuned(), watch.phases(now)
+    if tuned is None or phases is None:
+        return None
+    values: Values = {}
+    if tuned.settings:
+        processes, prefetch = tuning_page.unpack(tuned.settings)
+        values = {NUM_WORKERS: processes, PREFETCH: prefetch}
+    loadings = [one.loading() for one in group.watches if one is not None]
+    waited_s = max((loading.wait_s for loading in loadings if loading is not None), default=0.0)
+    others_s = sum(spent for name, spent in phases[2].items() if name not in _OWN_PHASES)
+    disturbed = tuned.disturbed + others_s
+    return Reading(now, tuned.at_s, tuned.step, values, waited_s, disturbed, tuned.switch_s)

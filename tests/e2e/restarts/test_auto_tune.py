@@ -1,0 +1,217 @@
+"""``--auto-tune on``: loaders that change while a job trains, on all ranks at the same step."""
+
+import json
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ft_run.tests.e2e.conftest import Command, Launcher
+
+# ft-run with trials that take a second.
+PROGRAM = """
+import sys
+from ft_run.launcher.tuning import tuner
+from ft_run.launcher.tuning.rules import Rules
+
+tuner.RULES = Rules(
+    skip_steps=2, skip_s=0.1, block_steps=5, block_s=0.2, pause_s=0.2, cost_share=1000
+)
+from ft_run.launcher.main import main
+
+sys.exit(main())
+"""
+SCRIPT = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+from ft_run.training import Checkpointer, ElasticBatches
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+folder, what = sys.argv[1:]
+rank = int(os.environ["RANK"])
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 100000
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        if get_worker_info().num_workers > 1 and what == "killed":
+            os.kill(os.getppid(), 9)
+        if get_worker_info().num_workers > 1 and what == "fails":
+            raise MemoryError("too many processes")
+        if get_worker_info().num_workers > 1 and what == "hangs":
+            time.sleep(1000)
+        return index, torch.randn(3, generator=torch.Generator().manual_seed(index))
+
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(3, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+data = ElasticBatches(Slow(), 4, seed=5)
+loader = DataLoader(Slow(), batch_sampler=data, num_workers=1, persistent_workers=True)
+state = {"model": model, "optimizer": optimizer, "data": data}
+checkpointer = Checkpointer(f"{folder}/checkpoints", state, checkpoint_every=None, seed=1)
+log = open(f"{folder}/log-{os.getpid()}", "a", buffering=1)
+for step in checkpointer.steps(int(os.environ["STEPS"])):
+    for part in data.parts(loader, step):
+        with part.sync(model):
+            index, x = part.batch
+            loss = nn.functional.mse_loss(nn.functional.dropout(model(x)), x.sum(1, keepdim=True))
+            (loss * part.weight).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    row = [step, rank, loader.num_workers, loader.prefetch_factor, loss.item().hex()]
+    log.write(json.dumps(row) + "\\n")
+del loader  # ends its processes
+dist.destroy_process_group()
+"""
+
+
+def start(ft: "Launcher", name: str, *options: object, what: str = "", steps: int = 150) -> Any:
+    (ft.folder / name).mkdir(exist_ok=True)
+    program = ft.script(PROGRAM, "ft_run_fast.py")
+    return ft.start(
+        *(*options, ft.script(SCRIPT, "train.py"), ft.folder / name, what),
+        program=(sys.executable, str(program)),
+        env={"STEPS": str(steps)},
+    )
+
+
+def rows(folder: Path) -> dict[int, dict[int, tuple[tuple[int, int], str]]]:
+    """Return the settings and the loss of each step by rank, as they were done last."""
+    found: dict[int, dict[int, tuple[tuple[int, int], str]]] = {}
+    for path in sorted(folder.glob("log-*"), key=lambda path: path.stat().st_mtime):
+        for line in path.read_text().splitlines():
+            step, rank, processes, prefetch, loss = json.loads(line)
+            found.setdefault(step, {})[rank] = (processes, prefetch), loss
+    return found
+
+
+def settings_of(folder: Path) -> list[tuple[int, int]]:
+    """Return the settings of each step, which are the same on all ranks."""
+    found = rows(folder)
+    for of_ranks in found.values():
+        assert len({settings for settings, _ in of_ranks.values()}) == 1
+    return [next(iter(found[step].values()))[0] for step in sorted(found)]
+
+
+def trials(command: "Command") -> list[str]:
+    return re.findall(r"auto-tune: (\S+ \S+ -> \S+: \S+)", command.stderr)
+
+
+ALONE = ("--standalone", "--nproc-per-node", 1, "--auto-tune", "on")
+
+
+def test_all_ranks_change_at_the_same_step(ft: "Launcher") -> None:
+    command = start(ft, "job", "--standalone", "--nproc-per-node", 2, "--auto-tune", "on")
+    assert command.wait() == 0, command.stderr
+    assert len(set(settings_of(ft.folder / "job"))) > 1
+    assert "Tried by --auto-tune on:\n  prefetch_factor" in command.stderr
+
+
+@pytest.mark.slow
+def test_nodes_learn_the_same_as_without_tuning(ft: "Launcher", free_port: int) -> None:
+    nodes = ("--nnodes", 2, "--nproc-per-node", 1, "--rdzv-endpoint", f"127.0.0.1:{free_port}")
+    options = (*nodes, "--rdzv-id", ft.mark, "--auto-tune", "on")
+    both = [start(ft, "tuned", *options) for _ in range(2)]
+    for node in both:
+        assert node.wait() == 0, node.stderr
+    assert trials(both[0])[0].startswith("num_workers 1 -> 2: ")
+    assert trials(both[1]) == []
+    plain = start(ft, "plain", "--standalone", "--nproc-per-node", 2)
+    assert plain.wait() == 0, plain.stderr
+    assert len(set(settings_of(ft.folder / "tuned"))) > 1
+    assert set(settings_of(ft.folder / "plain")) == {(1, 2)}
+    tuned, expected = rows(ft.folder / "tuned"), rows(ft.folder / "plain")
+    for step, of_ranks in expected.items():
+        for rank, (_, loss) in of_ranks.items():
+            assert tuned[step][rank][1] == loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["killed", "fails"])
+def test_a_value_at_which_workers_fail_is_rolled_back(ft: "Launcher", what: str) -> None:
+    command = start(ft, "job", *ALONE, what=what, steps=150)
+    assert command.wait() == 0, command.stderr  # without any restart in the budget
+    assert command.stderr.count("restart (not counted, 0/0 used)") == 1
+    assert "--auto-tune on was trying num_workers=2 prefetch_factor=2" in command.stderr
+    assert "num_workers 1 -> 2: back to 1, failed: rank 0" in command.stderr
+    settings = settings_of(ft.folder / "job")
+    assert len(settings) == 150
+    assert (1, 2) in settings
+    assert all(processes == 1 for processes, _ in settings)
+    for left in ft.temporary.glob("pymp-*"):  # of the worker that was killed
+        shutil.rmtree(left)
+
+
+@pytest.mark.slow
+def test_the_next_start_begins_with_what_was_accepted(ft: "Launcher") -> None:
+    file = ft.folder / "tuned.json"
+    options = (*ALONE, "--tune-file", file)
+    first = start(ft, "first", *options, steps=150)
+    assert first.wait() == 0, first.stderr
+    found = json.loads(file.read_text())["values"]
+    assert found["settings"]["num_workers"] == 2
+    assert found["gain"] > 0.2
+    again = start(ft, "first", *options, steps=20)
+    assert again.wait() == 0, again.stderr
+    assert "auto-tune: num_workers=2" in again.stderr
+    assert settings_of(ft.folder / "first")[5:20] == [(2, 2)] * 15
+    other = start(ft, "other", *options, steps=20)
+    assert other.wait() == 0, other.stderr
+    assert "tuned.json is ignored: it is of a job with another value for: arguments" in other.stderr
+    assert set(settings_of(ft.folder / "other")) == {(1, 2)}
+
+
+@pytest.mark.slow
+def test_the_settings_of_the_user_hold_when_a_job_is_stopped(ft: "Launcher") -> None:
+    file = ft.folder / "tuned.json"
+    command = start(ft, "job", *ALONE, "--tune-file", file, steps=100_000)
+    ft.wait_until(lambda: (2, 2) in settings_of(ft.folder / "job"), "a trial has begun")
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
+    assert "num_workers 1 -> 2: back to 1, the round ended" in command.stderr
+    assert not file.exists()
+
+
+@pytest.mark.slow
+def test_a_hung_candidate_is_rolled_back(ft: "Launcher") -> None:
+    options = ("--hang-timeout", 3, "--hang-timeout-start", 60)
+    command = start(ft, "job", *ALONE, *options, what="hangs", steps=150)
+    assert command.wait() == 0, command.stderr
+    assert command.stderr.count("restart (not counted, 0/0 used)") == 1
+    assert "num_workers 1 -> 2: back to 1, failed: " in command.stderr
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_ends_the_trial(ft: "Launcher", free_port: int) -> None:
+    nodes = ("--nnodes", 2, "--nproc-per-node", 1, "--rdzv-endpoint", f"127.0.0.1:{free_port}")
+    options = (*nodes, "--rdzv-id", ft.mark, "--auto-tune", "on", "--max-restarts", 1)
+    both = ft_two(ft, options)
+    ft.wait_until(lambda: (2, 2) in settings_of(ft.folder / "job"), "a trial has begun")
+    both[1].send(signal.SIGKILL)
+    both[1].process.wait()
+    third = start(ft, "job", *options, steps=400)
+    assert both[0].wait() == 0, both[0].stderr
+    assert third.wait() == 0, third.stderr
+    assert "num_workers 1 -> 2: back to 1, the round ended" in both[0].stderr
+    assert "(1/1 used)" in both[0].stderr
+
+
+def ft_two(ft: "Launcher", options: tuple[object, ...]) -> "tuple[Command, Command]":
+    """Start two nodes, of which the first has rank 0."""
+    first = start(ft, "job", *options, steps=400)
+    first.expect("hosted here")
+    return first, start(ft, "job", *options, steps=400)

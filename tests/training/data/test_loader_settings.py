@@ -1,0 +1,148 @@
+"""``num_workers`` and ``prefetch_factor`` change between two steps, and no sample does."""
+
+import os
+import sys
+from collections.abc import Callable
+from multiprocessing import active_children
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from ft_run.training import ElasticBatches
+from ft_run.training.data import loader_settings
+from ft_run.training.data.seeded import seeded
+from ft_run.training.worker import tuning_page
+from ft_run.training.worker.tuning_page import TRIAL, TuningPage, pack
+from torch.utils.data import DataLoader, Dataset
+
+USERS, MORE = pack(1, 2), pack(2, 3)
+Settings = Callable[[int], None]
+
+
+class Noisy(Dataset[Any]):
+    """Draws random numbers for each item, and returns the process that made it."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[int, float, int]:
+        return index, float(torch.rand(())), os.getpid()
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give the page of a worker that is tuned."""
+    words = memoryview(bytearray(4096)).cast("Q")
+    words[tuning_page.WANTED] = tuning_page.NOTHING
+    hook: Any = ModuleType("_ft_run_hook")
+    hook.tuning = TuningPage(words)
+    monkeypatch.setitem(sys.modules, "_ft_run_hook", hook)
+    monkeypatch.setattr(loader_settings, "_agreed", 0)
+    return words
+
+
+def read(
+    changes: dict[int, int], page: Any, *, is_persistent: bool = False
+) -> tuple[list[Any], list[int], list[int]]:
+    """Return what the steps read and draw, the processes of each step, and what was in effect."""
+    torch.manual_seed(1)
+    dataset = seeded(Noisy())
+    data = ElasticBatches(dataset, 4, micro_batch=2, seed=3)
+    loader = DataLoader(
+        dataset, batch_sampler=data, num_workers=1, persistent_workers=is_persistent
+    )
+    seen: list[Any] = []
+    processes, in_effect = [], []
+    for step in range(data.total(1)):
+        loader_settings.agree(changes.get(step, 0))
+        parts = [part.batch for part in data.parts(loader, step)]
+        seen.append([(index.tolist(), noise.tolist()) for index, noise, _ in parts])
+        seen.append(torch.rand(2).tolist())
+        processes.append(len({pid for _, _, pids in parts for pid in pids.tolist()}))
+        in_effect.append(page[tuning_page.IN_EFFECT])
+    return seen, processes, in_effect
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_other_settings_change_no_sample_and_no_random_number(
+    page: Any, *, is_persistent: bool
+) -> None:
+    expected, _, in_effect = read({}, page)
+    assert in_effect == [USERS] * 6
+    changes = {1: MORE | TRIAL, 3: USERS, 4: MORE | TRIAL, 5: MORE}
+    seen, processes, in_effect = read(changes, page, is_persistent=is_persistent)
+    assert seen == expected
+    assert processes == [1] + [2] * 2 + [1] + [2] * 2
+    assert in_effect == [USERS] + [MORE | TRIAL] * 2 + [USERS, MORE | TRIAL, MORE]
+    assert page[tuning_page.SWITCH_NS] > 0
+
+
+def test_settings_that_are_accepted_begin_no_loader_anew(page: Any) -> None:
+    data = ElasticBatches(Noisy(), 4)
+    loader: DataLoader[Any] = DataLoader(Noisy(), batch_sampler=data, num_workers=1)
+    loader_settings.agree(MORE | TRIAL)
+    for step, settings in enumerate([MORE | TRIAL, MORE, tuning_page.NOTHING, 0]):
+        loader_settings.agree(settings)
+        before = {child.pid for child in active_children()}
+        list(data.parts(loader, step))
+        assert page[tuning_page.IN_EFFECT] == MORE | (TRIAL if not step else 0)
+        assert not step or {child.pid for child in active_children()} == before
+    assert (loader.num_workers, loader.prefetch_factor) == (2, 3)
+
+
+def test_a_loader_without_processes_stays_as_it_is(page: Any) -> None:
+    data = ElasticBatches(Noisy(), 4)
+    loader: DataLoader[Any] = DataLoader(Noisy(), batch_sampler=data)
+    loader_settings.agree(MORE)
+    list(data.parts(loader, 0))
+    assert loader.num_workers == page[tuning_page.IN_EFFECT] == 0
+
+
+def test_several_loaders_have_the_settings_of_the_script(page: Any) -> None:
+    loader_settings.agree(MORE)
+    pairs = []
+    for processes in (1, 2):
+        data = ElasticBatches(Noisy(), 4)
+        pairs.append((data, DataLoader(Noisy(), batch_sampler=data, num_workers=processes)))
+    (data, first), (other, second) = pairs
+    list(data.parts(first, 0))
+    assert first.num_workers == 2
+    for step in (1, 2):
+        list(other.parts(second, step))
+        list(data.parts(first, step))
+        assert (first.num_workers, first.prefetch_factor) == (1, 2)
+        assert (second.num_workers, second.prefetch_factor) == (2, 2)
+        assert page[tuning_page.IN_EFFECT] == 0
+    del other, second, pairs
+    list(data.parts(first, 3))
+    assert first.num_workers == 2
+
+
+def test_a_worker_that_is_not_tuned_reports_nothing(page: Any) -> None:
+    page[tuning_page.WANTED] = 0
+    data = ElasticBatches(Noisy(), 4)
+    loader: DataLoader[Any] = DataLoader(Noisy(), batch_sampler=data, num_workers=1)
+    list(data.parts(loader, 0))
+    assert page[tuning_page.IN_EFFECT] == 0
+
+
+def test_numbers_of_settings() -> None:
+    assert tuning_page.unpack(pack(12, 7) | TRIAL) == (12, 7)
+    assert tuning_page.completed(pack(4, 0) | TRIAL, pack(1, 2)) == pack(4, 2) | TRIAL
+    assert tuning_page.completed(pack(0, 8), pack(1, 2)) == pack(1, 8)
+    assert tuning_page.unpack(pack(1 << 20, 1 << 20)) == (65535, 65535)
+    words = [0] * 512
+    words[tuning_page.IN_EFFECT] = pack(4, 2)
+    assert tuning_page.trial_of(words) == ""
+    words[tuning_page.IN_EFFECT] |= TRIAL
+    assert tuning_page.trial_of(words) == "num_workers=4 prefetch_factor=2"
+
+
+def test_a_process_that_a_worker_forks_reports_nothing(page: Any) -> None:
+    shared = loader_settings.page()
+    assert shared is not None
+    shared._pid = 1  # of another process
+    shared.in_effect(5)
+    shared.began(7)
+    assert page[tuning_page.IN_EFFECT] == page[tuning_page.SWITCH_NS] == 0

@@ -1,0 +1,84 @@
+"""What a worker and its agent exchange about ``--auto-tune on``, in the page of the worker.
+
+The settings of a ``DataLoader`` are one number: bits 0 to 15 are ``prefetch_factor``, 16 to 31
+``num_workers``; 0 is the value of the script. ``TRIAL`` is set while they are on trial: a failure
+is then theirs.
+"""
+
+import os
+import time
+from typing import Any
+
+WANTED, IN_EFFECT, DISTURBED, STEP, STEP_NS, SWITCH_NS = range(64, 70)
+"""Indexes of 8-byte words: what should be in effect, which the agent writes and this rank passes on
+to all (0: nothing is tuned); what is in effect (0: no loader that can be tuned); changes while a
+checkpoint is written; the number of completed steps, and when the last one ended (CLOCK_MONOTONIC);
+how long training last waited because a loader began."""
+TRIAL = 1 << 40
+NOTHING = 1 << 41
+"""Of ``WANTED``: tuning is on, and has no wish yet."""
+_FIELD = 0xFFFF
+
+
+def pack(num_workers: int, prefetch_factor: int) -> int:
+    """Return settings as a number."""
+    return min(num_workers, _FIELD) << 16 | min(prefetch_factor, _FIELD)
+
+
+def unpack(number: int) -> tuple[int, int]:
+    """Return ``num_workers`` and ``prefetch_factor``."""
+    return number >> 16 & _FIELD, number & _FIELD
+
+
+def completed(number: int, others: int) -> int:
+    """Return settings, with those of ``others`` where they are 0."""
+    processes, prefetch = unpack(number)
+    own_processes, own_prefetch = unpack(others)
+    return number & TRIAL | pack(processes or own_processes, prefetch or own_prefetch)
+
+
+class TuningPage:
+    """The worker's side."""
+
+    def __init__(self, page: Any) -> None:
+        """Clear what this worker reports; ``WANTED`` stays as the agent has written it.
+
+        Args:
+            page: a ``memoryview`` of 8-byte words.
+        """
+        self._page, self._pid = page, os.getpid()
+        for word in range(IN_EFFECT, SWITCH_NS + 1):
+            page[word] = 0
+
+    @property
+    def wanted(self) -> int:
+        """What should be in effect; 0: nothing is tuned."""
+        return int(self._page[WANTED])
+
+    def stepped(self, number: int, *, is_disturbed: bool) -> None:
+        """Record a completed step.
+
+        Args:
+            number: completed steps.
+            is_disturbed: a checkpoint is being written.
+        """
+        page = self._page
+        page[DISTURBED] += is_disturbed
+        page[STEP], page[STEP_NS] = number, time.monotonic_ns()
+
+    def in_effect(self, settings: int) -> None:
+        """Record the settings of the loader that the script reads; 0: none can be tuned."""
+        if os.getpid() == self._pid:
+            self._page[IN_EFFECT] = settings
+
+    def began(self, took_ns: int) -> None:
+        """Record how long training has waited because a loader began."""
+        if os.getpid() == self._pid:
+            self._page[SWITCH_NS] = took_ns
+
+
+def trial_of(page: Any) -> str:
+    """Return the settings that the worker has on trial; empty: none."""
+    if not page[IN_EFFECT] & TRIAL:
+        return ""
+    return "num_workers={} prefetch_factor={}".format(*unpack(page[IN_EFFECT]))
