@@ -128,8 +128,9 @@ def test_nodes_learn_the_same_as_without_tuning(ft: "Launcher", free_port: int) 
     both = [start(ft, "tuned", *options) for _ in range(2)]
     for node in both:
         assert node.wait() == 0, node.stderr
-    assert trials(both[0])[0].startswith("num_workers 1 -> 2: ")
-    assert trials(both[1]) == []
+    reported = [trials(node) for node in both]
+    assert sorted(map(bool, reported)) == [False, True]  # by the node with rank 0
+    assert max(reported)[0].startswith("num_workers 1 -> 2: ")
     plain = start(ft, "plain", "--standalone", "--nproc-per-node", 2)
     assert plain.wait() == 0, plain.stderr
     assert len(set(settings_of(ft.folder / "tuned"))) > 1
@@ -207,7 +208,7 @@ def test_a_node_that_is_lost_ends_the_trial(ft: "Launcher", free_port: int) -> N
     assert both[0].wait() == 0, both[0].stderr
     assert third.wait() == 0, third.stderr
     assert "num_workers 1 -> 2: back to 1, the round ended" in both[0].stderr
-    assert "(1/1 used)" in both[0].stderr
+    assert re.search(r"restart 1/1.* was lost", both[0].stderr)
 
 
 def ft_two(ft: "Launcher", options: tuple[object, ...]) -> "tuple[Command, Command]":
