@@ -128,7 +128,7 @@ def test_what_fails_is_rolled_back_and_what_only_ends_too(loop: asyncio.Abstract
     def test(node: Node) -> None:
         node.begin()
         node.until(pack(2, 2) | TRIAL)
-        node.begin(replace(FIRST, round=1))
+        node.begin(replace(FIRST, round=1, cause=worker_failure(0)))
         assert node.wanted == NOTHING
         node.until(pack(2, 2) | TRIAL)
         assert node.watch.trial == ""
@@ -145,14 +145,21 @@ def test_what_fails_is_rolled_back_and_what_only_ends_too(loop: asyncio.Abstract
     ]
 
 
-def test_a_checkpoint_or_an_activity_disturbs(loop: asyncio.AbstractEventLoop) -> None:
+@pytest.mark.parametrize("is_checkpoint", [True, False])
+def test_a_checkpoint_or_an_activity_disturbs(
+    loop: asyncio.AbstractEventLoop, *, is_checkpoint: bool
+) -> None:
     def test(node: Node) -> None:
         node.begin()
         node.until(pack(2, 2) | TRIAL)
         for _ in range(100):
             if node.lines:
                 break
-            node.worker.stepped(node._step, is_disturbed=True)
+            if is_checkpoint:
+                node.worker.stepped(node._step, is_disturbed=True)
+            else:
+                node._page[phases.SUMS + phases.OTHERS] += 10**6
+            node._page[phases.SUMS + phases.SAVING] += 10**6  # a snapshot is no disturbance
             node.look()
 
     assert "leave too few blocks undisturbed" in run(loop, test).lines[0]

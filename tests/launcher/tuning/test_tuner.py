@@ -61,6 +61,9 @@ def test_loaders_get_no_more_processes_than_there_are_cpus() -> None:
     machine = TunedMachine(1, quiet, starved, {"num_workers": 2})
     run(tuner, machine)
     assert names(tuner) == [("num_workers", 2, 3, True), ("num_workers", 3, 1, False)]
+    tuner = Tuner(knobs(cpus=4, workers=1), {})
+    run(tuner, TunedMachine(1, quiet, starved, {"num_workers": 2}))
+    assert names(tuner) == [("num_workers", 2, 4, True)]  # 2 is known
     tuner = Tuner(knobs(cpus=2, workers=4), {})
     assert run(tuner, TunedMachine(1, quiet, starved, {"num_workers": 1})) is None
     assert tuner.tried == []
@@ -162,3 +165,12 @@ def test_time_between_rounds_is_no_training() -> None:
     machine.follow(Order(USERS, 100))
     tuner.read(machine.reading())
     assert tuner.budget.trained_s == pytest.approx(100, abs=1)
+
+
+def test_a_loader_that_is_no_longer_read_ends_the_trial() -> None:
+    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
+    run(tuner, machine, until_trial=True)
+    order = tuner.read(machine.reading()._replace(values={}))
+    assert order is not None
+    assert order.values == {}
+    assert [one.outcome.reason for one in tuner.tried] == ["the round ended"]

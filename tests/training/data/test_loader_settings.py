@@ -82,11 +82,11 @@ def test_settings_that_are_accepted_begin_no_loader_anew(page: Any) -> None:
     data = ElasticBatches(Noisy(), 4)
     loader: DataLoader[Any] = DataLoader(Noisy(), batch_sampler=data, num_workers=1)
     loader_settings.agree(MORE | TRIAL)
-    for step, settings in enumerate([MORE | TRIAL, MORE, tuning_page.NOTHING, 0]):
+    for step, settings in enumerate([MORE | TRIAL, MORE | TRIAL, MORE, tuning_page.NOTHING, 0]):
         loader_settings.agree(settings)
         before = {child.pid for child in active_children()}
         list(data.parts(loader, step))
-        assert page[tuning_page.IN_EFFECT] == MORE | (TRIAL if not step else 0)
+        assert page[tuning_page.IN_EFFECT] == MORE | (TRIAL if step < 2 else 0)
         assert not step or {child.pid for child in active_children()} == before
     assert (loader.num_workers, loader.prefetch_factor) == (2, 3)
 
