@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...training.worker import data_wait, hook, imported, phases, tuning_page
+from ...training.worker import data_wait, hook, imported, phases
 from ...values import dataclass
 
 _STARTER = str(Path(hook.__file__).parent / "starter")
@@ -177,11 +177,15 @@ class WorkerWatch:
         Args:
             settings: ``training.worker.tuning_page`` has their meaning; not 0.
         """
+        from ...training.worker import tuning_page  # few jobs are tuned, as below
+
         if not self.is_closed:
             self._page[tuning_page.WANTED] = settings
 
     def tuned(self) -> Tuned | None:
         """Return what is in effect; None: no step is complete, or it ends at this moment."""
+        from ...training.worker import tuning_page
+
         if self.is_closed or not (at_ns := self._page[tuning_page.STEP_NS]):
             return None
         page = self._page
@@ -197,6 +201,8 @@ class WorkerWatch:
     @property
     def trial(self) -> str:
         """The settings that the worker has on trial; empty: none."""
+        from ...training.worker import tuning_page
+
         return "" if self.is_closed else tuning_page.trial_of(self._page)
 
     @property

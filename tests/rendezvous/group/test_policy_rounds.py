@@ -139,6 +139,7 @@ def test_failures_of_a_trial_are_not_counted() -> None:
         scene.stopped("a", progress=Progress())
         assignment = scene.assignment("a")
         assert assignment.decision == "--auto-tune on was trying num_workers=4"
+        assert assignment.past is None
         assert (assignment.restarts, assignment.is_free) == (0, True)
     scene.fail("a", worker_failure(0, trial="num_workers=4"))
     scene.stopped("a")
