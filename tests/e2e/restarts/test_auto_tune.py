@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -44,14 +43,15 @@ class Slow(Dataset):
         return 100000
 
     def __getitem__(self, index):
-        time.sleep(0.01)
+        time.sleep(0.04 if what == "starved" else 0.01)
         if get_worker_info().num_workers > 1 and what == "killed":
             os.kill(os.getppid(), 9)
         if get_worker_info().num_workers > 1 and what == "fails":
             raise MemoryError("too many processes")
         if get_worker_info().num_workers > 1 and what == "hangs":
             time.sleep(1000)
-        return index, torch.randn(3, generator=torch.Generator().manual_seed(index))
+        # No tensor: processes would share it through sockets with long names in this folder.
+        return torch.randn(3, generator=torch.Generator().manual_seed(index)).tolist()
 
 
 torch.set_num_threads(1)
@@ -60,21 +60,22 @@ torch.manual_seed(0)
 model = DistributedDataParallel(nn.Linear(3, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 data = ElasticBatches(Slow(), 4, seed=5)
-loader = DataLoader(Slow(), batch_sampler=data, num_workers=1, persistent_workers=True)
+loader = DataLoader(
+    Slow(), batch_sampler=data, num_workers=1, persistent_workers=True, collate_fn=list
+)
 state = {"model": model, "optimizer": optimizer, "data": data}
 checkpointer = Checkpointer(f"{folder}/checkpoints", state, checkpoint_every=None, seed=1)
 log = open(f"{folder}/log-{os.getpid()}", "a", buffering=1)
 for step in checkpointer.steps(int(os.environ["STEPS"])):
     for part in data.parts(loader, step):
         with part.sync(model):
-            index, x = part.batch
+            x = torch.tensor(part.batch)
             loss = nn.functional.mse_loss(nn.functional.dropout(model(x)), x.sum(1, keepdim=True))
             (loss * part.weight).backward()
     optimizer.step()
     optimizer.zero_grad()
     row = [step, rank, loader.num_workers, loader.prefetch_factor, loss.item().hex()]
     log.write(json.dumps(row) + "\\n")
-del loader  # ends its processes
 dist.destroy_process_group()
 """
 
@@ -153,20 +154,18 @@ def test_a_value_at_which_workers_fail_is_rolled_back(ft: "Launcher", what: str)
     assert len(settings) == 150
     assert (1, 2) in settings
     assert all(processes == 1 for processes, _ in settings)
-    for left in ft.temporary.glob("pymp-*"):  # of the worker that was killed
-        shutil.rmtree(left)
 
 
 @pytest.mark.slow
 def test_the_next_start_begins_with_what_was_accepted(ft: "Launcher") -> None:
     file = ft.folder / "tuned.json"
     options = (*ALONE, "--tune-file", file)
-    first = start(ft, "first", *options, steps=150)
+    first = start(ft, "first", *options, what="starved", steps=200)
     assert first.wait() == 0, first.stderr
     found = json.loads(file.read_text())["values"]
     assert found["settings"]["num_workers"] == 2
     assert found["gain"] > 0.2
-    again = start(ft, "first", *options, steps=20)
+    again = start(ft, "first", *options, what="starved", steps=20)
     assert again.wait() == 0, again.stderr
     assert "auto-tune: num_workers=2" in again.stderr
     assert settings_of(ft.folder / "first")[5:20] == [(2, 2)] * 15
