@@ -72,7 +72,8 @@ def _run(options: "Options") -> int:
     from .cli.policy_flags import PolicyOptions
     from .cli.report_flags import ReportOptions
     from .cli.security_flags import TokenOptions
-    from .options import HostsOptions, LaunchOptions
+    from .hosts_options import HostsOptions
+    from .options import LaunchOptions
 
     if isinstance(options, CompletionOptions):
         from .commands.completion import complete

@@ -7,7 +7,7 @@ flags under each heading in the order of the fields. A field with one flag is wh
 
 import enum
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from .. import defaults
 from ..rendezvous.protocol.check_messages import CheckSpec
@@ -377,27 +377,3 @@ class LaunchOptions:
         same["checks"] = self.checks.spec if self.checks is not None else None
         same["succession"] = self.rendezvous.timeouts.succession(self.rendezvous.endpoints)
         return JobSpec(**same)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCommand:
-    """What ``ft-run hosts`` starts on one host."""
-
-    host: str
-    """As ssh takes it; empty: this host, without ssh."""
-    argv: tuple[str, ...]
-    """The arguments of ft-run."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostsOptions:
-    """Everything that one ``ft-run hosts`` was asked to do."""
-
-    nodes: tuple[NodeCommand, ...]
-    least: int
-    """The job cannot go on with fewer nodes."""
-    ssh: tuple[str, ...]
-    environ: Mapping[str, str]
-    folder: str
-    program: str
-    """The path of ft-run on the hosts."""

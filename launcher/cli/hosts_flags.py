@@ -14,7 +14,7 @@ from ..environments.hostfile import HostLine, read_hostfile, read_list, select
 from ..flags import values
 from ..flags.flag import Heading
 from ..flags.values import BadValue, shown
-from ..options import HostsOptions, NodeCommand
+from ..hosts_options import HostsOptions, NodeCommand
 from .command_line import CommandLine, Given, HelpText, UnknownFlagError
 from .launch_flags import launch_command
 from .security_flags import given_token, token_file_flag

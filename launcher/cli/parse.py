@@ -15,8 +15,9 @@ from ...events.event import Severity
 from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
 from ..flags.values import AUTO_PRELOAD, BadValue, endpoint, nearest, refuse, seconds, shown
+from ..hosts_options import HostsOptions
 from ..log_options import LogOptions
-from ..options import HostsOptions, LaunchOptions, ScriptMode
+from ..options import LaunchOptions, ScriptMode
 from . import launch_flags, master_flags
 from .check_flags import training_checks
 from .command_line import CommandLine, Given, T

@@ -53,7 +53,7 @@ class MasterCalls:
         import grpc.aio
 
         from ...rendezvous.transport.channel_options import SERVICE
-        from ...rendezvous.transport.client import in_words, is_foreign
+        from ...rendezvous.transport.grpc_errors import in_words, is_foreign
         from ...rendezvous.trust.handshake_errors import handshake_error
 
         endpoint = self.endpoint

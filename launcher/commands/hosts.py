@@ -15,7 +15,7 @@ from typing import IO, Final
 from ... import exit_codes
 from ...errors import RendezvousError, UsageError
 from ...printable import printable
-from ..options import HostsOptions, NodeCommand
+from ..hosts_options import HostsOptions, NodeCommand
 from .hosts_node import BEAT_S, LOST
 
 _SSH_OPTIONS: Final = (

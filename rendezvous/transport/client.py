@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
@@ -31,6 +30,7 @@ from .channel_options import (
     client_options,
 )
 from .codec import WireError, decode, decode_master, encode_node
+from .grpc_errors import ENDED, in_words, is_foreign, words
 from .probe import why_unreachable
 
 _FIRST_ANSWER_S = 5.0
@@ -44,27 +44,6 @@ _DISTRUST_S = 2 * defaults.VERDICT_GRACE_S
 
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 1.0
-_ENDED = "the master closed the connection"
-
-_FOREIGN = re.compile(
-    r"http1\.x server|unexpected content-type|expected SETTINGS|failed parsing HTTP/2"
-    r"|http2 header with status: [234]",
-    re.IGNORECASE,
-)
-"""gRPC's error details if the peer does not speak gRPC. (5xx is the answer of a proxy whose master
-is not available.)"""
-
-_IN_WORDS = (
-    (r"Connection refused", "connection refused"),
-    (r"DNS resolution failed|errors resolving|lookup failed", "the name does not resolve"),
-    (r"Network is unreachable", "network is unreachable"),
-    (r"No route to host", "no route to the host"),
-    (r"Connection reset", "connection reset"),
-    (r"Socket closed|Internal error from Core", "connection closed"),
-    (r"keepalive", "no keepalive response"),
-    (r"before receiving SETTINGS", "it accepts connections but does not answer"),
-    (r"timeout|timed out|deadline exceeded|handshaker shutdown", "no answer"),
-)
 
 
 class GrpcLink:
@@ -203,7 +182,7 @@ class GrpcLink:
         """Attend until the stream ends; return why it ended."""
         endpoint = self._endpoints[self._search.target]
         if probes and (why := await why_unreachable(endpoint)) is not None:
-            raise _UnreachableError(_words(why))
+            raise _UnreachableError(words(why))
         metadata = ((TERM_KEY, str(self._search.term)),)
         async with open_channel(endpoint, self._options, self._trust) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")(metadata=metadata)
@@ -252,7 +231,7 @@ class GrpcLink:
                 code, details = await call.code(), await call.details()
                 if self._has_rivals and code is grpc.StatusCode.OK:
                     self._search.failed()  # it does not lead, and has answered in time
-                    return partial(_ElsewhereError, _ENDED)
+                    return partial(_ElsewhereError, ENDED)
                 return _rpc_error(code, details)
             first = self._attend()
             if self._has_rivals and (no_leader := self._no_leader(first, greeting)) is not None:
@@ -290,7 +269,7 @@ class GrpcLink:
             return in_words(error)
         except (WireError, DecodeError) as error:
             return f"invalid message from the master: {error}"
-        return _ENDED
+        return ENDED
 
     async def _write(self, call: Any, outbox: "asyncio.Queue[bytes | None]") -> None:
         # The reader reports a broken stream.
@@ -415,24 +394,3 @@ def _backoff_s(attempts: int) -> float:
         return 0.0
     step = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2.0 ** min(attempts - 1, 10))
     return step * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
-
-
-def is_foreign(error: grpc.aio.AioRpcError) -> bool:
-    """Return whether an error of a call means that the peer is not a master."""
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return True
-    return _FOREIGN.search(error.details() or "") is not None
-
-
-def in_words(error: grpc.aio.AioRpcError) -> str:
-    """Return the part of gRPC's details that is useful to a person."""
-    if error.code() is grpc.StatusCode.OK:
-        return _ENDED
-    return _words(error.details() or error.code().name.lower())
-
-
-def _words(details: str) -> str:
-    for known, words in _IN_WORDS:
-        if re.search(known, details, re.IGNORECASE):
-            return words
-    return details.splitlines()[0][:200]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ft_run.errors import RendezvousError, UsageError
 from ft_run.launcher.commands import hosts
-from ft_run.launcher.options import HostsOptions, NodeCommand
+from ft_run.launcher.hosts_options import HostsOptions, NodeCommand
 
 
 def options(ssh: object, least: int = 2) -> HostsOptions:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ft_run.errors import UsageError
 from ft_run.launcher.cli.hosts_flags import read_hosts
-from ft_run.launcher.options import HostsOptions
+from ft_run.launcher.hosts_options import HostsOptions
 
 
 def read(*argv: str, hostfile: str | None = None) -> HostsOptions:

@@ -28,8 +28,9 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport import client
 from ft_run.rendezvous.transport.channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, TERM_KEY
-from ft_run.rendezvous.transport.client import GrpcLink, in_words, is_foreign
+from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.codec import encode_master
+from ft_run.rendezvous.transport.grpc_errors import in_words, is_foreign
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust import wire
 from ft_run.tests.harness import ports
