@@ -64,8 +64,8 @@ class PreloadChanged(Event):
                 return f"preload: importing {named}"
             case PreloadState.READY if self.source is PreloadSource.WORKERS:
                 return (
-                    f"preload: the workers use {named}: imported in the background in "
-                    f"{self.detail}; the next workers are forked"
+                    f"preload: imported {named}, which the workers use, in {self.detail}; the next"
+                    " workers are forked"
                 )
             case PreloadState.READY:
                 return f"preload: imported {named} in {self.detail}"
@@ -77,12 +77,12 @@ class PreloadChanged(Event):
 
 
 class NothingToPreload(RoundEvent):
-    """``--preload auto`` has nothing to import: it knows none of the modules that workers use."""
+    """``--preload auto`` knows none of the modules that the workers use: nothing is imported."""
 
     name = "preload.nothing"
     line = (
-        "{at} preload: the workers have imported no module that is known to be safe to fork;"
-        " they will start normally"
+        "{at} preload: the workers use no module that is known to be safe to fork; falling back to"
+        " normal worker start"
     )
 
 

@@ -107,14 +107,14 @@ class TuningAdvised(Event):
 
 
 class SettingsStarted(RoundEvent):
-    """The loader of the script has settings that an earlier job has found (``--tune-file``)."""
+    """The loader of the script has the settings of ``--tune-file``, from an earlier job."""
 
     settings: dict[str, int]
 
     name = "tuning.settings"
 
     def __str__(self) -> str:
-        return f"{self.at} auto-tune: {_assigned(self.settings)} by --tune-file"
+        return f"{self.at} auto-tune: {_assigned(self.settings)} from --tune-file"
 
 
 class TrialEnded(RoundEvent):

@@ -56,9 +56,9 @@ class RendezvousOptions:
     segment: str | None = RENDEZVOUS.option(
         None,
         "--segment LABEL",
-        "Rack, switch or NVLink domain of this node. Each unit of --node-unit is of one segment,"
-        " ranks are ordered by segment, and a replacement comes from the same one if possible"
-        " (default: with --node-unit, the NVLink domain of the GPUs; none: no segment).",
+        "Rack, switch or NVLink domain of this node, or none. The nodes of a unit (--node-unit)"
+        " have the same segment, and a spare of the same segment replaces a lost node if there is"
+        " one (default: with --node-unit, the NVLink domain of the GPUs).",
         values.segment,
         ours=True,
     )
@@ -225,10 +225,9 @@ class LaunchOptions:
     auto_tune: str = WORKERS.option(
         "off",
         "--auto-tune off|advise|on",
-        "Tune from what this job measures: advise shows at the end, in status and in the report"
-        " which settings would make better use of CPUs and data loaders, and changes nothing; on"
-        " tries num_workers and prefetch_factor of the loader of ElasticBatches, and keeps what is"
-        " measurably faster (default: off).",
+        "Measure how the job uses CPUs and waits for data. advise recommends settings at the end,"
+        " in ft-run status and ft-run report; on tries num_workers and prefetch_factor of the"
+        " loader of ElasticBatches, and keeps values that are measurably faster (default: off).",
         values.one_of("off", "advise", "on"),
         ours=True,
     )
@@ -331,9 +330,9 @@ class LaunchOptions:
     preload: tuple[str, ...] = SCRIPT.option(
         (),
         "--preload MODULE,...|auto",
-        "Modules to import once, e.g. torch, or auto: what the workers use. Every worker is forked"
-        " from the process that imported them, so that starts and restarts skip the imports. auto"
-        " learns in the first round, for restarts, and includes --watch-workers.",
+        "Modules to import once, e.g. torch, or auto. Every worker is forked from the process that"
+        " imported them, so that starts and restarts skip the imports. auto: the modules that the"
+        " workers have imported by their first step, for restarts; it includes --watch-workers.",
         values.modules,
         ours=True,
     )

@@ -63,8 +63,8 @@ class MasterOptions:
     events: str | None = _OPTIONS.option(
         None,
         "--events FILE",
-        "Write what happens as lines of JSON to FILE, which is rotated at 64 MB; -: standard"
-        " output; unix:PATH: a Unix socket.",
+        "Write each event of the master as a line of JSON to a file, which is rotated at 64 MB, to"
+        " a Unix socket (unix:PATH) or to standard output (-).",
         values.events_target,
     )
     warnings: tuple[str, ...] = ()

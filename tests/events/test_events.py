@@ -228,8 +228,8 @@ CASES: list[tuple[Event, int, str]] = [
             source=PreloadSource.WORKERS,
         ),
         Severity.INFO,
-        "preload: the workers use 3 module(s) of numpy, torch: imported in the background in 9.1 s"
-        " (222 MiB); the next workers are forked",
+        "preload: imported 3 module(s) of numpy, torch, which the workers use, in 9.1 s (222 MiB);"
+        " the next workers are forked",
     ),
     (
         PreloadChanged(

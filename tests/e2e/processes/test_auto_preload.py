@@ -62,8 +62,8 @@ def test_restarts_are_forked_once_the_modules_are_known(ft):
     assert command.wait() == 0
     assert attempts(command) == [("0", "False"), ("1", "False"), ("2", "True")]
     assert preload_lines(command) == [
-        "the workers use 2 module(s) of scipy, ft_run: imported in the background in T; the next"
-        " workers are forked"
+        "imported 2 module(s) of scipy, ft_run, which the workers use, in T; the next workers are"
+        " forked"
     ]
     assert "waiting for --preload" not in command.stderr
 

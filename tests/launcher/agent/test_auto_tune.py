@@ -172,7 +172,7 @@ def test_values_of_a_file_begin_at_once(loop: asyncio.AbstractEventLoop) -> None
         node.until(pack(2, 2))
 
     node = run(loop, test, {"num_workers": 2})
-    assert node.lines[0] == "auto-tune: num_workers=2 by --tune-file"
+    assert node.lines[0] == "auto-tune: num_workers=2 from --tune-file"
 
 
 def test_other_nodes_and_other_scripts_tune_nothing(loop: asyncio.AbstractEventLoop) -> None:
