@@ -203,7 +203,7 @@ class SharedWork:
             return failure
         if len(workers) > before:
             self._out.note(PieceFails(piece, len(workers)))
-        return replace(failure, piece=f"{piece}, which has failed {len(workers)} workers")
+        return replace(failure, piece=f"{piece}, in which {len(workers)} workers have failed")
 
     # --- messages to nodes -------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ def test_a_piece_that_fails_three_workers_is_named(ft, tmp_path):
     assert "was killed by SIGKILL, while doing items 30 to 39 of 'bad'" in command.stderr
     assert re.search(
         r"Root cause: rank \d on node 0 \(\S+\) exited with 1: ValueError: a bad item, while doing "
-        "items 30 to 39 of 'bad', which has failed 3 workers",
+        "items 30 to 39 of 'bad', in which 3 workers have failed",
         command.stderr,
     ), command.stderr
     said = list(map(int, done.read_text().split()))

@@ -243,7 +243,7 @@ def test_a_piece_that_fails_three_workers_is_named(scene: Scene) -> None:
         scene.fail("ab"[rank], failure)
         scene.fail("ab"[rank], failure)  # once more
         said = scene.group.last_stop.partition("while doing ")[2]
-        more = ", which has failed 3 workers" if number == 2 else ""
+        more = ", in which 3 workers have failed" if number == 2 else ""
         assert said == f"item 3 of 'w'{more}"
         scene.stopped("a", "b")
     assert sum("3 workers have failed while doing item 3" in note for note in scene.notes) == 1
@@ -255,7 +255,7 @@ def test_a_hang_counts_for_its_piece(scene: Scene) -> None:
         scene.handle(Hung(scene.group.round, hang, ""))
         said = scene.group.last_stop
         scene.stopped("a", "b")
-    assert said == "rank 0 hangs, while doing item 3 of 'w', which has failed 3 workers"
+    assert said == "rank 0 hangs, while doing item 3 of 'w', in which 3 workers have failed"
 
 
 def test_workers_that_failed_after_the_stop_do_not_blame_a_piece(scene: Scene) -> None:
