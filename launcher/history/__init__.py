@@ -1,4 +1,4 @@
-"""What the events of a job tell: where the time went, and what the person on call asks.
+"""Summaries of a job's events: where the time went, and what the person on call asks.
 
 Folds over records, without clock or I/O; only ``recorder`` reads the clocks.
 """
