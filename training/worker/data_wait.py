@@ -18,6 +18,7 @@ BATCHES, WAIT_NS, FIRST_WAIT_NS, SQUARES, PROCESSES, PREFETCH = range(20, 26)
 first batches of iterators; the sum of the squares of the other waits, in square microseconds;
 ``num_workers`` and ``prefetch_factor`` of the loader that was waited for last."""
 LONG_NS = 1_000_000
+_MOST = (1 << 64) - 1
 _PAIRS_MAX = 4
 """Pairs of events that the device has not reached yet; more waits than these are not measured."""
 
@@ -83,7 +84,8 @@ class DataWait:
         if is_first:
             self._page[FIRST_WAIT_NS] += waited_ns
         else:
-            self._page[SQUARES] += (waited_ns // 1000) ** 2
+            squares = self._page[SQUARES] + (waited_ns // 1000) ** 2
+            self._page[SQUARES] = min(squares, _MOST)  # a wait of 72 minutes alone is as much
 
     def _read_pairs(self) -> None:
         """Add the waits whose end the device has reached."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ft_run.training.worker import data_wait, hook
+from ft_run.training.worker import data_wait, hook, imported, phases, tuning_page
 from ft_run.training.worker.data_wait import DataWait
 from ft_run.training.worker.phases import PHASE, SAVING, TRAINING
 
@@ -176,3 +176,33 @@ def test_a_device_that_is_far_behind_leaves_few_events(monkeypatch: pytest.Monke
     loop.fetches(0.5)
     loop.fetches(0.5)
     assert loop.waited_s == pytest.approx(1.0)
+
+
+def test_a_wait_of_hours_is_within_a_word_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    loop.fetches(7200.0)
+    loop.fetches(7200.0)
+    assert loop.waited_s == 14_400.0
+    assert loop.page[data_wait.SQUARES] == (1 << 64) - 1
+
+
+def test_the_parts_of_the_page_do_not_overlap() -> None:
+    names = range(
+        phases.NAMES_AT // 8, (phases.NAMES_AT + phases.PHASES_MAX * phases.NAME_BYTES) // 8
+    )
+    parts = [
+        range(hook.PID, hook.STACKS_FD + 1),
+        range(hook.FURTHEST, hook.BEFORE_STEPS + 1),
+        range(hook.USES_DEVICE, hook.WALL_BEGAN_NS + 1),
+        range(phases.PHASE, phases.IDLE_NS + 1),
+        range(data_wait.BATCHES, data_wait.PREFETCH + 1),
+        range(imported.IMPORTED, imported.IMPORTED + 1),
+        range(phases.SUMS, phases.SUMS + phases.PHASES_MAX),
+        range(tuning_page.WANTED, tuning_page.SWITCH_NS + 1),
+        names,
+        range(hook.MARK_WAIT_NS, hook.REPORTS_ITSELF + 1),
+    ]
+    words = [word for part in parts for word in part]
+    assert len(words) == len(set(words))
+    assert max(words) < hook.PAGE_BYTES // 8
+    assert (hook.LAST_NS, len(imported.FORKABLE) <= 64) == (phases.LAST_NS, True)
