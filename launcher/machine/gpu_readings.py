@@ -5,6 +5,7 @@ JSON. It ends with its input. One process for all readings, since Xid errors are
 only that were listening.
 """
 
+import ctypes
 import json
 import os
 import select
@@ -49,11 +50,14 @@ class GpuReader:
         gpus = library.read_gpus(nvml)
         self._gpus = [gpus[index] for index in library.visible_gpus(gpus, os.environ)]
         self._events: Any = None
+        self._uuids: dict[int | None, str] = {}
+        """By handle: a GPU that is lost does not tell its UUID."""
         with suppress(nvml.NVMLError, AttributeError):
             self._events = nvml.nvmlEventSetCreate()
         for gpu in self._gpus:
             with suppress(nvml.NVMLError, AttributeError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(gpu.nvml_index)
+                self._uuids[_address(handle)] = gpu.uuid
                 nvml.nvmlDeviceRegisterEvents(
                     handle, nvml.nvmlEventTypeXidCriticalError, self._events
                 )
@@ -68,7 +72,7 @@ class GpuReader:
         with suppress(nvml.NVMLError, AttributeError):  # there are no more, or it has no such call
             while self._events is not None:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-                yield library.text(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)
+                yield self._uuids.get(_address(event.device), ""), int(event.eventData)
 
     def number_of(self, uuid: str) -> int:
         """Return the number of a GPU; -1: not known."""
@@ -96,6 +100,11 @@ class GpuReader:
             return GpuReading(gpu.nvml_index, gpu.uuid)
 
 
+def _address(handle: Any) -> int | None:
+    """Return what two handles of the same GPU have in common: they are pointers."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
 def main() -> None:
     """Answer each line of the standard input with a line of JSON."""
     try:
@@ -120,9 +129,9 @@ def _watch(nvml: Nvml, reader: GpuReader, asking: int = 0) -> None:
     """Serve until the input ends, by default the standard one, as ``WATCH`` says."""
     while True:
         asked, *_ = select.select([asking], [], [], _LOOK_S)
+        for uuid, xid in reader.xids():  # before an answer, with which a round or the job ends
+            print(json.dumps({"xid": [reader.number_of(uuid), uuid, xid]}), flush=True)
         if asked:
             if not os.read(asking, 1):
                 return
             print(json.dumps({"answer": library.used_bytes(nvml)}), flush=True)
-        for uuid, xid in reader.xids():
-            print(json.dumps({"xid": [reader.number_of(uuid), uuid, xid]}), flush=True)

@@ -215,10 +215,11 @@ def used_bytes(nvml: Nvml) -> dict[str, int]:
     found = {}
     gpus = read_gpus(nvml)
     for gpu in (gpus[index] for index in visible_gpus(gpus, os.environ)):
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.nvml_index)
-        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle) if gpu.uuid else None
-        if memory is not None:
-            found[gpu.uuid] = int(memory.used)
+        with suppress(nvml.NVMLError):  # it is lost
+            handle = nvml.nvmlDeviceGetHandleByIndex(gpu.nvml_index)
+            memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle) if gpu.uuid else None
+            if memory is not None:
+                found[gpu.uuid] = int(memory.used)
     return found
 
 

@@ -44,6 +44,8 @@ class Driver:
         return index
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
+        if self.is_lost and handle == 1:
+            raise Error(15)
         return f"GPU-{handle}"
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Of:
@@ -52,6 +54,8 @@ class Driver:
         return Of(gpu=75 * (1 - handle), memory=1)
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Of:
+        if self.is_lost and handle == 1:
+            raise Error(15)
         return Of(used=10 << 30, total=80 << 30)
 
     def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
@@ -107,21 +111,24 @@ def test_only_visible_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.registered == [1]
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
 def test_the_process_of_the_agent(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    is_lost: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It ends with its input, after two questions."""
+    """It ends with its input, after two questions, also where a GPU is lost meanwhile."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     driver: Any = Driver()
+    reader = GpuReader(driver)
     driver.events += [(1, 79)]
+    driver.is_lost = is_lost
     reading, writing = os.pipe()
     os.write(writing, b"\n\n")
     os.close(writing)
-    gpu_readings._watch(driver, GpuReader(driver), reading)
+    gpu_readings._watch(driver, reader, reading)
     os.close(reading)
-    used = {"answer": {"GPU-0": 10 << 30, "GPU-1": 10 << 30}}
+    used = {"answer": {f"GPU-{number}": 10 << 30 for number in range(2 - is_lost)}}
     lines = map(json.loads, capfd.readouterr().out.splitlines())
-    assert list(lines) == [used, {"xid": [1, "GPU-1", 79]}, used]
+    assert list(lines) == [{"xid": [1, "GPU-1", 79]}, used, used]
 
 
 def test_the_process_without_a_driver() -> None:
