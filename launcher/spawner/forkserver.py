@@ -47,6 +47,7 @@ from .unhurried import unhurried
 _THREADS_GONE_S = 1.0
 """The time that threads which end before a fork have to disappear from /proc after it."""
 
+_ROLLUP = "/proc/self/smaps_rollup"
 _DEVICES = re.compile(r"/dev/(nvidia-uvm$|kfd|dri/|davinci|accel)")
 """NVML opens ``/dev/nvidiactl`` and ``/dev/nvidia0`` as well, and may be shared; CUDA opens
 ``/dev/nvidia-uvm``."""
@@ -334,9 +335,12 @@ def _unfit(name: str) -> str | None:
 
 
 def _pss_mib() -> int:
-    """Return the memory of this process; of what others map too, its share."""
-    with open("/proc/self/smaps_rollup", encoding="utf-8") as file:
-        return next((int(line.split()[1]) >> 10 for line in file if line.startswith("Pss:")), 0)
+    """Return the memory of this process, of what others map too, its share; 0: not known."""
+    try:
+        with open(_ROLLUP, encoding="utf-8") as file:
+            return next((int(line.split()[1]) >> 10 for line in file if line.startswith("Pss:")), 0)
+    except OSError:  # some sandboxes have no such file
+        return 0
 
 
 def _is_single_threaded() -> bool:

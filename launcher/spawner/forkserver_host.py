@@ -293,8 +293,9 @@ class ForkServerHost:
             case {"ready": _}:
                 self.state = ForkServerState.READY
                 text = f"{time.monotonic() - self._started:.1f} s"
+                if mib := message["pss_mib"]:
+                    text += f" ({mib} MiB)"
                 if not self._is_named:
-                    text += f" ({message['pss_mib']} MiB)"
                     self._in_background = True
                 self._report_state("ready", text)
                 if self._waiting is not None:

@@ -443,6 +443,15 @@ class TestWhatAForkMustNotShare:
         )
         assert forkserver.shared_memory(str(maps)) == ["/dev/shm/sem.x (deleted)"]
 
+    def test_where_the_kernel_does_not_tell_memory_it_is_not_known(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rollup = tmp_path / "smaps_rollup"
+        monkeypatch.setattr(forkserver, "_ROLLUP", str(rollup))
+        assert forkserver._pss_mib() == 0
+        rollup.write_text("55a0-7ffd ---p 00000000 00:00 0 [rollup]\nPss: 204800 kB\n")
+        assert forkserver._pss_mib() == 200
+
     def test_threads_that_end_before_a_fork_are_no_obstacle(
         self, both_ways: Ways, tmp_path: Path
     ) -> None:
