@@ -97,10 +97,10 @@ class Registration:
         Args:
             memory: starts at a page boundary.
             owner: when it is garbage-collected, the memory is unregistered.
+
+        Raises:
+            RuntimeError: there is no thread, e.g. because the interpreter ends.
         """
-        self.end = weakref.finalize(owner, self._end)
-        """Unregisters the memory."""
-        self.end.atexit = False  # the driver does it at exit
         self._device = _CUDA.current_device()  # that of a new thread is 0
         self._pieces: list[int] = []
         self._is_wanted = True
@@ -109,6 +109,9 @@ class Registration:
             target=self._register, args=(memory,), name="ft-run-pinning"
         )
         self._thread.start()
+        self.end = weakref.finalize(owner, self._end)
+        """Unregisters the memory."""
+        self.end.atexit = False  # the driver does it at exit
 
     def wait(self) -> None:
         """Wait until the memory is registered, or CUDA has refused."""
@@ -143,10 +146,17 @@ class Registration:
 
 
 def register(memory: torch.Tensor, owner: object) -> Registration | None:
-    """Begin to register memory, as ``Registration`` does; None: this process uses no GPU."""
+    """Begin to register memory, as ``Registration`` does.
+
+    Returns:
+        None: this process uses no GPU, or gets no thread.
+    """
     if not _CUDA.is_initialized() or _error_reader() is None:
         return None
-    return Registration(memory, owner)
+    try:
+        return Registration(memory, owner)
+    except RuntimeError:  # as if CUDA had refused
+        return None
 
 
 def _read_error() -> None:

@@ -384,3 +384,14 @@ def test_what_stands_in_for_cuda_refuses_what_cuda_refuses(cuda: CudaRuntime) ->
     assert cuda.pending == 0
     with pytest.raises(RuntimeError, match="invalid argument"):
         cuda.copy(memory, cuda.on(torch.ones(1000), 0), may_go_on=False)
+
+
+def test_without_a_thread_memory_is_not_registered(
+    cuda: CudaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert mapped_memory.register(torch.zeros(10), cuda) is None
+    assert not cuda.calls
