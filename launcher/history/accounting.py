@@ -179,7 +179,7 @@ class Accounting:
         if self._is_restarting:
             if phase is not Phase.TRAINING:
                 add(self._total.restart_phases, phase, seconds)
-        elif self._since_stop is not None:
+        elif self._since_stop is not None and phase is not Phase.TRAINING:
             add(self._since_stop, phase, seconds)
         if phase is Phase.TRAINING:
             self._training_s += seconds

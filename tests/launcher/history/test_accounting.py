@@ -386,6 +386,14 @@ def test_the_exit_of_a_worker_is_no_training_and_a_part_of_the_restart() -> None
     assert account.restart_phases[Phase.STOPPING] == 6.0
 
 
+def test_training_that_is_reported_with_the_exit_of_a_worker_is_no_part_of_the_restart() -> None:
+    job = History()
+    training(job)
+    job.happens(10.0, reports("", training=7.0, stopping=3.0))
+    job.fails(LOST)
+    assert job.account().restart_phases == {Phase.STOPPING: 6.0, Phase.WAITING: 4.0}
+
+
 def test_a_hang_in_an_activity_loses_no_training() -> None:
     job = History()
     job.started()
