@@ -184,7 +184,9 @@ class _LoneMaster:
 
     def _leading(self) -> Master | None:
         master = self._master
-        return None if master is None or master.is_closed else master
+        if master is not None and master.is_closed and self._verdict is None:
+            return None  # of an earlier term
+        return master
 
     def _about(self) -> dict[str, Any]:
         """Return what ``ft-run status`` lists."""

@@ -71,7 +71,7 @@ def _loader(measured: Measured) -> Advice | None:
     idle = measured.idle_cpus
     if idle is None:
         return None
-    wanted = processes / (1 - share) if processes else max(1.0, share / (1 - share))
+    wanted = (processes or share) / (1 - share)
     more = min(math.ceil(wanted) - processes, int(idle / measured.workers))
     if more < 1:
         return None

@@ -105,6 +105,13 @@ def lines(*ends: dict[str, Any]) -> list[str]:
         (STARVED, "data wait 39%, 6.2 of 8 CPUs idle: num_workers 1 -> 2"),
         (STARVED | {"num_workers": 0}, "data wait 39%, 6.2 of 8 CPUs idle: num_workers 0 -> 1"),
         (STARVED | {"num_workers": 6}, "data wait 39%, 6.2 of 8 CPUs idle: num_workers 6 -> 10"),
+        # Each of the 6 has a batch at once.
+        (
+            STARVED | {"num_workers": 6, "squares_s2": 1.8},
+            "data wait 39%, 6.2 of 8 CPUs idle: num_workers 6 -> 10",
+        ),
+        # A GPU may have been idle for as long as training took.
+        (STARVED | {"wait_s": 15.0}, "data wait 100%, 6.2 of 8 CPUs idle: num_workers 1 -> 7"),
         # Four ranks share the idle CPUs.
         (
             STARVED | {"num_workers": 6, "workers": 4},
@@ -112,6 +119,10 @@ def lines(*ends: dict[str, Any]) -> list[str]:
         ),
         (BURSTY, "data wait 30% in bursts of 0.5 s: prefetch_factor 2 -> 6"),
         (IDLE_CORES, "OMP_NUM_THREADS=1 beside 11 idle cores and no GPU: 3 would use them"),
+        (
+            IDLE_CORES | {"idle_cpu_s": 300.0 * 32},
+            "OMP_NUM_THREADS=1 beside 16 idle cores and no GPU: 4 would use them",
+        ),
         (
             IDLE_CORES | {"workers": 1, "cpus": 2.0, "cores": 2, "idle_cpu_s": 301.0},
             "OMP_NUM_THREADS=1 beside 1 idle core and no GPU: 2 would use them",
@@ -138,10 +149,12 @@ def test_what_is_advised(numbers: dict[str, Any], line: str) -> None:
         # The first batches of epochs are no earlier with more processes.
         STARVED | {"first_wait_s": 5.5},
         BURSTY | {"squares_s2": 400.0},  # stalls of 85 s are not the loader's
+        BURSTY | {"batches": 274, "squares_s2": 21.6},  # nor is one of 4.6 s
         IDLE_CORES | {"uses_device": True},
         IDLE_CORES | {"omp_num_threads": 0},
         IDLE_CORES | {"omp_num_threads": 3, "worker_cpu_s": 800.0},
         IDLE_CORES | {"worker_cpu_s": 200.0},  # it waits for something else
+        IDLE_CORES | {"workers": 1, "omp_num_threads": 2, "worker_cpu_s": 360.0},
         IDLE_CORES | {"idle_cpu_s": 300.0 * 19},
         IDLE_CORES | {"worker_s": 9.0, "worker_cpu_s": 9.0},
         WRONG_SOCKET | {"samples": 19, "far_samples": 19},

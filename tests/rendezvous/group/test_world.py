@@ -233,6 +233,16 @@ def test_only_whole_units_of_one_segment_count(sizes, unit, size):
         ("x1 x2 x3 y1 y2", {"x1": 0, "x2": 2, "x3": 3}, {}, 2, "y1 y2 x2 x3"),
         # In a smaller world whole units move.
         ("y1 y2 z1 z2", {"y1": 2, "y2": 3, "z1": 4, "z2": 5}, {}, 2, "z1 z2 y1 y2"),
+        # There the unit with more survivors stays, and all that stay go before newcomers.
+        ("x1 x5 y1 y2", {"x1": 0, "y1": 2, "y2": 3}, {}, 2, "y1 y2"),
+        ("a9 y1", {"y1": 2}, {}, 1, "y1"),
+        ("x9 y1", {"y1": 2}, {0: "x"}, 1, "y1"),
+        ("x8 x9 y1", {"y1": 5}, {0: "x", 1: "x"}, 1, "x8 y1"),
+        # A vacant unit goes to the segment that it was of.
+        ("x1 x2 a1 a2 y3 y4", {"x1": 0, "x2": 1}, {0: "x", 1: "x", 2: "y"}, 2, "x1 x2 y3 y4"),
+        # Of two that had one rank, or one unit, each has a place.
+        ("x1 x2", {"x1": 0, "x2": 0}, {}, 2, "x1 x2"),
+        ("x1 x2 y1 y2", {"x1": 0, "y1": 1}, {}, 2, "x1 x2 y1 y2"),
     ],
 )
 def test_order_by_segment(names, previous, last, unit, expected):
