@@ -24,14 +24,15 @@ class PreloadState(enum.Enum):
 
 
 class PreloadSource(enum.Enum):
-    """Where the names of the modules are from."""
+    """Where the names of the modules come from."""
 
     OPTION = "option"
     """``--preload MODULE,...``"""
     WORKERS = "workers"
-    """``--preload auto``: what the workers of this node had imported by their first step."""
+    """``--preload auto``: the modules that the workers of this node had imported by their first
+    step."""
     TUNE_FILE = "tune file"
-    """``--preload auto``: what ``--tune-file`` has of an earlier start of the job."""
+    """``--preload auto``: the modules of ``--tune-file``, from an earlier start of the job."""
 
 
 class PreloadChanged(Event):

@@ -60,15 +60,15 @@ class TuningMeasured(RoundEvent):
     steps: int
     """Completed steps of the first worker."""
     batches: int
-    """Taken from a ``DataLoader`` by the worker that has waited longest, as the next five."""
+    """Taken from a ``DataLoader``; as the next five, of the worker that has waited longest."""
     wait_s: float
-    """On a GPU, while that was idle."""
+    """Waiting for batches; on a GPU, only while it was idle."""
     first_wait_s: float
     """Of ``wait_s``, for the first batches of iterators, e.g. of an epoch."""
     squares_s2: float
     """The sum of the squares of the other waits."""
     num_workers: int
-    """Now, as the next one."""
+    """Of the loader at present; so is the next one."""
     prefetch_factor: int
     cpus: float
     """CPUs that this node may use at once."""
@@ -96,7 +96,7 @@ class TuningMeasured(RoundEvent):
 
 
 class TuningAdvised(Event):
-    """What ``--auto-tune advise`` advises at the end; nothing was changed."""
+    """The advice of ``--auto-tune advise`` at the end; nothing was changed."""
 
     lines: tuple[str, ...]
 
@@ -146,9 +146,9 @@ class TuningEnded(Event):
     """What ``--auto-tune on`` has found, at the end of the job."""
 
     settings: dict[str, int]
-    """Accepted, or of ``--tune-file``."""
+    """Accepted values, and those of ``--tune-file``."""
     gain: float
-    """Of all that this job has accepted."""
+    """Of all values that this job has accepted."""
     trials: int
     reason: str
     """Why nothing could be tuned; empty: something could be."""

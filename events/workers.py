@@ -360,11 +360,11 @@ class GpuMemoryHeld(Event):
 class GpuXid(Event):
     """The driver of a GPU has reported an error, during training or between rounds.
 
-    What the end of a process causes is left out: 43 and 45.
+    Xid 43 and 45 are omitted: the end of a process causes them.
     """
 
     gpu: int
-    """As nvidia-smi counts; -1: not known."""
+    """Index of nvidia-smi; -1: not known."""
     uuid: str
     xid: int
     """NVIDIA's number of the error, e.g. 79: the GPU has fallen off the bus."""

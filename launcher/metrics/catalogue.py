@@ -66,8 +66,8 @@ LAST_CHECKPOINT: Final = _metric(
 
 DATA_WAIT: Final = _metric(
     "data_wait_ratio",
-    "Recent share of the time in which training waited for data; of ft-run master on the node with "
-    "rank 0.",
+    "Share of the last seconds in which training waited for data; from a separate ft-run master, "
+    "that of the node with rank 0.",
     Source.ALL,
 )
 
@@ -119,8 +119,8 @@ RANK_STEPS: Final = _metric(
 )
 RANK_DATA_WAIT: Final = _metric(
     "rank_data_wait_seconds_total",
-    "Time in which training of the worker process waited for torch's DataLoader; on a GPU, while "
-    "that was idle.",
+    "Time for which the worker process waited for torch's DataLoader in training; on a GPU, only "
+    "while it was idle.",
     Source.NODE,
     "rank",
 )
