@@ -133,7 +133,7 @@ class Trial:
         for arm in CONFIRMATION:
             yield from self._block(arm)
         if not is_faster(old[-1:], new[-1:], self._rules) or not is_faster(old, new, self._rules):
-            raise _RejectedError("faster at first, but not again later")
+            raise _RejectedError("faster at first, but not in the second measurement")
 
     def _block(self, arm: str) -> Generator[Order, Reading, None]:
         """Measure a block, again if it is disturbed."""
@@ -142,7 +142,7 @@ class Trial:
         while not (yield from self._last(self._rules.block_steps, self._rules.block_s)):
             self._disturbed += 1
             if self._disturbed > self._rules.disturbed_max:
-                raise _RejectedError("checkpoints and activities leave too few blocks undisturbed")
+                raise _RejectedError("checkpoints or activities disturbed too many blocks")
             yield from self._last(self._rules.skip_steps, self._rules.skip_s)
         begin, end = self._span, self._reading
         self._charge()
@@ -156,7 +156,7 @@ class Trial:
             if self._reading.steps - begin.steps > _STEPS_TO_SWITCH:
                 if is_last:
                     return
-                raise _RejectedError("it did not take effect")
+                raise _RejectedError("the new value did not take effect")
             yield from self._look(2 * self._step_s, is_free=is_last)
         if not is_last:
             yield from self._last(self._rules.skip_steps, self._rules.skip_s, starts_span=False)
@@ -184,7 +184,7 @@ class Trial:
         if self._figures["A"] and self._arm == "B" and not is_free:
             left_s = self._budget.left_s - self._excess_s - 2 * self._reading.switch_s
             if left_s <= 0:
-                raise _RejectedError("slower, or it costs too much to try")
+                raise _RejectedError("slower, or too expensive to try")
             wait_s = min(wait_s, left_s)
         is_new = self._arm == "B"
         reading = yield Order(self._settings[self._arm], max(_LOOK_MIN_S, wait_s), is_new)

@@ -162,7 +162,7 @@ def test_a_checkpoint_or_an_activity_disturbs(
             node._page[phases.SUMS + phases.SAVING] += 10**6  # a snapshot is no disturbance
             node.look()
 
-    assert "leave too few blocks undisturbed" in run(loop, test).lines[0]
+    assert "disturbed too many blocks" in run(loop, test).lines[0]
 
 
 def test_values_of_a_file_begin_at_once(loop: asyncio.AbstractEventLoop) -> None:

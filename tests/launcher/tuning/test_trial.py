@@ -12,7 +12,7 @@ from ft_run.launcher.tuning.trial import Budget, Order, Outcome, Reading, Trial
 from ft_run.tests.harness.tuned_machine import NOISES, Noise, TunedMachine, quiet
 
 OLD, NEW = {"n": 1}, {"n": 2}
-AT_FIRST = "faster at first, but not again later"
+AT_FIRST = "faster at first, but not in the second measurement"
 
 
 def test_every_block_and_the_medians_must_be_faster() -> None:
@@ -141,7 +141,7 @@ def test_what_is_much_slower_ends_before_the_budget_does(ratio: float) -> None:
     trial, budget = new_trial(trained_s=300)
     *_, outcome = answers(trial, machine)
     assert isinstance(outcome, Outcome)
-    assert outcome.reason in ("slower, or it costs too much to try", "it did not take effect")
+    assert outcome.reason in ("slower, or too expensive to try", "the new value did not take effect")
     assert machine.lost_s < 3
     assert budget.spent_s < 3
 
@@ -163,7 +163,7 @@ def test_a_switch_that_does_not_take_effect() -> None:
     machine = TunedMachine(1, quiet, settings_of(1), OLD)
     *_, outcome = answers(new_trial()[0], machine, lambda reading: reading._replace(values=OLD))
     assert isinstance(outcome, Outcome)
-    assert outcome.reason == "it did not take effect"
+    assert outcome.reason == "the new value did not take effect"
 
 
 def test_a_hung_candidate_is_given_up_within_the_budget() -> None:
