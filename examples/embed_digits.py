@@ -1,4 +1,4 @@
-"""Embed scikit-learn's handwritten digits with all ranks, one file a piece; survive any failure.
+"""Embed handwritten digits (scikit-learn) with all ranks, a file for each piece; survive failures.
 
     ft-run --standalone --nproc-per-node 2 --max-restarts 2 examples/embed_digits.py
 
