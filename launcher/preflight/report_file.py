@@ -18,7 +18,9 @@ def check_report_path(path: str | None) -> None:
     """
     if path is None:
         return
-    is_other = os.path.exists(path) and not os.path.isfile(path)
+    # A file that is redirected to is a regular one, but this process is writing to it.
+    is_stream = os.path.abspath(path).startswith(("/dev/", "/proc/"))
+    is_other = is_stream or (os.path.exists(path) and not os.path.isfile(path))
     if is_other or not os.access(Path(path).resolve().parent, os.W_OK | os.X_OK):
         raise UsageError(
             f"cannot write --check-report {path!r}; expected a regular file in a directory that"

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ft_run.tests.e2e.restarts import test_exact_data as exact
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
+
+short_folder, ft = exact.short_folder, exact.ft
 
 # ft-run with trials that take a second.
 PROGRAM = """

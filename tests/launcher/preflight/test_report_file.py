@@ -35,7 +35,11 @@ def test_a_link_to_a_file_stays_a_link(tmp_path: Path, exists: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["folder", "link to a folder", "in a folder that is missing", "pipe", "device"]
+    "kind",
+    [
+        *("folder", "link to a folder", "in a folder that is missing", "pipe", "device"),
+        "redirected stream",
+    ],
 )
 def test_what_cannot_be_written_is_refused(tmp_path: Path, kind: str) -> None:
     folder, link = tmp_path / "folder", tmp_path / "link"
@@ -44,9 +48,11 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, kind: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     paths = {"folder": folder, "link to a folder": link, "pipe": tmp_path / "pipe"}
     paths["device"] = Path("/dev/null")
-    path = str(paths.get(kind, tmp_path / "missing" / "report.json"))
-    with pytest.raises(UsageError) as error:
-        check_report_path(path)
+    with (tmp_path / "stdout").open("w") as stream:
+        paths["redirected stream"] = Path(f"/proc/self/fd/{stream.fileno()}")
+        path = str(paths.get(kind, tmp_path / "missing" / "report.json"))
+        with pytest.raises(UsageError) as error:
+            check_report_path(path)
     assert error.value.sentence == (
         f"cannot write --check-report {path!r}; expected a regular file in a directory that exists"
         " and is writable."
