@@ -219,7 +219,7 @@ class Accounting:
         self._trains()
         self._step = step
         if step >= 0:
-            self._go_back(max(0, step - 1))
+            self._go_back(step - 1)
 
     def _forget_reports(self) -> None:
         self._doing, self._spent, self._idle_s = None, {}, 0.0

@@ -194,7 +194,9 @@ class SharedWork:
     def failed(self, round_number: int, failure: Failure) -> Failure:
         """Return the failure of a worker; it names a piece that has failed several workers."""
         piece = failure.piece
-        if not piece or failure.after_stop or len(self._failed) >= _FAILED_MAX:
+        if not piece or failure.after_stop:
+            return failure
+        if piece not in self._failed and len(self._failed) >= _FAILED_MAX:
             return failure
         workers = self._failed.setdefault(piece, set())
         before = len(workers)

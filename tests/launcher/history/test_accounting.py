@@ -440,6 +440,27 @@ def test_no_more_training_is_lost_than_there_was() -> None:
     assert job.account().lost == pytest.approx({"hang": 10.0})
 
 
+def test_no_more_training_is_lost_than_this_node_has_seen() -> None:
+    job = History()
+    job.started()
+    job.trains(100.0, first=0)
+    job.happens(idles(500.0, 40, training=100.0))
+    job.fails(LOST, steps=40)
+    assert job.account().lost == pytest.approx({"node_lost": 100.0})
+
+
+def test_the_idle_time_before_a_regroup_is_not_lost_in_the_round_after_it() -> None:
+    job = History()
+    job.started()
+    job.trains(100.0, first=0)
+    job.happens(idles(60.0, 40, training=100.0))
+    job.happens(RoundEnded(0, 0, 40, False), RegroupBegun(1, 0, 1, "r"))
+    job.round = 1
+    job.trains(1.0, first=41, back_to=40)
+    job.fails(LOST)
+    assert job.account().lost == {}
+
+
 def test_a_suspension_does_not_decide_what_workers_did_before_it() -> None:
     job = History()
     training(job)

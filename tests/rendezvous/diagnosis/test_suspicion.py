@@ -221,6 +221,8 @@ def test_the_piece_of_one_rank_that_hangs_is_named(hanging: set[int]) -> None:
     assert found.verdict is not None
     piece = failure_of(found.verdict, stacks).piece
     assert piece == ("item 1 of 'w'" if hanging == {1} else "")
+    unclear = replace(found.verdict, kind=HangKind.UNKNOWN)
+    assert failure_of(unclear, stacks).piece == ""
 
 
 def test_the_stacks_are_cut_where_they_are_too_long() -> None:

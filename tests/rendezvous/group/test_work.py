@@ -258,6 +258,17 @@ def test_a_hang_counts_for_its_piece(scene: Scene) -> None:
     assert said == "rank 0 hangs, while doing item 3 of 'w', in which 3 workers have failed"
 
 
+def test_a_piece_that_is_known_is_named_whatever_else_fails(scene: Scene) -> None:
+    failed = scene.group.work.failed
+    for number in range(1_000):
+        failed(0, worker_failure(0, piece=f"item {number} of 'w'"))
+    for rank in range(3):
+        late = failed(0, worker_failure(rank, piece="item 1000 of 'w'"))
+        known = failed(0, worker_failure(rank, piece="item 0 of 'w'"))
+    assert late.piece == "item 1000 of 'w'"
+    assert known.piece == "item 0 of 'w', which has failed 3 workers"
+
+
 def test_workers_that_failed_after_the_stop_do_not_blame_a_piece(scene: Scene) -> None:
     for number in range(4):
         failure = worker_failure(number, piece="item 3 of 'w'", after_stop=True)
