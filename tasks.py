@@ -1,6 +1,7 @@
 """Errors of tasks that nothing waits for, and calls that the end of the process does not await."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,10 @@ T = TypeVar("T")
 
 
 def in_daemon_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
-    """Call a function in a thread that does not delay the end of the process; return its result."""
+    """Call a function in a thread that does not delay the end of the process; return its result.
+
+    The result is an ``OSError`` if the kernel starts no thread.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -27,7 +31,10 @@ def in_daemon_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(deliver, *outcome)
 
-    threading.Thread(target=run, daemon=True).start()
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError:
+        future.set_exception(OSError(errno.EAGAIN, "no thread can be started"))
     return future
 
 

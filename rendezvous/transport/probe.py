@@ -35,6 +35,8 @@ async def why_unreachable(endpoint: Endpoint) -> str | None:
             reasons.append(reason)
     except asyncio.TimeoutError:
         reasons.append("timed out")
+    except OSError as error:
+        reasons.append(error.strerror or str(error))
     finally:
         for task in tasks:
             task.cancel()

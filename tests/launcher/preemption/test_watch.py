@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -347,3 +348,12 @@ def test_no_cloud_is_told_and_the_node_runs_on(tmp_path: Path) -> None:
     (told,) = said
     assert isinstance(told, PreemptionNoticesUnavailable)
     assert "gcp, aws, azure" in told.reason
+
+
+def test_without_a_thread_a_service_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(MetadataError, match=r"127\.0\.0\.1:80: no thread can be started"):
+        asyncio.run(Service("127.0.0.1", 80).get("/", {}))

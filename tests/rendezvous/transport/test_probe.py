@@ -48,3 +48,12 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(
     assert asyncio.run(why_unreachable(Endpoint("name", 1))) == "timed out"
     assert not answers.is_set()
     answers.set()
+
+
+def test_without_a_thread_the_reason_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    why = asyncio.run(why_unreachable(Endpoint("master", 1)))
+    assert why == "no thread can be started"
