@@ -112,6 +112,8 @@ class GpuMemory:
 
     async def _wait(self, asked_before: "asyncio.Task[Used]") -> None:
         before = await asked_before
+        if not before:  # e.g. of a driver that hangs, which would delay each restart
+            return
         loop = asyncio.get_running_loop()
         begun = progress_at = loop.time()
         least: float = float("inf")

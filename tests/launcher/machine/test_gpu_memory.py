@@ -95,7 +95,9 @@ def test_what_goes_on_for_ever_is_bounded() -> None:
 
 
 def test_a_driver_that_does_not_answer_holds_nothing_up() -> None:
-    assert waited_s(Driver(None))[1] == []
+    driver = Driver(None)
+    assert waited_s(driver)[1] == []
+    assert driver.asked == 1  # not again after each round
     assert waited_s(Driver({"GPU-a": 0}, None))[1] == []
 
 
