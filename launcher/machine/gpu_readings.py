@@ -17,10 +17,6 @@ from typing import Any, Final, NamedTuple
 from . import nvml as library
 from .nvml import Nvml, NvmlFailedError, NvmlGpu, ask
 
-PROGRAM: Final = library.PROGRAM.replace(".nvml ", ".gpu_readings ")
-COMMAND: Final = (sys.executable, "-c", PROGRAM)
-WATCH: Final = (*COMMAND, "watch")
-"""Of a process that prints the memory in use when a line arrives, and Xid errors as they come."""
 _LOOK_S: Final = 1.0
 
 
@@ -126,7 +122,7 @@ def main() -> None:
 
 
 def _watch(nvml: Nvml, reader: GpuReader, asking: int = 0) -> None:
-    """Serve until the input ends, by default the standard one, as ``WATCH`` says."""
+    """Serve until the input ends, by default the standard one, as ``nvml.WATCH`` says."""
     while True:
         asked, *_ = select.select([asking], [], [], _LOOK_S)
         for uuid, xid in reader.xids():  # before an answer, with which a round or the job ends

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from . import nvml
-from .gpu_readings import WATCH
 
 Used = Mapping[str, int]
 """Bytes in use, by the UUID of the GPU, or its PCI address."""
@@ -25,7 +24,7 @@ class GpuWatch:
     """The process; it is started by the first question."""
 
     def __init__(
-        self, xid: Callable[[int, str, int], object], command: Sequence[str] = WATCH
+        self, xid: Callable[[int, str, int], object], command: Sequence[str] = nvml.WATCH
     ) -> None:
         """Start nothing yet.
 

@@ -27,6 +27,12 @@ PROGRAM: Final = (
     "from ft_run.launcher.machine.nvml import main; main()"
 )
 
+READINGS: Final = (sys.executable, "-c", PROGRAM.replace(".nvml ", ".gpu_readings "))
+"""The command of a process that prints the readings of the GPUs when a line arrives, which need not
+be loaded to start it."""
+WATCH: Final = (*READINGS, "watch")
+"""Of one that prints the memory in use then, and Xid errors as they come."""
+
 NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED = 3, 4, 15, 16
 """Codes of ``nvmlReturn_t``."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from ..machine import gpu_readings
+from ..machine import nvml
 from ..machine.gpu_readings import GpuReading
 from ..machine.nvml import NvmlFailedError, answer_of, has_library
 from . import catalogue as c
@@ -35,7 +35,7 @@ class Gpus:
 
     def __init__(
         self,
-        command: Sequence[str] = gpu_readings.COMMAND,
+        command: Sequence[str] = nvml.READINGS,
         has_driver: Callable[[], bool] = has_library,
         clock: Callable[[], float] = time.monotonic,
         answer_s: float = _ANSWER_S,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ft_run.launcher.machine import gpu_readings
+from ft_run.launcher.machine import gpu_readings, nvml
 from ft_run.launcher.machine.gpu_readings import GpuReader, GpuReading
 from ft_run.launcher.metrics import catalogue as c
 from ft_run.launcher.metrics.catalogue import Samples
@@ -212,4 +212,4 @@ def test_a_machine_without_a_driver_has_no_samples() -> None:
 
 
 def test_the_program_is_that_module() -> None:
-    assert "ft_run.launcher.machine.gpu_readings import main" in gpu_readings.PROGRAM
+    assert "ft_run.launcher.machine.gpu_readings import main" in nvml.READINGS[-1]
