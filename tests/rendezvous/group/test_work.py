@@ -266,7 +266,7 @@ def test_a_piece_that_is_known_is_named_whatever_else_fails(scene: Scene) -> Non
         late = failed(0, worker_failure(rank, piece="item 1000 of 'w'"))
         known = failed(0, worker_failure(rank, piece="item 0 of 'w'"))
     assert late.piece == "item 1000 of 'w'"
-    assert known.piece == "item 0 of 'w', which has failed 3 workers"
+    assert known.piece == "item 0 of 'w', in which 3 workers have failed"
 
 
 def test_workers_that_failed_after_the_stop_do_not_blame_a_piece(scene: Scene) -> None:
