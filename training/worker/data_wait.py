@@ -5,13 +5,18 @@ those that the main thread takes. On a GPU a wait counts while the device is idl
 computes hides the wait. Two events around the wait measure that, as the device sees it.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import time
 from _thread import get_ident
-from typing import Any
 
 from .phases import PHASE, TRAINING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 BATCHES, WAIT_NS, FIRST_WAIT_NS, SQUARES, PROCESSES, PREFETCH = range(20, 26)
 """Indexes of 8-byte words in the page: batches taken; nanoseconds of waiting; of these, for the

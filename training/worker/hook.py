@@ -5,15 +5,17 @@ aligned store of 8 bytes, so the agent never reads half of one. Only the worker'
 writes, not processes that it forks or starts.
 
 Interpreters without ft-run load it too, as a module of a package that has this folder only
-(``starter/sitecustomize.py``): it imports nothing of ft-run but the modules beside it.
+(``starter/sitecustomize.py``): it imports nothing of ft-run but the modules beside it, and at start
+nothing that a bare Python has not loaded, e.g. ``typing``: each restart would wait for that.
 """
+
+from __future__ import annotations
 
 import atexit
 import os
 import sys
 import time
 from _weakref import ref  # of which `weakref`, which Python need not have loaded, has it
-from typing import Any
 
 from .data_wait import WAIT_NS, DataWait
 from .imported import IMPORTED, bits_of
@@ -21,6 +23,10 @@ from .patching import take_name, when_loaded
 from .phases import Phases, time_joining
 from .store_wait import RENDEZVOUS, await_before_connecting
 from .tuning_page import TuningPage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 NAME = "_ft_run_hook"
 """The name in ``sys.modules`` under which ``ft_run.training`` finds it."""

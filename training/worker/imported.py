@@ -3,7 +3,11 @@
 One word of the worker's page has a bit for each module of ``FORKABLE``.
 """
 
-from collections.abc import Container
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 IMPORTED = 28
 """Index of the 8-byte word in the page; 0: nothing, or no step yet."""

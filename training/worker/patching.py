@@ -1,8 +1,13 @@
 """Patches modules of torch when the script imports them."""
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 def take_name(function: Any, of: Any) -> None:

@@ -4,14 +4,19 @@ A phase is a number; its name is in the page. The sums are those of the main thr
 own process. Between two writes they are consistent: the word ``CHANGES`` is odd during a write.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import time
 from _thread import get_ident
-from collections.abc import Callable
-from typing import Any
 
 from .patching import take_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 BUILDING, JOINING, RESTORING, FIRST_STEP, TRAINING, SAVING, OTHERS = range(7)
 """The phases that every worker has. ``BUILDING`` lasts until the end of ``JOINING`` or
@@ -105,7 +110,7 @@ class Phases:
         return number
 
 
-def read(page: Any, now_ns: int) -> "tuple[str, dict[str, float], float] | None":
+def read(page: Any, now_ns: int) -> tuple[str, dict[str, float], float] | None:
     """Return the current phase, the seconds in each phase, and of training since the last progress.
 
     Args:

@@ -5,9 +5,14 @@ The settings of a ``DataLoader`` are one number: bits 0 to 15 are ``prefetch_fac
 is then theirs.
 """
 
+from __future__ import annotations
+
 import os
 import time
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 WANTED, IN_EFFECT, DISTURBED, STEP, STEP_NS, SWITCH_NS = range(64, 70)
 """Indexes of 8-byte words: what should be in effect, which the agent writes and this rank passes on

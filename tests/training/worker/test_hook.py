@@ -173,6 +173,19 @@ TICKS = {
 """Steps and signs of progress of each case of ``STEPS``."""
 
 
+def test_the_hook_loads_only_what_a_bare_python_has() -> None:
+    code = (
+        "import os, sys, time, contextlib\n"  # as site has them in an environment
+        "package = type(sys)('hooks'); package.__path__ = [sys.argv[1]]\n"
+        "sys.modules['hooks'] = package; before = set(sys.modules)\n"
+        "import hooks.hook\n"
+        "print(sorted(name for name in {*sys.modules} - before if '.' not in name))"
+    )
+    folder = str(Path(hook.__file__).parent)
+    found = subprocess.check_output([sys.executable, "-I", "-S", "-c", code, folder], text=True)
+    assert found.strip() == "['__future__', 'atexit']"
+
+
 def test_every_step_is_counted_once(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(STEPS)
     order = {
