@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
 from ...events.checks import ChecksProgressed
@@ -106,9 +105,6 @@ from .stopping import TimeOver
 from .supervisor import Supervisor
 from .tuning import Tuning
 
-if TYPE_CHECKING:
-    from .auto_tune import AutoTune
-
 _DRAIN_S = 10.0
 """The maximum time to print the workers' remaining output before the verdict is printed."""
 
@@ -153,7 +149,8 @@ class Agent:
         self._snapshots = HeldSnapshots(local_world_size, self._saves, options.snapshot_replicas)
         self._tuning = Tuning(starter.tune_file, self._event)
         self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)
-        self._auto_tune = self._new_auto_tune() if options.auto_tune == "on" else None
+        if options.auto_tune == "on":
+            self._tuning.try_settings(local_world_size, None if display.is_json else display.report)
         self._offers = NodeOffers(port, self._snapshots, self._tuning.offered)
         self._node = node_spec(identity, options, port.offer.address, starter.commands)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
@@ -262,8 +259,7 @@ class Agent:
             self._watching.cancel()
         for part in (self._workers, self._work, self._hangs, self._step_events, self._fencing):
             part.close()
-        if self._auto_tune is not None:
-            self._auto_tune.close()
+        self._tuning.close()
         await unless_asked(self._conclude(), self._options.signals)
         self._saves.close()
         self._snapshots.close()
@@ -273,20 +269,6 @@ class Agent:
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
             self._display.hurry()
         return self._life.status()
-
-    def _new_auto_tune(self) -> "AutoTune":
-        from ..machine.cpu_limit import read_cpu_limit  # most jobs are not tuned
-        from .auto_tune import AutoTune
-
-        limit = read_cpu_limit()
-        return AutoTune(
-            limit.cpus if limit is not None else os.cpu_count() or 1,
-            self._starter.commands.local_world_size,
-            self._tuning.settings,
-            self._event,
-            self._tuning.keep_settings,
-            None if self._display.is_json else self._display.report,
-        )
 
     def _watch_for_notices(self, source: str, loop: asyncio.AbstractEventLoop) -> None:
         # Imported here: a job without preemption notices does not load these modules.
@@ -427,8 +409,6 @@ class Agent:
             self._event(begun)
         self._event(round_started(assignment, is_watched=self._node.is_watched))
         self._tuning.begin(assignment)
-        if self._auto_tune is not None:
-            self._auto_tune.begin(assignment)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
         self._draining.begin()
@@ -462,8 +442,7 @@ class Agent:
                 await self._workers.spawned(event)
                 self._hangs.begin(self._workers.group)
                 self._step_events.begin(self._workers.group)
-                if self._auto_tune is not None:
-                    self._auto_tune.started(self._workers.group)
+                self._tuning.started(self._workers.group)
             case Exited():
                 await self._workers.exited(event)
             case Empty():

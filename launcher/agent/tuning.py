@@ -1,12 +1,18 @@
-"""What this node uses of what the job has found out: smaller parts, and its tune file."""
+"""What this node uses of what the job has found out: smaller parts, settings, its tune file."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ...events.event import Event
 from ...events.tuning import MicroBatchChanged
 from ...rendezvous.protocol.messages import Assignment
 from ...values import replace
 from ..workers.tune_file import TuneFile
+from ..workers.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from .auto_tune import AutoTune
 
 
 class Tuning:
@@ -22,6 +28,21 @@ class Tuning:
         self._file, self._note = file, note
         self._micro_batch = 0
         self._node_rank = -1
+        self._trials: AutoTune | None = None
+
+    def try_settings(self, workers: int, show: Callable[[str], None] | None) -> None:
+        """Try other settings while the job trains and this node has rank 0 (``--auto-tune on``).
+
+        Args:
+            workers: number of workers of this node.
+            show: prints a table at the end; None: there is none.
+        """
+        from ..machine.cpu_limit import read_cpu_limit  # most jobs are not tuned
+        from .auto_tune import AutoTune
+
+        limit = read_cpu_limit()
+        cpus = limit.cpus if limit is not None else os.cpu_count() or 1
+        self._trials = AutoTune(cpus, workers, self.settings, self._note, self.keep_settings, show)
 
     @property
     def offered(self) -> int:
@@ -45,6 +66,18 @@ class Tuning:
         self._micro_batch, self._node_rank = micro_batch, assignment.node_rank
         if self._file is not None and micro_batch and assignment.node_rank == 0:
             self._file.keep(replace(self._file.values, micro_batch=micro_batch), self._note)
+        if self._trials is not None:
+            self._trials.begin(assignment)
+
+    def started(self, group: WorkerGroup | None) -> None:
+        """Follow the workers of a round, which were started now."""
+        if self._trials is not None:
+            self._trials.started(group)
+
+    def close(self) -> None:
+        """End the trials, and report their result."""
+        if self._trials is not None:
+            self._trials.close()
 
     def keep_preload(self, modules: Sequence[str]) -> None:
         """Keep what the next start of the job preloads with ``--preload auto``."""
