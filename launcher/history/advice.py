@@ -23,6 +23,8 @@ _BUSY: Final = 0.8
 _GAIN: Final = 2
 """The least factor of threads that is advised."""
 _FAR: Final = 0.5
+_IDLE: Final = 0.8
+"""A CPU or a core that is idle for this share of the time can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def _loader(measured: Measured) -> Advice | None:
     if idle is None:
         return None
     wanted = (processes or share) / (1 - share)
-    more = min(math.ceil(wanted) - processes, int(idle / measured.workers))
+    more = min(math.ceil(wanted) - processes, _whole(idle / measured.workers))
     if more < 1:
         return None
     reason += f", {idle:.2g} of {measured.cpus:g} CPUs idle"
@@ -88,13 +90,18 @@ def _threads(measured: Measured) -> Advice | None:
     if measured.busy_threads < _BUSY * threads:
         return None
     # A busy CPU may be any half of a core.
-    idle_cores = int(measured.cores - (measured.cpus - idle))
+    idle_cores = _whole(measured.cores - (measured.cpus - idle))
     after = min(threads + idle_cores // measured.workers, measured.cores // measured.workers)
     if after < _GAIN * threads:
         return None
     cores = f"{idle_cores} idle core{'s' * (idle_cores != 1)}"
     text = f"OMP_NUM_THREADS={threads} beside {cores} and no GPU"
     return Advice("OMP_NUM_THREADS", str(threads), str(after), f"{text}: {after} would use them")
+
+
+def _whole(idle: float) -> int:
+    """Return how many can be used, of that many on average."""
+    return int(idle + 1 - _IDLE)
 
 
 def _sockets(measured: Measured) -> Advice | None:

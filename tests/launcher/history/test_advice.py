@@ -118,13 +118,13 @@ def lines(*ends: dict[str, Any]) -> list[str]:
             "data wait 39%, 6.2 of 8 CPUs idle: num_workers 6 -> 7",
         ),
         (BURSTY, "data wait 30% in bursts of 0.5 s: prefetch_factor 2 -> 6"),
-        (IDLE_CORES, "OMP_NUM_THREADS=1 beside 11 idle cores and no GPU: 3 would use them"),
+        (IDLE_CORES, "OMP_NUM_THREADS=1 beside 12 idle cores and no GPU: 4 would use them"),
         (
             IDLE_CORES | {"idle_cpu_s": 300.0 * 32},
             "OMP_NUM_THREADS=1 beside 16 idle cores and no GPU: 4 would use them",
         ),
         (
-            IDLE_CORES | {"workers": 1, "cpus": 2.0, "cores": 2, "idle_cpu_s": 301.0},
+            IDLE_CORES | {"workers": 1, "cpus": 2.0, "cores": 2, "idle_cpu_s": 243.0},
             "OMP_NUM_THREADS=1 beside 1 idle core and no GPU: 2 would use them",
         ),
         (
@@ -144,7 +144,7 @@ def test_what_is_advised(numbers: dict[str, Any], line: str) -> None:
         WELL,
         *(STARVED | {"training_s": 9.0, "wait_s": 3.5}, STARVED | {"batches": 19}),
         # Nothing is idle, or it is not known what is.
-        *(STARVED | {"idle_cpu_s": 14.0}, STARVED | {"idle_cpu_s": -1.0}),
+        *(STARVED | {"idle_cpu_s": 11.0}, STARVED | {"idle_cpu_s": -1.0}),
         STARVED | {"workers": 8},
         # The first batches of epochs are no earlier with more processes.
         STARVED | {"first_wait_s": 5.5},
