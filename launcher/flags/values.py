@@ -245,9 +245,8 @@ AUTO_PRELOAD = ("auto",)
 def modules(text: str) -> tuple[str, ...]:
     """Return the names of modules, given with commas, or ``AUTO_PRELOAD``."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise BadValue("auto, or module names separated by commas, e.g. torch,numpy")
+    if not names or not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise BadValue("auto, or module names separated by commas, e.g. torch,numpy")
     if "auto" in names and names != AUTO_PRELOAD:
         raise BadValue("auto alone, or module names separated by commas")
     return names

@@ -548,7 +548,7 @@ class TestTheOption:
         assert modules(" torch, torch.distributed ,") == ("torch", "torch.distributed")
         assert modules("auto") == AUTO_PRELOAD
 
-    @pytest.mark.parametrize("text", ["a-b", "torch;os", "torch..nn", "1", "auto,torch"])
+    @pytest.mark.parametrize("text", ["a-b", "torch;os", "torch..nn", "1", "auto,torch", ",", ""])
     def test_refuses_what_is_no_name(self, text: str) -> None:
         with pytest.raises(BadValue):
             modules(text)
