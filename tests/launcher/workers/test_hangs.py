@@ -1,6 +1,7 @@
 """What a node tells its master of workers that are late, and does when it is answered."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -68,6 +69,24 @@ def begun_long_ago(node: Node) -> None:
     assert node.hangs._lateness is not None
     node.hangs._lateness.begin(0.0)
     node.sent.clear()
+
+
+def test_stacks_have_the_piece_of_shared_work(node: Node) -> None:
+    async def test() -> None:
+        answered = asyncio.Event()
+
+        def sent(message: object) -> None:
+            node.sent.append(message)
+            answered.set()
+
+        hangs = Hangs(None, "h", sent, node.told.append, piece_of="item {} of 'w'".format)
+        node.running[:] = [AskedWorker(rank, os.getpid(), None) for rank in (4, 5)]
+        hangs.report(1, node.group)
+        await answered.wait()
+        pieces = [stack.piece for stack in node.sent[0].stacks]
+        assert pieces == ["item 4 of 'w'", "item 5 of 'w'"]
+
+    run(test)
 
 
 def test_a_suspicion_names_what_is_on_trial(node: Node) -> None:
