@@ -9,7 +9,7 @@ from ft_run.tests.gpu.machine import FT_RUN, Tell, free_gb, in_torch, numbers, r
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 TRAINS = """
-import hashlib, os, signal, time
+import hashlib, os, resource, signal, time
 import torch, torch.distributed as dist
 from ft_run.training import Checkpointer
 
@@ -35,13 +35,16 @@ def now():
     return time.perf_counter()
 began = now()
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+def peak_gb():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+before_gb = peak_gb()
 for step in checkpointer.steps(8):
     waited_s, began = now() - began, now()
     optimizer.zero_grad()
     model(torch.randn(16, width, device=device)).pow(2).sum().backward()
     optimizer.step()
     step_s = now() - began
-    times = f"{waited_s:.3f} s, step: {step_s:.3f} s"
+    times = f"{waited_s:.3f} s, step: {step_s:.3f} s, peak: {peak_gb() - before_gb:.1f} GB"
     print(f"attempt {attempt} before step {step}: {times}", flush=True)
     if step == 5 and attempt == "0" and os.environ["KILLED"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -87,6 +90,8 @@ def test_a_restart_has_the_same_bits(
     waits = [float(text) for text in re.findall(r"before step \d: ([\d.]+) s", whole)]
     without = [float(text) for text in re.findall(r"before step \d: ([\d.]+) s", plain)]
     copy_s = max(1e-9, min(waits[3:]) - min(without[3:]))
+    for line in re.findall("attempt [01] before .*", killed):
+        record_property("gpu", f"overlap={overlap}, {line}")
     at, restored = re.findall(r"attempt 1 before step (\d): ([\d.]+) s", killed)[0]
     record_property(
         "gpu",
@@ -126,6 +131,22 @@ pinned_s = time.perf_counter() - began
 down_s = min(copy_s(memory, source) for _ in range(3))
 target = torch.empty_like(source)
 up_s = min(copy_s(target, memory) for _ in range(3))
+bounces = [torch.empty(1 << 26, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+arrived = [torch.cuda.Event() for _ in range(2)]
+scratch = torch.empty(size, dtype=torch.uint8).fill_(1)  # not registered
+def bounce_s():
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    chunks = list(zip(scratch.split(1 << 26), source.split(1 << 26)))
+    for turn in range(len(chunks) + 1):
+        if turn < len(chunks):
+            bounces[turn % 2][: len(chunks[turn][1])].copy_(chunks[turn][1], non_blocking=True)
+            arrived[turn % 2].record()
+        if turn:
+            arrived[(turn - 1) % 2].synchronize()
+            chunks[turn - 1][0].copy_(bounces[(turn - 1) % 2][: len(chunks[turn - 1][0])])
+    return time.perf_counter() - began
+through_s = min(bounce_s() for _ in range(2))
 began = time.perf_counter()
 registration.end()
 unpinned_s = time.perf_counter() - began
@@ -133,6 +154,8 @@ gb = size / 1e9
 print(f"mapped: {mapped_s / gb:.3f} s/GB, pinned: {pinned_s / gb:.3f} s/GB, unpinned:"
       f" {unpinned_s / gb:.3f} s/GB; to the host {gb / plain_s:.1f} GB/s unpinned and"
       f" {gb / down_s:.1f} GB/s pinned, to the GPU {gb / up_s:.1f} GB/s;"
+      f" through a bounce buffer of 2 x 64 MiB {gb / through_s:.1f} GB/s"
+      f" (same={torch.equal(scratch, source.cpu())});"
       f" same={torch.equal(target, source)}")
 """
 
