@@ -4,6 +4,7 @@ A worker with much pinned memory, refused registrations, contexts of other GPUs,
 waits for its GPU while another one hangs.
 """
 
+import math
 import os
 import re
 from pathlib import Path
@@ -22,7 +23,7 @@ assert free > 0.85 * total
 if attempt == "0":
     held = torch.empty(int(0.8 * total), dtype=torch.uint8, device="cuda").fill_(1)
     began = time.time()
-    pinned = torch.empty(int(os.environ["PINNED_GB"]) * 10**9, dtype=torch.uint8, pin_memory=True)
+    pinned = torch.empty(int(os.environ["PINNED_GIB"]) << 30, dtype=torch.uint8, pin_memory=True)
     pinned.fill_(1)
     torch.cuda.synchronize()
     print(f"pinning_s={time.time() - began:.1f} killed_at={time.time():.2f}", flush=True)
@@ -36,13 +37,14 @@ def test_the_memory_of_a_killed_worker_is_free_for_the_next_attempt(
     """However long the kernel takes to free its pinned memory, the job restarts."""
     script = tmp_path / "train.py"
     script.write_text(HOLDS_MEMORY)
-    pinned_gb = str(int(min(100, 0.6 * free_gb())))
-    done = run(*FT_RUN, "--max-restarts", "1", str(script), PINNED_GB=pinned_gb)
+    pinned_gib = 1 << int(math.log2(0.6 * free_gb()))  # torch pins a power of two
+    done = run(*FT_RUN, "--max-restarts", "1", str(script), PINNED_GIB=str(pinned_gib))
     assert done.returncode == 0, done.stderr
     found = numbers(done.stdout)
+    assert "killed_at" in found, done.stderr
     down_s = found["begins_at"] - found["killed_at"]
     record_property(
-        "gpu", f"killed with {pinned_gb} GB pinned: {done.stdout.split()}, {down_s:.1f} s"
+        "gpu", f"killed with {pinned_gib} GiB pinned: {done.stdout.split()}, {down_s:.1f} s"
     )
     for line in re.findall(r".*(?:not ended|still).*", done.stderr):
         record_property("gpu", line)

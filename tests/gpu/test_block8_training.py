@@ -86,6 +86,7 @@ for step in checkpointer.steps(data, epochs=2):
             held = [torch.ones_like(wide) for _ in range(3)]
             out = wide.mean(1)
             (out.square().mean() * part.weight).backward()
+            del wide, held
         sizes.append(part.samples)
         samples += index.tolist()
     optimizer.step()

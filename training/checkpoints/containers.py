@@ -10,6 +10,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ ALIGNMENT = 64
 """Of each archive, as torch aligns the data in it."""
 _COMMENT_MAX = 65535
 _PIECE_BYTES = 1 << 23
+skip_data: Any = getattr(torch.serialization, "skip_data", nullcontext)
+"""Since torch 2.5: ``torch.save`` leaves out the bytes of tensors, and their checksum."""
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
 Path = tuple[str | int, ...]
@@ -57,14 +60,18 @@ def write_values(
     plan: SavePlan,
     file: Any,
     written: Callable[[], object] = lambda: None,
+    *,
+    room: memoryview | None = None,
 ) -> list[Item]:
     """Write the values of a plan from the start of a file; return their positions.
 
     Args:
         planner: that made the plan.
         plan: of one rank.
-        file: with a method ``write``.
+        file: with a method ``write``; with ``room`` also ``seek``.
         written: called after each write.
+        room: memory at least as large as each tensor. The bytes of tensors are then left out, if
+            this torch can: the caller writes them afterwards.
 
     Raises:
         OSError: a write failed.
@@ -80,11 +87,10 @@ def write_values(
             sink.write(pad(data, len(data) + min(len(data) // 4 + 256, _COMMENT_MAX)))
             items.append(Item(path, start, sink.count - start, "", (), 0))
             continue
-        tensor = local(value).detach().cpu().contiguous()
-        if tensor.untyped_storage().nbytes() != tensor.nbytes:
-            tensor = tensor.clone()
+        tensor = _alike(local(value), room) if room is not None else _on_host(local(value))
         try:
-            torch.save(tensor, sink)  # type: ignore[arg-type]  # it only writes
+            with skip_data() if room is not None else nullcontext():
+                torch.save(tensor, sink)  # type: ignore[arg-type]  # it only writes
         except Exception as error:
             raise sink.error or error from error  # torch hides the cause, e.g. a full disk
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -92,8 +98,22 @@ def write_values(
     return items
 
 
+def _on_host(part: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the host's memory with a storage of its size."""
+    part = part.detach().cpu().contiguous()
+    return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
+
+
+def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
+    """Return a tensor like ``_on_host`` with other values, in memory that is there already."""
+    if not part.numel():
+        return torch.empty(part.shape, dtype=part.dtype)
+    data = torch.frombuffer(room, dtype=torch.uint8, count=part.nbytes)
+    return data.view(part.dtype).view(part.shape)
+
+
 class _Sink:
-    """A write-only file that writes in small pieces."""
+    """A file that writes in small pieces; torch also moves forward in it."""
 
     def __init__(self, file: Any, written: Callable[[], object]) -> None:
         self._file, self._written = file, written
@@ -113,6 +133,12 @@ class _Sink:
             raise
         self.count += len(view)
         return len(view)
+
+    def seek(self, count: int, whence: int) -> None:
+        """Leave out bytes, for ``skip_data``."""
+        assert whence == os.SEEK_CUR
+        self._file.seek(count, os.SEEK_CUR)
+        self.count += count
 
     def flush(self) -> None:
         """Do nothing: the owner of the file flushes it."""

@@ -185,12 +185,13 @@ class SnapshotFile:
         self._forget()
         os.ftruncate(self._fd, 0)
         least = sum(local(value).nbytes for value in _tensors(planner.state_dict.values()))
+        room = memoryview(b"")
         if least:
             os.ftruncate(self._fd, least)
-            mapped(self._fd, least)  # huge pages must be allocated before writing
+            room = mapped(self._fd, least)  # huge pages must be allocated before writing
         os.lseek(self._fd, 0, os.SEEK_SET)
         with open(os.dup(self._fd), "w+b") as file:
-            items = write_values(planner, plan, file)
+            items = write_values(planner, plan, file, room=room)
             size = file.tell()
             items = [with_data_start(item, file) for item in items]
             file.seek(size)
@@ -200,9 +201,14 @@ class SnapshotFile:
             file.write(layout)
         self._map_all(size, len(layout))
         self._use(items)
-        for index, write in enumerate(plan.items):
-            if not items[index].dtype:
-                self._pickles[index] = pickled(planner.lookup_object(write.index))
+        copies: Copies = []
+        for index, (write, view) in enumerate(zip(plan.items, self._views, strict=True)):
+            value = planner.lookup_object(write.index)
+            if view is None:
+                self._pickles[index] = pickled(value)
+            elif view.numel():
+                copies.append((view, value))
+        copy_now(copies)
 
     def copy(self, other: "SnapshotFile") -> None:
         """Copy another file."""
