@@ -98,25 +98,30 @@ dist.destroy_process_group()
 
 
 def test_parts_shrink_until_they_fit(tmp_path: Path, record_property: Tell) -> None:
-    """A sample needs 4/14 of the memory: parts of 8 and then of 4 samples do not fit."""
+    """A sample needs 4/14 of the memory and more: parts of 8 and of 4 samples do not fit."""
     script = tmp_path / "train.py"
     script.write_text(OUT_OF_MEMORY)
     options = ("--on-failure", "device-oom=shrink", str(script))
     done = run(*FT_RUN, *options, str(tmp_path / "shrinks"), "8")
-    lines = [line for line in done.stderr.splitlines() if "micro_batch" in line]
-    for line in lines:
-        record_property("gpu", line)
+    for line in done.stderr.splitlines():
+        if "micro_batch" in line:
+            record_property("gpu", line)
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"micro_batch (\S+ -> \S+) on all", done.stderr) == ["8 -> 4", "4 -> 2"]
-    assert re.findall(r"step (\d) True \[2, 2, 2, 2\]", done.stdout) == list("012345")
-    small = run(*FT_RUN, *options, str(tmp_path / "small"), "2")
+    shrunk = re.findall(r"micro_batch (\S+ -> \S+) on all", done.stderr)
+    assert shrunk[:2] == ["8 -> 4", "4 -> 2"]
+    fits = int(shrunk[-1].split()[-1])
+    sizes = [fits] * (8 // fits)
+    assert re.findall(rf"step (\d) True {re.escape(str(sizes))}", done.stdout) == list("012345")
+    small = run(*FT_RUN, *options, str(tmp_path / "small"), str(fits))
     assert small.returncode == 0, small.stderr
-    record_property("gpu", "the same weights with parts of 2 samples from the start")
-    found, expected = (re.findall("weights .*", text) for text in (done.stdout, small.stdout))
-    values = [
-        [float(one) for one in re.findall(r"-?\d\.\d+", text[0])] for text in (found, expected)
-    ]
-    assert values[0] == pytest.approx(values[1], rel=1e-4)
+    assert "micro_batch" not in small.stderr
+    record_property("gpu", f"the same weights with parts of {fits} from the start")
+    assert _weights(done.stdout) == pytest.approx(_weights(small.stdout), rel=1e-4)
+
+
+def _weights(out: str) -> list[float]:
+    (line,) = re.findall("weights .*", out)
+    return [float(value) for value in re.findall(r"-?\d\.\d+", line)]
 
 
 LEARNS = """

@@ -15,8 +15,6 @@ import torch
 
 _CUDA: Any = torch.cuda
 """Untyped: the stubs differ between builds of torch."""
-_PIECE_BYTES = 1 << 36
-"""Per call of cudaHostRegister: drivers from R580 on refuse 512 GiB and more."""
 
 HUGE_BYTES = 1 << 21
 """Size of a huge page; other sizes are not used."""
@@ -86,9 +84,10 @@ def _fill(fd: int, address: int, length: int) -> None:
 
 
 class Registration:
-    """Memory that a thread registers with the current device.
+    """Memory that a thread registers with the current device, in one call.
 
-    Either all of it is registered or nothing: CUDA refuses copies of partly registered memory.
+    CUDA refuses each copy that crosses from one registered range to the next, as from registered to
+    other memory. Drivers from R580 on refuse a call for 512 GiB and more.
     """
 
     def __init__(self, memory: torch.Tensor, owner: object) -> None:
@@ -102,8 +101,8 @@ class Registration:
             RuntimeError: there is no thread, e.g. because the interpreter ends.
         """
         self._device = _CUDA.current_device()  # that of a new thread is 0
-        self._pieces: list[int] = []
-        self._is_wanted = True
+        self._address = 0
+        """Of registered memory; 0: none is."""
         # Not a daemon: one that returns from CUDA while the interpreter ends aborts the process.
         self._thread = threading.Thread(
             target=self._register, args=(memory,), name="ft-run-pinning"
@@ -117,32 +116,22 @@ class Registration:
         """Wait until the memory is registered, or CUDA has refused."""
         self._thread.join()
 
+    def _register(self, memory: torch.Tensor) -> None:
+        address = memory.data_ptr()
+        with _CUDA.device(self._device):
+            if int(_CUDA.cudart().cudaHostRegister(address, memory.nbytes, 0)):
+                _read_error()
+            else:
+                self._address = address
+
     def _end(self) -> None:
-        self._is_wanted = False
         if self._thread is not threading.current_thread():  # as the garbage collector may be
             self._thread.join()
-        self._unregister()
-
-    def _register(self, memory: torch.Tensor) -> None:
-        address, left = memory.data_ptr(), memory.nbytes
-        with _CUDA.device(self._device):
-            while left and self._is_wanted:
-                size = min(left, _PIECE_BYTES)
-                if int(_CUDA.cudart().cudaHostRegister(address, size, 0)):
-                    _read_error()
-                    break
-                self._pieces.append(address)
-                address, left = address + size, left - size
-        if left or not self._is_wanted:
-            self._unregister()
-
-    def _unregister(self) -> None:
-        if not _CUDA.is_initialized():  # in a forked child
+        if not self._address or not _CUDA.is_initialized():  # not in a forked child
             return
         with _CUDA.device(self._device):  # the finalizer may run in any thread
-            while self._pieces:
-                if int(_CUDA.cudart().cudaHostUnregister(self._pieces.pop())):
-                    _read_error()
+            if int(_CUDA.cudart().cudaHostUnregister(self._address)):
+                _read_error()
 
 
 def register(memory: torch.Tensor, owner: object) -> Registration | None:

@@ -20,7 +20,8 @@ sources of torch 2.13 (``torch/cuda/__init__.py``, ``c10/cuda/CUDAFunctions.cpp`
   ``cudaHostUnregister``). From driver R580 on, a call with 512 GiB or more is error 2 (reported to
   vLLM and maru, July and August 2026, with the driver's message). Unmapping does not end it.
 - A copy of a range that is registered in part is error 1 (driver API, ``cuMemcpy``: "must be either
-  entirely registered with CUDA, or … not registered at all").
+  entirely registered with CUDA, or … not registered at all"), and so is one of a range that two
+  calls have registered (seen on an H100 with driver 580.159.04 and CUDA 13.0).
 - A copy to registered memory that may go on is done when its stream is synchronised, if not before;
   one to other memory returns when it is done (API synchronization behavior, "Asynchronous"). One
   stream waits for what another has been given by an event (Stream Management,
@@ -114,12 +115,12 @@ class CudaRuntime:
 
     def _is_registered(self, memory: torch.Tensor) -> bool:
         start, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes
-        found = sum(
+        found = {
             max(0, min(end, at + size) - max(start, at)) for at, size in self.registered.items()
-        )
-        if found not in (0, memory.nbytes):
+        } - {0}
+        if found not in (set(), {memory.nbytes}):
             self._check(INVALID_VALUE)
-        return found > 0
+        return bool(found)
 
     def _check(self, code: int) -> None:
         if code:
