@@ -267,7 +267,7 @@ class SnapshotFile:
     def pin(self) -> None:
         """Begin to register the memory with the GPU, for faster copies.
 
-        It takes about 0.1 s per GB, in the background: the next ``write`` waits for it.
+        It takes 0.02 to 0.1 s per GB, in the background: the next ``write`` waits for it.
         """
         if self._is_pinned and self._registration is None and self._map is not None:
             self._registration = register(self.all_bytes, self)
