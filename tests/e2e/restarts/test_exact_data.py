@@ -91,16 +91,24 @@ dist.destroy_process_group()
 # Before the script: rank 1 dies once in each of these steps (the middle of an epoch, its last step,
 # the last step of all), and when it has copied these snapshots, before they count.
 DEATHS = """
-import os, signal, sys
+import os, signal, sys, time
 from ft_run.training import ElasticBatches
 from ft_run.training.checkpoints.snapshots import Snapshots
 parts, publish = ElasticBatches.parts, Snapshots._now_holds
 
 
-def die(moment):
+def published(rank, step):
+    return f"{sys.argv[1]}/published-{rank}-{step}"
+
+
+def die(kind, step):
+    moment = f"{kind}-{step}"
     path = f"{sys.argv[1]}/{moment}"
     moments = ("step-3", "step-6", "snapshot-10", "step-20", "snapshot-21")
     if moment in moments and os.environ["RANK"] == "1" and not os.path.exists(path):
+        # The last snapshot is completed beside the step, in each rank.
+        while kind == "step" and not all(os.path.exists(published(rank, step)) for rank in (0, 1)):
+            time.sleep(0.001)
         open(path, "x").close()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -108,12 +116,13 @@ def die(moment):
 def deadly_parts(self, loader, step):
     for part in parts(self, loader, step):
         yield part
-        die(f"step-{step}")
+        die("step", step)
 
 
 def deadly_publish(self, index, step, **arguments):
-    die(f"snapshot-{step}")
+    die("snapshot", step)
     publish(self, index, step, **arguments)
+    open(published(os.environ["RANK"], step), "w").close()
 
 
 ElasticBatches.parts, Snapshots._now_holds = deadly_parts, deadly_publish
