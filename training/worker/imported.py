@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 IMPORTED = 28
 """Index of the 8-byte word in the page; 0: nothing, or no step yet."""
 
+_MODELS = (
+    *("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma2", "gemma3", "phi3"),
+    *("gpt2", "gpt_neox", "gpt_oss", "deepseek_v3", "opt", "bert", "roberta", "xlm_roberta"),
+    *("distilbert", "modernbert", "deberta_v2", "electra", "t5", "bart", "vit", "clip", "whisper"),
+)
 FORKABLE = (
     *("numpy", "scipy", "sklearn"),
     *("torch", "torch._dynamo", "torch._inductor.compile_fx"),
@@ -23,6 +28,7 @@ FORKABLE = (
     *("torchdata.stateful_dataloader",),
     *("transformers", "transformers.modeling_utils", "transformers.generation.utils"),
     *("accelerate", "transformers.trainer"),
+    *(f"transformers.models.{name}.modeling_{name}" for name in _MODELS),
     *("torchmetrics", "lightning.fabric", "lightning.pytorch", "pytorch_lightning"),
     *("ft_run.training", "ft_run.training.checkpointer", "ft_run.training.data"),
     *("ft_run.training.lightning", "ft_run.training.transformers"),
