@@ -55,6 +55,12 @@ def allowed_cpus() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0))
 
 
+def available_cpus() -> float:
+    """Return the number of CPUs that this process may use: its quota or its affinity mask."""
+    allowed, quota = len(allowed_cpus()), quota_cpus()
+    return allowed if quota is None else min(quota, allowed)
+
+
 def read_cpu_limit(
     root: Path = _ROOT,
     *,

@@ -126,7 +126,7 @@ class ForkServer:
         self._environ = dict(os.environ)
         self._watch.start()
         reason = None
-        with unhurried() if order["in_background"] else nullcontext():
+        with unhurried() if order["pauses"] else nullcontext():
             for name in order["modules"]:
                 if not order["is_named"]:
                     send(self._channel, {"importing": name})

@@ -252,7 +252,8 @@ class ForkServerHost:
         self.state = ForkServerState.LOADING
         self._report_state("loading")
         keys = ("modules", "argv", "secluded", "differing")
-        how = {"is_named": self._is_named, "in_background": self._in_background}
+        pauses = self._in_background and self._order["pauses"]
+        how = {"is_named": self._is_named, "pauses": pauses}
         self._send({"do": "preload", **{key: self._order[key] for key in keys}, **how})
 
     def _start_process(self) -> socket.socket:

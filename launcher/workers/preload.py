@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...errors import UsageError
 from ...events.preload import PreloadSource
 from ..flags.values import AUTO_PRELOAD, shown
+from ..machine.cpu_limit import available_cpus
 from ..options import LaunchOptions, ScriptMode
 from ..spawner.client import SpawnerClient
 from .worker_command import WorkerCommands
@@ -60,14 +61,19 @@ def remembered(tune_file: "TuneFile | None") -> tuple[str, ...]:
 def import_modules(
     modules: Sequence[str], source: PreloadSource, commands: WorkerCommands, spawner: SpawnerClient
 ) -> None:
-    """Have the spawner start a fork server for the workers."""
+    """Have the spawner start a fork server for the workers.
+
+    Imports beside running workers pause, unless there are two CPUs for each worker, and four.
+    """
+    workers = commands.local_world_size
     spawner.preload(
         modules,
         commands.argv(0),
         commands.job_env(),
         differing=commands.own_variables,
         source=source,
-        count=commands.local_world_size if source is PreloadSource.WORKERS else 0,
+        count=workers if source is PreloadSource.WORKERS else 0,
+        pauses=available_cpus() < max(4, 2 * workers),
     )
 
 

@@ -249,7 +249,7 @@ async def work():
 
 async def main():
     client.listen(heard.put_nowait)
-    client.preload(["slow"], WORKER, {}, source=PreloadSource(source), count=1)
+    client.preload(["slow"], WORKER, {}, source=PreloadSource(source), count=1, pauses=True)
     await until("loading")
     print(client.preloading)
     await work()
@@ -270,14 +270,18 @@ client.close()
     ("case", "source", "loading_max_s", "lines"),
     [
         ("ends", "workers", 60, ["False", "cold", "warm"]),
-        ("hangs", "workers", 0.5, ["False", "cold", "cold"]),
-        ("hangs", "tune file", 0.5, ["True", "cold", "cold"]),
+        ("hangs", "workers", 2, ["False", "cold", "cold"]),
+        ("hangs", "tune file", 2, ["True", "cold", "cold"]),
     ],
 )
 def test_workers_do_not_wait_for_an_import_in_the_background_or_that_hangs(
     tmp_path: Path, case: str, source: str, loading_max_s: float, lines: list[str]
 ) -> None:
-    (tmp_path / "slow.py").write_text("open('gate').read()")
+    (tmp_path / "slow.py").write_text(
+        "import sys\n"
+        "open('finder', 'w').write(type(sys.meta_path[0]).__name__)\n"
+        "open('gate').read()"
+    )
     os.mkfifo(tmp_path / "gate")
     done = subprocess.run(
         [sys.executable, "-c", IN_BACKGROUND, case, source, str(loading_max_s)],
@@ -289,3 +293,4 @@ def test_workers_do_not_wait_for_an_import_in_the_background_or_that_hangs(
     )
     late = [] if case == "ends" else [f"importing slow takes longer than {loading_max_s} s"]
     assert done.stdout.splitlines() == [*lines, *late]
+    assert ("_Pauses" in (tmp_path / "finder").read_text()) == (source == "workers")
