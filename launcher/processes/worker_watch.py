@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...training.worker import data_wait, hook, imported, phases
+from ...training.worker import data_wait, hook, imported, phases, start
 from ...values import dataclass
 
-_STARTER = str(Path(hook.__file__).parent / "starter")
+_STARTER = str(Path(start.__file__).parent / "starter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class WorkerWatch:
         """
         self.page_fd = os.memfd_create("ft-run-page")
         try:
-            os.ftruncate(self.page_fd, hook.PAGE_BYTES)
-            self._memory = mmap.mmap(self.page_fd, hook.PAGE_BYTES)
+            os.ftruncate(self.page_fd, start.PAGE_BYTES)
+            self._memory = mmap.mmap(self.page_fd, start.PAGE_BYTES)
             self.stacks_fd = os.memfd_create("ft-run-stacks")
         except OSError:
             os.close(self.page_fd)
@@ -102,7 +102,7 @@ class WorkerWatch:
         if self.is_closed:
             return None
         page = self._page
-        pid, last_ns = page[hook.PID], page[hook.LAST_NS]
+        pid, last_ns = page[start.PID], page[phases.LAST_NS]
         if not pid:
             return None
         steps, before_ns = page[hook.STEPS], page[hook.BEFORE_NS]
@@ -133,18 +133,18 @@ class WorkerWatch:
         Returns:
             None: it is not watched now, or is changing them at this moment.
         """
-        if self.is_closed or not self._page[hook.PID]:
+        if self.is_closed or not self._page[start.PID]:
             return None
         found = phases.read(self._page, round(now_s * 1e9))
-        return None if found is None else (self._page[hook.PID], *found)
+        return None if found is None else (self._page[start.PID], *found)
 
     def computing(self) -> Computing | None:
         """Return what the worker has computed with; None: it is not watched now."""
-        if self.is_closed or not self._page[hook.PID]:
+        if self.is_closed or not self._page[start.PID]:
             return None
         page = self._page
         return Computing(
-            page[hook.PID],
+            page[start.PID],
             page[hook.CPU_NS] / 1e9,
             page[hook.CPU_WALL_NS] / 1e9,
             bool(page[hook.USES_DEVICE]),
@@ -177,10 +177,8 @@ class WorkerWatch:
         Args:
             settings: ``training.worker.tuning_page`` has their meaning; not 0.
         """
-        from ...training.worker import tuning_page  # few jobs are tuned, as below
-
         if not self.is_closed:
-            self._page[tuning_page.WANTED] = settings
+            self._page[start.WANTED] = settings
 
     def tuned(self) -> Tuned | None:
         """Return what is in effect; None: no step is complete, or it ends at this moment."""
@@ -208,7 +206,7 @@ class WorkerWatch:
     @property
     def stacks_fd_there(self) -> int:
         """Return the worker's descriptor of the file for stacks; 0: not watched."""
-        return self._page[hook.STACKS_FD]
+        return self._page[start.STACKS_FD]
 
     def trainjob(self) -> tuple[int, bool]:
         """Return what progress in Kubeflow's TrainJob depends on.

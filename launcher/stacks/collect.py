@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from ...rendezvous.protocol import stacks
 from ...rendezvous.protocol.stacks import Frame, RankStack, RankState
-from ...training.worker.hook import STACKS_FILE, STACKS_SIGNAL
+from ...training.worker.start import STACKS_FILE, STACKS_SIGNAL
 from ...values import dataclass
 from ..processes.worker_watch import WorkerWatch
 from .dump import main_thread

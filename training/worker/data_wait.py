@@ -7,7 +7,6 @@ computes hides the wait. Two events around the wait measure that, as the device 
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from _thread import get_ident
@@ -17,6 +16,8 @@ from .phases import PHASE, TRAINING
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from .start import Page
 
 BATCHES, WAIT_NS, FIRST_WAIT_NS, SQUARES, PROCESSES, PREFETCH = range(20, 26)
 """Indexes of 8-byte words in the page: batches taken; nanoseconds of waiting; of these, for the
@@ -31,27 +32,19 @@ _PAIRS_MAX = 4
 class DataWait:
     """The sums of a worker."""
 
-    def __init__(self, page: Any) -> None:
-        """Start at zero.
-
-        Args:
-            page: a ``memoryview`` of 8-byte words.
-        """
-        self._page = page
-        self._pid, self._thread = os.getpid(), get_ident()
+    def __init__(self, page: Page) -> None:
+        self._is_own, self._thread, self._page = page.is_own, page.thread, page.words
         self._depth = 0
         """A dataset may itself read from a loader."""
         self._began_ns = 0
         self._pending: list[tuple[Any, Any, bool]] = []
         """The events around a wait, and whether it was for a first batch."""
         self._begin_event: Any = None
-        for word in range(BATCHES, PREFETCH + 1):
-            page[word] = 0
 
     def begin(self) -> bool:
         """Begin to wait for a batch; return whether it counts, so that ``end`` must follow."""
         is_training = self._page[PHASE] == TRAINING and get_ident() == self._thread
-        if not is_training or os.getpid() != self._pid:
+        if not is_training or not self._is_own():
             return False
         self._depth += 1
         if self._depth == 1:

@@ -1,12 +1,7 @@
-"""Runs in a watched worker: reports its progress, and writes its stacks on a signal.
+"""The hooks of a watched worker: they write its progress to the page that the agent reads.
 
-The worker and the agent share a page of memory (a memfd). Each number there is written by one
-aligned store of 8 bytes, so the agent never reads half of one. Only the worker's own process
-writes, not processes that it forks or starts.
-
-Interpreters without ft-run load it too, as a module of a package that has this folder only
-(``starter/sitecustomize.py``): it imports nothing of ft-run but the modules beside it, and at start
-nothing that a bare Python has not loaded, e.g. ``typing``: each restart would wait for that.
+``start.py`` loads this module when the script needs it, also in interpreters without ft-run: it
+imports nothing of ft-run but the modules beside it, and little that torch has not loaded.
 """
 
 from __future__ import annotations
@@ -15,30 +10,25 @@ import atexit
 import os
 import sys
 import time
-from _weakref import ref  # of which `weakref`, which Python need not have loaded, has it
+from weakref import ref
 
 from .data_wait import WAIT_NS, DataWait
 from .imported import IMPORTED, bits_of
 from .patching import take_name, when_loaded
-from .phases import Phases, time_joining
+from .phases import LAST_NS, Phases, time_joining
 from .store_wait import RENDEZVOUS, await_before_connecting
 from .tuning_page import TuningPage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
-NAME = "_ft_run_hook"
-"""The name in ``sys.modules`` under which ``ft_run.training`` finds it."""
+    from .start import Page
 
-PAGE_BYTES = 4096
-STACKS_SIGNAL = 62
-"""A real-time signal (``SIGRTMAX - 2``) on which all stacks are written."""
-
-PID, STEPS, LAST_NS, LONGEST_NS, TICKS, STACKS_FD = range(6)
-"""Indexes of 8-byte words in the page: the process id (0: none yet); completed steps; the time of
-the last progress (CLOCK_MONOTONIC, 0: none yet); the longest time between two of them; their
-number; the descriptor to which stacks are written."""
+STEPS, LONGEST_NS, TICKS = 1, 3, 4
+"""Indexes of 8-byte words in the page: completed steps; the longest time between two signs of
+progress (the last of which is at ``LAST_NS``, 0: none yet); their number."""
 
 FURTHEST, MARK_NS, MARK_STEPS, BEFORE_NS, BEFORE_STEPS = range(6, 11)
 """The highest step that the script has reported plus 1 (0: it reports none); start time and steps
@@ -54,8 +44,6 @@ MARK_WAIT_NS, BEFORE_WAIT_NS, FIRST, TOTAL, REPORTS_ITSELF = range(507, 512)
 script has reported plus 1 (0: none); of the steps of the whole training (0: not known), and of
 whether the worker sends its progress to Kubeflow by itself."""
 
-PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
-"""Their names in /proc/PID/fd."""
 _OPTIMIZERS = "torch.optim.optimizer"
 _LOADERS = "torch.utils.data.dataloader"
 _GROUPS = "torch.distributed.distributed_c10d"
@@ -63,40 +51,23 @@ _KUBEFLOW = "KUBEFLOW_TRAINER_SERVER_URL"
 """Set in a TrainJob that shows its progress."""
 _CALLBACKS = "transformers.integrations.integration_utils"
 _KUBEFLOW_SDK = "kubeflow.trainer.backends.kubernetes.utils"
-_FD_MIN = 100
-"""Above the descriptors that programs usually get."""
 
 
 class Hook:
     """The worker's side of the page."""
 
-    def __init__(self, page: Any) -> None:
-        """Initialize the page for this process.
-
-        Args:
-            page: a ``memoryview`` of 8-byte words.
-        """
-        self._page = page
-        self._pid = os.getpid()
+    def __init__(self, page: Page) -> None:
+        self._is_own, self._page = page.is_own, page.words
         self._reports_steps = False
         self._outermost: tuple[object, Any] | None = None
         """The optimizer that is stepping, and its frame."""
         self._stepped: dict[int, Any] = {}
         """Optimizers that have stepped since the current step began, by id."""
-        for word in range(FURTHEST, BEFORE_STEPS + 1):
-            page[word] = 0
-        for word in range(USES_DEVICE, WALL_BEGAN_NS + 1):
-            page[word] = 0
-        for word in range(MARK_WAIT_NS, REPORTS_ITSELF + 1):
-            page[word] = 0
-        page[IMPORTED] = 0
-        page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
         self.phases, self.data_wait = Phases(page), DataWait(page)
-        page[PID] = self._pid
 
     def progress(self, step: int) -> None:
         """Record progress, and the script's number of steps unless it is -1."""
-        if os.getpid() != self._pid:
+        if not self._is_own():
             return
         if step >= 0:
             if not self._reports_steps:
@@ -110,17 +81,17 @@ class Hook:
 
     def expect(self, total: int) -> None:
         """Record the steps of the whole training."""
-        if os.getpid() == self._pid:
+        if self._is_own():
             self._page[TOTAL] = total
 
     def reports_itself(self) -> None:
         """Record that the worker sends its progress to Kubeflow."""
-        if os.getpid() == self._pid:
+        if self._is_own():
             self._page[REPORTS_ITSELF] = 1
 
     def piece(self) -> None:
         """Record a confirmed piece of ``shared_work``: a step, in a script that does no other."""
-        if os.getpid() != self._pid:
+        if not self._is_own():
             return
         if not self._reports_steps and not self._stepped:
             self._page[STEPS] += 1
@@ -139,7 +110,7 @@ class Hook:
         if self._outermost is None or self._outermost[0] is not optimizer:
             return
         self._outermost = None
-        if os.getpid() != self._pid:
+        if not self._is_own():
             return
         if self._is_new_step(optimizer) and not self._reports_steps:
             self._page[STEPS] += 1
@@ -150,7 +121,7 @@ class Hook:
 
         It is ignored before the first step, which may be compiled for minutes.
         """
-        if self._page[TICKS] and os.getpid() == self._pid:
+        if self._page[TICKS] and self._is_own():
             self._tick()
 
     def _is_new_step(self, optimizer: object) -> bool:
@@ -263,50 +234,22 @@ def _is_running(frame: Any, inner: Any) -> bool:
     return inner is not None
 
 
-def install_or_say(page_fd: int, stacks_fd: int) -> None:
-    """Install the hooks, or log why not: the worker runs in any case."""
-    try:
-        install(page_fd, stacks_fd)
-    except Exception as error:
-        now = time.strftime("%H:%M:%S")
-        os.write(2, f"{now} ft-run cannot watch this worker: {error!r}\n".encode())
-
-
-def install(page_fd: int, stacks_fd: int) -> None:
-    """Install the hooks in this process, unless another live process uses the same page.
+def install(module: ModuleType, page: Page) -> None:
+    """Install the hooks in this process.
 
     Args:
-        page_fd: of the page; the caller may close it.
-        stacks_fd: of the file for stacks; the caller may close it.
-
-    Raises:
-        OSError: a descriptor is invalid, or the kernel refuses.
+        module: gets the functions that ``ft_run.training`` calls.
+        page: of this worker.
     """
-    import faulthandler
-    import fcntl
-    import mmap
-
-    # A process may have inherited the variable without the descriptors.
-    if not os.readlink(f"/proc/self/fd/{page_fd}").startswith(PAGE_FILE):
-        raise OSError(f"descriptor {page_fd} is not the page that is shared with ft-run")
-    # mmap keeps a duplicate of the descriptor, with the lowest free number.
-    fillers = [os.dup(page_fd)]
-    while fillers[-1] < _FD_MIN:
-        fillers.append(os.dup(page_fd))
-    page = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
-    for fd in fillers:
-        os.close(fd)
-    if page[PID] and page[PID] != os.getpid() and os.path.exists(f"/proc/{page[PID]}"):
-        return
-    file = fcntl.fcntl(stacks_fd, fcntl.F_DUPFD_CLOEXEC, _FD_MIN)
-    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-    page[STACKS_FD] = file
     hook = Hook(page)
-    module: Any = type(sys)(NAME)
-    module.progress, module.expect, module.piece = hook.progress, hook.expect, hook.piece
-    module.tuning = TuningPage(page)
-    module.enter, module.leave = hook.phases.enter, hook.phases.leave
-    sys.modules[NAME] = module
+    module.__dict__.update(
+        progress=hook.progress,
+        expect=hook.expect,
+        piece=hook.piece,
+        enter=hook.phases.enter,
+        leave=hook.phases.leave,
+        tuning=TuningPage(page),
+    )
     if os.environ.get(_KUBEFLOW):
         when_loaded(
             {

@@ -6,17 +6,19 @@ own process. Between two writes they are consistent: the word ``CHANGES`` is odd
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from _thread import get_ident
 
 from .patching import take_name
+from .start import SINCE_NS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from .start import Page
 
 BUILDING, JOINING, RESTORING, FIRST_STEP, TRAINING, SAVING, OTHERS = range(7)
 """The phases that every worker has. ``BUILDING`` lasts until the end of ``JOINING`` or
@@ -30,9 +32,10 @@ PHASES_MAX = 24
 """Of a worker, with its activities."""
 
 LAST_NS = 2
-PHASE, SINCE_NS, CHANGES, IDLE_NS = range(16, 20)
-"""Indexes of 8-byte words in the page: the time of the last progress, which ``Hook`` writes; the
-current phase, its start (CLOCK_MONOTONIC); the training since the last progress up to there."""
+PHASE, CHANGES, IDLE_NS = 16, 18, 19
+"""Indexes of 8-byte words in the page: the time of the last progress (CLOCK_MONOTONIC), which
+``Hook`` writes; the current phase; the number of writes; the training since the last progress up to
+the start of the phase."""
 SUMS = 32
 """The first of ``PHASES_MAX`` words: nanoseconds in each phase, up to the start of the current."""
 NAMES_AT, NAME_BYTES = 1024, 64
@@ -42,23 +45,13 @@ NAMES_AT, NAME_BYTES = 1024, 64
 class Phases:
     """The worker's side."""
 
-    def __init__(self, page: Any) -> None:
-        """Start with ``BUILDING``.
-
-        Args:
-            page: a ``memoryview`` of 8-byte words.
-        """
-        self._page = page
+    def __init__(self, page: Page) -> None:
+        """Go on with ``BUILDING``, which has begun with the page."""
+        self._is_own, self._thread, self._page = page.is_own, page.thread, page.words
         self._numbers = {name: number for number, name in enumerate(NAMES)}
         self._base = BUILDING
         """The phase outside of ``enter`` and ``leave``."""
         self._entered: list[int] = []
-        self._pid, self._thread = os.getpid(), get_ident()
-        page[CHANGES] |= 1
-        for word in range(SUMS, SUMS + PHASES_MAX):
-            page[word] = 0
-        page[PHASE], page[SINCE_NS], page[IDLE_NS] = BUILDING, time.monotonic_ns(), 0
-        page[CHANGES] += 1
 
     def enter(self, name: str) -> None:
         """Begin a phase, inside of the current one."""
@@ -87,7 +80,7 @@ class Phases:
                 self._switch(TRAINING)
 
     def _is_counted(self) -> bool:
-        return get_ident() == self._thread and os.getpid() == self._pid
+        return get_ident() == self._thread and self._is_own()
 
     def _switch(self, number: int) -> None:
         page, now = self._page, time.monotonic_ns()

@@ -7,18 +7,21 @@ is then theirs.
 
 from __future__ import annotations
 
-import os
 import time
+
+from .start import WANTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-WANTED, IN_EFFECT, DISTURBED, STEP, STEP_NS, SWITCH_NS = range(64, 70)
-"""Indexes of 8-byte words: what should be in effect, which the agent writes and this rank passes on
-to all (0: nothing is tuned); what is in effect (0: no loader that can be tuned); changes while a
-checkpoint is written; the number of completed steps, and when the last one ended (CLOCK_MONOTONIC);
-how long training last waited because a loader began."""
+    from .start import Page
+
+IN_EFFECT, DISTURBED, STEP, STEP_NS, SWITCH_NS = range(65, 70)
+"""Indexes of 8-byte words. ``WANTED`` is what should be in effect, which the agent writes and this
+rank passes on to all (0: nothing is tuned). The others: what is in effect (0: no loader that can be
+tuned); changes while a checkpoint is written; the number of completed steps, and when the last one
+ended (CLOCK_MONOTONIC); how long training last waited because a loader began."""
 TRIAL = 1 << 40
 NOTHING = 1 << 41
 """Of ``WANTED``: tuning is on, and has no wish yet."""
@@ -45,15 +48,8 @@ def completed(number: int, others: int) -> int:
 class TuningPage:
     """The worker's side."""
 
-    def __init__(self, page: Any) -> None:
-        """Clear what this worker reports; ``WANTED`` stays as the agent has written it.
-
-        Args:
-            page: a ``memoryview`` of 8-byte words.
-        """
-        self._page, self._pid = page, os.getpid()
-        for word in range(IN_EFFECT, SWITCH_NS + 1):
-            page[word] = 0
+    def __init__(self, page: Page) -> None:
+        self._is_own, self._page = page.is_own, page.words
 
     @property
     def wanted(self) -> int:
@@ -73,12 +69,12 @@ class TuningPage:
 
     def in_effect(self, settings: int) -> None:
         """Record the settings of the loader that the script reads; 0: none can be tuned."""
-        if os.getpid() == self._pid:
+        if self._is_own():
             self._page[IN_EFFECT] = settings
 
     def began(self, took_ns: int) -> None:
         """Record how long training has waited because a loader began."""
-        if os.getpid() == self._pid:
+        if self._is_own():
             self._page[SWITCH_NS] = took_ns
 
 

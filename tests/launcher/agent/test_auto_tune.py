@@ -15,7 +15,7 @@ from ft_run.launcher.tuning.rules import Rules
 from ft_run.launcher.workers.worker_group import WorkerGroupState
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness.scene import worker_failure
-from ft_run.training.worker import data_wait, hook, phases, tuning_page
+from ft_run.training.worker import data_wait, phases, start, tuning_page
 from ft_run.training.worker.tuning_page import NOTHING, TRIAL, TuningPage, pack
 from ft_run.values import replace
 
@@ -43,8 +43,8 @@ class Node:
 
     def begin(self, assignment: Assignment = FIRST) -> None:
         self.auto.begin(assignment)
-        self.worker = TuningPage(self._page)
-        self._page[hook.PID] = 1
+        self.worker = TuningPage(start.Page(self._page))
+        self._page[start.PID] = 1
         self._page[phases.PHASE] = phases.TRAINING
         self.auto.started(self.group)
 

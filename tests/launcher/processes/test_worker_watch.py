@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from ft_run.launcher.processes.worker_watch import Computing, Progress, WorkerWatch, starter_env
-from ft_run.training.worker import data_wait, hook
+from ft_run.training.worker import data_wait, hook, phases, start
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_a_worker_that_is_not_there_yet(watch: WorkerWatch) -> None:
 
 
 def test_a_worker_that_has_just_begun_has_no_rate(watch: WorkerWatch) -> None:
-    watch._page[hook.PID], watch._page[hook.STEPS], watch._page[hook.LAST_NS] = 1, 7, 10**9
+    watch._page[start.PID], watch._page[hook.STEPS], watch._page[phases.LAST_NS] = 1, 7, 10**9
     found = watch.progress()
     assert found is not None
     assert found.steps_per_s == 0.0
@@ -53,7 +53,7 @@ def test_a_worker_that_has_just_begun_has_no_rate(watch: WorkerWatch) -> None:
 
 def test_the_recent_share_of_the_wait_for_data(watch: WorkerWatch) -> None:
     page, now_s = watch._page, 100
-    hooked = hook.Hook(page)
+    hooked = hook.Hook(start.Page(page))
     clock = SimpleNamespace(monotonic_ns=lambda: round(now_s * 1e9), process_time_ns=lambda: 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hook, "time", clock)
@@ -143,8 +143,8 @@ def test_what_a_worker_computes_with(watch: WorkerWatch, monkeypatch: pytest.Mon
     device = SimpleNamespace(is_initialized=lambda: True)
     torch = SimpleNamespace(cuda=no_device, xpu=SimpleNamespace(), npu=device)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    page = memoryview(mmap.mmap(watch.page_fd, hook.PAGE_BYTES)).cast("Q")
-    worker = hook.Hook(page)
+    page = memoryview(mmap.mmap(watch.page_fd, start.PAGE_BYTES)).cast("Q")
+    worker = hook.Hook(start.Page(page))
     worker.progress(-1)
     assert watch.computing() == Computing(os.getpid(), 0.0, 0.0, True)
     for _ in range(4):
@@ -153,5 +153,5 @@ def test_what_a_worker_computes_with(watch: WorkerWatch, monkeypatch: pytest.Mon
         worker.progress(-1)
     assert watch.computing() == Computing(os.getpid(), 4.8, 2.4, True)
     torch.npu = no_device
-    hook.Hook(page).progress(-1)
+    hook.Hook(start.Page(page)).progress(-1)
     assert watch.computing() == Computing(os.getpid(), 0.0, 0.0, False)

@@ -17,7 +17,7 @@ from ft_run.launcher.workers.hangs import Hangs
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.rendezvous.protocol.messages import HangSpec, Stop
 from ft_run.rendezvous.protocol.stacks import NoHang, Suspicion
-from ft_run.training.worker import hook, tuning_page
+from ft_run.training.worker import hook, phases, start, tuning_page
 
 SPEC = HangSpec(timeout_s=60.0, start_s=1800.0)
 
@@ -43,8 +43,8 @@ class Node:
     def got_on(self, index: int, seconds_ago: float) -> None:
         """A worker did its fifth step so long ago."""
         page = self.watches[index]._page
-        page[hook.PID], page[hook.TICKS] = 1, 5
-        page[hook.LAST_NS] = time.monotonic_ns() - int(seconds_ago * 1e9)
+        page[start.PID], page[hook.TICKS] = 1, 5
+        page[phases.LAST_NS] = time.monotonic_ns() - int(seconds_ago * 1e9)
 
     def suspected(self) -> list[tuple[int, tuple[int, ...], int]]:
         assert all(isinstance(message, Suspicion) for message in self.sent)

@@ -11,7 +11,7 @@ from ft_run.launcher.machine.accelerators import Device
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.workers.measuring import Measuring
 from ft_run.rendezvous.protocol.messages import Assignment
-from ft_run.training.worker import data_wait, hook
+from ft_run.training.worker import data_wait, hook, start
 
 GPUS = [Device("0", "0000:01:00.0"), Device("1", "0000:02:00.0"), Device("2", None)]
 
@@ -52,7 +52,7 @@ def watches() -> Iterator[Any]:
     """Three workers."""
     made = [WorkerWatch() for _ in range(3)]
     for number, watch in enumerate(made):
-        watch._page[hook.PID] = 70 + number
+        watch._page[start.PID] = 70 + number
     yield made
     for watch in made:
         watch.close()

@@ -22,7 +22,7 @@ from ft_run.launcher.workers.step_events import StepEvents
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.launcher.workers.worker_phases import FirstWorker
 from ft_run.rendezvous.protocol.offer import Replica, Snapshot, Snapshots
-from ft_run.training.worker import data_wait, hook, phases
+from ft_run.training.worker import data_wait, hook, phases, start
 
 BUILDING = "importing and building"
 
@@ -45,7 +45,7 @@ class Node:
         self.stepped: list[object] = []
         self.steps = StepEvents(self.events.append, lambda: self.held, stepped=self.stepped.append)
         for watch in filter(None, self.watches):
-            watch._page[phases.SINCE_NS] = int(self.now * 1e9)
+            watch._page[start.SINCE_NS] = int(self.now * 1e9)
         self._due: Any = None
         monkeypatch.setattr(step_events, "time", SimpleNamespace(monotonic=lambda: self.now))
         loop = SimpleNamespace(call_later=self._call_later)
@@ -73,15 +73,15 @@ class Node:
         page = watch._page
         page[phases.SUMS + page[phases.PHASE]] += int(seconds * 1e9)
         self.now += seconds
-        page[phases.PHASE], page[phases.SINCE_NS] = phase, int(self.now * 1e9)
+        page[phases.PHASE], page[start.SINCE_NS] = phase, int(self.now * 1e9)
 
     def does(self, index: int, *, ticks: int, said: int = -1) -> None:
         """A worker has done some steps, the last one now."""
         watch = self.watches[index]
         assert watch is not None
         page = watch._page
-        page[hook.PID], page[hook.TICKS], page[hook.FURTHEST] = 1, ticks, said + 1
-        page[hook.LAST_NS] = int(self.now * 1e9)
+        page[start.PID], page[hook.TICKS], page[hook.FURTHEST] = 1, ticks, said + 1
+        page[phases.LAST_NS] = int(self.now * 1e9)
         page[hook.FIRST] = page[hook.FIRST] or said + 1
 
 
@@ -255,7 +255,7 @@ def test_of_a_program_with_two_processes_one_after_the_other_both_count(node: No
     watch = node.watches[0]
     assert watch is not None
     page = watch._page
-    page[hook.PID], page[phases.SUMS] = 2, int(1.5e9)
+    page[start.PID], page[phases.SUMS] = 2, int(1.5e9)
     node.steps.note(HangDismissed(2, 1, ""))
     assert cast(RoundProgressed, node.events[2]).phases == {BUILDING: 5.5}
 

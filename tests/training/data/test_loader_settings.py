@@ -12,7 +12,7 @@ import torch
 from ft_run.training import ElasticBatches
 from ft_run.training.data import loader_settings
 from ft_run.training.data.seeded import seeded
-from ft_run.training.worker import tuning_page
+from ft_run.training.worker import start, tuning_page
 from ft_run.training.worker.tuning_page import TRIAL, TuningPage, pack
 from torch.utils.data import DataLoader, Dataset
 
@@ -34,9 +34,9 @@ class Noisy(Dataset[Any]):
 def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the page of a worker that is tuned."""
     words = memoryview(bytearray(4096)).cast("Q")
-    words[tuning_page.WANTED] = tuning_page.NOTHING
+    words[start.WANTED] = tuning_page.NOTHING
     hook: Any = ModuleType("_ft_run_hook")
-    hook.tuning = TuningPage(words)
+    hook.tuning = TuningPage(start.Page(words))
     monkeypatch.setitem(sys.modules, "_ft_run_hook", hook)
     monkeypatch.setattr(loader_settings, "_agreed", 0)
     return words
@@ -120,7 +120,7 @@ def test_several_loaders_have_the_settings_of_the_script(page: Any) -> None:
 
 
 def test_a_worker_that_is_not_tuned_reports_nothing(page: Any) -> None:
-    page[tuning_page.WANTED] = 0
+    page[start.WANTED] = 0
     data = ElasticBatches(Noisy(), 4)
     loader: DataLoader[Any] = DataLoader(Noisy(), batch_sampler=data, num_workers=1)
     list(data.parts(loader, 0))
@@ -139,10 +139,12 @@ def test_numbers_of_settings() -> None:
     assert tuning_page.trial_of(words) == "num_workers=4 prefetch_factor=2"
 
 
-def test_a_process_that_a_worker_forks_reports_nothing(page: Any) -> None:
+def test_a_process_that_a_worker_forks_reports_nothing(
+    page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = loader_settings.page()
     assert shared is not None
-    shared._pid = 1  # of another process
+    monkeypatch.setattr(os, "getpid", lambda: 1)
     shared.in_effect(5)
     shared.began(7)
     assert page[tuning_page.IN_EFFECT] == page[tuning_page.SWITCH_NS] == 0

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ft_run.training.worker import data_wait, hook, imported, phases, tuning_page
+from ft_run.training.worker import data_wait, hook, imported, phases, start, tuning_page
 from ft_run.training.worker.data_wait import DataWait
 from ft_run.training.worker.phases import PHASE, SAVING, TRAINING
+from ft_run.training.worker.start import Page
 
 
 class Loop:
@@ -18,9 +19,9 @@ class Loop:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, device: "Device | None" = None) -> None:
         self.now_ns = 1
-        self.page = memoryview(mmap.mmap(-1, hook.PAGE_BYTES)).cast("Q")
+        self.page = memoryview(mmap.mmap(-1, start.PAGE_BYTES)).cast("Q")
+        self.wait = DataWait(Page(self.page))
         self.page[PHASE] = TRAINING
-        self.wait = DataWait(self.page)
         clock = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
         monkeypatch.setattr(data_wait, "time", clock)
         self.device = device
@@ -127,7 +128,8 @@ def test_a_wait_is_that_of_the_main_thread_of_this_process(
 
 def test_the_loader_of_short_waits_is_known_too(loop: Loop) -> None:
     loop.page[data_wait.WAIT_NS] = 7
-    loop.wait = DataWait(loop.page)  # another process
+    loop.wait = DataWait(Page(loop.page))  # another process
+    loop.page[PHASE] = TRAINING
     assert loop.waited_s == 0.0
     assert loop.wait.begin()
     loop.wait.end(SimpleNamespace(_num_workers=3, _prefetch_factor=None), has_batch=True)
@@ -191,18 +193,19 @@ def test_the_parts_of_the_page_do_not_overlap() -> None:
         phases.NAMES_AT // 8, (phases.NAMES_AT + phases.PHASES_MAX * phases.NAME_BYTES) // 8
     )
     parts = [
-        range(hook.PID, hook.STACKS_FD + 1),
+        [start.PID, hook.STEPS, phases.LAST_NS, hook.LONGEST_NS, hook.TICKS, start.STACKS_FD],
         range(hook.FURTHEST, hook.BEFORE_STEPS + 1),
         range(hook.USES_DEVICE, hook.WALL_BEGAN_NS + 1),
-        range(phases.PHASE, phases.IDLE_NS + 1),
+        [phases.PHASE, start.SINCE_NS, phases.CHANGES, phases.IDLE_NS],
         range(data_wait.BATCHES, data_wait.PREFETCH + 1),
         range(imported.IMPORTED, imported.IMPORTED + 1),
         range(phases.SUMS, phases.SUMS + phases.PHASES_MAX),
-        range(tuning_page.WANTED, tuning_page.SWITCH_NS + 1),
+        [start.WANTED],
+        range(tuning_page.IN_EFFECT, tuning_page.SWITCH_NS + 1),
         names,
         range(hook.MARK_WAIT_NS, hook.REPORTS_ITSELF + 1),
     ]
     words = [word for part in parts for word in part]
     assert len(words) == len(set(words))
-    assert max(words) < hook.PAGE_BYTES // 8
-    assert (hook.LAST_NS, len(imported.FORKABLE) <= 64) == (phases.LAST_NS, True)
+    assert max(words) < start.PAGE_BYTES // 8
+    assert len(imported.FORKABLE) <= 64

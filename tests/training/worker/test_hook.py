@@ -17,8 +17,9 @@ import pytest
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.processes.worker_watch import starter_env
 from ft_run.training import progress
-from ft_run.training.worker import hook, store_wait
+from ft_run.training.worker import hook, start, store_wait
 from ft_run.training.worker.imported import IMPORTED, names_of
+from ft_run.training.worker.start import Page
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
 
 LIMIT = timedelta(seconds=60)
@@ -173,19 +174,6 @@ TICKS = {
 """Steps and signs of progress of each case of ``STEPS``."""
 
 
-def test_the_hook_loads_only_what_a_bare_python_has() -> None:
-    code = (
-        "import os, sys, time, contextlib\n"  # as site has them in an environment
-        "package = type(sys)('hooks'); package.__path__ = [sys.argv[1]]\n"
-        "sys.modules['hooks'] = package; before = set(sys.modules)\n"
-        "import hooks.hook\n"
-        "print(sorted(name for name in {*sys.modules} - before if '.' not in name))"
-    )
-    folder = str(Path(hook.__file__).parent)
-    found = subprocess.check_output([sys.executable, "-I", "-S", "-c", code, folder], text=True)
-    assert found.strip() == "['__future__', 'atexit']"
-
-
 def test_every_step_is_counted_once(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(STEPS)
     order = {
@@ -221,8 +209,8 @@ class Optimizer:
 
 
 def test_an_optimizer_in_the_place_of_one_that_is_gone_is_another_one() -> None:
-    page = memoryview(bytearray(hook.PAGE_BYTES)).cast("Q")
-    watched = hook.Hook(page)
+    page = memoryview(bytearray(start.PAGE_BYTES)).cast("Q")
+    watched = hook.Hook(Page(page))
 
     def step(optimizer: Optimizer) -> int:
         watched.before_step(optimizer)
@@ -241,10 +229,8 @@ def test_an_optimizer_in_the_place_of_one_that_is_gone_is_another_one() -> None:
 
 
 def test_what_is_imported_by_the_first_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = memoryview(bytearray(hook.PAGE_BYTES)).cast("Q")
-    page[IMPORTED] = 1
-    watched = hook.Hook(page)
-    assert not page[IMPORTED]
+    page = memoryview(bytearray(start.PAGE_BYTES)).cast("Q")
+    watched = hook.Hook(Page(page))
     monkeypatch.setattr(sys, "modules", {"torch": sys, "numpy": sys, "os": os})
     watched.progress(0)
     monkeypatch.setattr(sys, "modules", {"transformers": sys})
@@ -269,7 +255,7 @@ print(json.dumps([sys.path, environ, children, sorted(sys.path_importer_cache),
 def look(folder: Path, environ: Mapping[str, str], *, watched: bool) -> tuple[Any, str]:
     """Run ``LOOKS``, executed; return what it found and its errors."""
     files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
-    os.ftruncate(files[0], hook.PAGE_BYTES)
+    os.ftruncate(files[0], start.PAGE_BYTES)
     more = starter_env(environ, files) if watched else {}
     done = subprocess.run(
         [sys.executable, "-c", LOOKS],
@@ -282,8 +268,8 @@ def look(folder: Path, environ: Mapping[str, str], *, watched: bool) -> tuple[An
         check=True,
     )
     if watched:
-        page = memoryview(os.pread(files[0], hook.PAGE_BYTES, 0)).cast("Q")
-        assert page[hook.PID] > 0
+        page = memoryview(os.pread(files[0], start.PAGE_BYTES, 0)).cast("Q")
+        assert page[start.PID] > 0
     for fd in files:
         os.close(fd)
     return json.loads(done.stdout), done.stderr
@@ -310,7 +296,7 @@ def test_an_executed_worker_finds_what_it_would_find(
 def test_the_first_python_of_a_shell_script_is_watched(tmp_path: Path) -> None:
     """And the next one when that has ended; what they start is not."""
     files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
-    os.ftruncate(files[0], hook.PAGE_BYTES)
+    os.ftruncate(files[0], start.PAGE_BYTES)
     say = "from ft_run.training import progress; [progress() for _ in range(%d)]"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{say % 4}'])"
     found = []
@@ -323,7 +309,7 @@ def test_the_first_python_of_a_shell_script_is_watched(tmp_path: Path) -> None:
             check=True,
             timeout=60,
         )
-        found.append(memoryview(os.pread(files[0], hook.PAGE_BYTES, 0)).cast("Q")[hook.TICKS])
+        found.append(memoryview(os.pread(files[0], start.PAGE_BYTES, 0)).cast("Q")[hook.TICKS])
     for fd in files:
         os.close(fd)
     assert found == [2, 0]
@@ -331,7 +317,7 @@ def test_the_first_python_of_a_shell_script_is_watched(tmp_path: Path) -> None:
 
 def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
     files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
-    os.ftruncate(files[0], hook.PAGE_BYTES)
+    os.ftruncate(files[0], start.PAGE_BYTES)
     os.mkfifo(tmp_path / "up")
     os.mkfifo(tmp_path / "over")
     say = "from ft_run.training import progress; [progress() for _ in range(%d)]"
@@ -347,7 +333,7 @@ def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
         check=True,
         timeout=60,
     )
-    ticks = memoryview(os.pread(files[0], hook.PAGE_BYTES, 0)).cast("Q")[hook.TICKS]
+    ticks = memoryview(os.pread(files[0], start.PAGE_BYTES, 0)).cast("Q")[hook.TICKS]
     for fd in files:
         os.close(fd)
     assert ticks == 2

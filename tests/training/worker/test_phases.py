@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch.distributed.distributed_c10d as c10d
 from ft_run.training import activity
-from ft_run.training.worker import hook, phases
+from ft_run.training.worker import phases, start
 from ft_run.training.worker.phases import Phases, read, time_joining
+from ft_run.training.worker.start import Page
 from torch import distributed
 
 
@@ -24,11 +25,12 @@ class Worker:
         self.now_ns = 5_000_000_000
         clock = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
         monkeypatch.setattr(phases, "time", clock)
-        self.page = memoryview(mmap.mmap(-1, hook.PAGE_BYTES)).cast("Q")
-        self.phases = Phases(self.page)
-        module: Any = ModuleType(hook.NAME)
+        monkeypatch.setattr(start, "time", clock)
+        self.page = memoryview(mmap.mmap(-1, start.PAGE_BYTES)).cast("Q")
+        self.phases = Phases(Page(self.page))
+        module: Any = ModuleType(start.NAME)
         module.enter, module.leave = self.phases.enter, self.phases.leave
-        monkeypatch.setitem(sys.modules, hook.NAME, module)
+        monkeypatch.setitem(sys.modules, start.NAME, module)
 
     def spends(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
@@ -164,13 +166,13 @@ def test_other_threads_and_processes_do_not_count(
 def test_what_is_being_written_is_not_read(worker: Worker) -> None:
     worker.page[phases.CHANGES] += 1
     assert read(worker.page, worker.now_ns) is None
-    Phases(worker.page)  # another process, after one that was killed just then
+    Phases(Page(worker.page))  # another process, after one that was killed just then
     assert worker.doing == "importing and building"
 
 
 def test_a_process_begins_without_the_time_of_the_one_before(worker: Worker) -> None:
     worker.does("evaluate", 3.0)
-    Phases(worker.page)
+    Phases(Page(worker.page))
     worker.spends(1.0)
     assert worker.spent == {"importing and building": 1.0}
 
@@ -189,7 +191,7 @@ def test_a_look_before_the_current_phase_takes_nothing_from_its_sum(worker: Work
 
 def test_the_training_since_the_last_step_leaves_out_activities(worker: Worker) -> None:
     def ticks() -> None:
-        worker.page[hook.LAST_NS] = worker.now_ns
+        worker.page[phases.LAST_NS] = worker.now_ns
         worker.phases.stepped()
 
     ticks()
@@ -266,7 +268,7 @@ def test_joining_is_timed_wherever_the_function_was_imported(
 
 
 def test_without_ft_run_an_activity_does_nothing() -> None:
-    assert hook.NAME not in sys.modules
+    assert start.NAME not in sys.modules
     with activity("evaluate"):
         pass
 

@@ -32,33 +32,30 @@ def _take_off(folder: str) -> "tuple[int, int, int, int]":
     return page_fd, stacks_fd, is_empty, pid
 
 
-def _run(folder: str, name: str, *arguments: object) -> None:
-    """Call ``install_or_say`` of a module of ft-run, which is not imported."""
-    path = os.path.join(folder, f"{name}.py")
+def _module(folder: str, name: str) -> "Any":
+    """Return a module of ft-run. It is not imported: the interpreter would look for it first."""
+    name, path = f"{_PACKAGE}.{name}", os.path.join(folder, f"{name}.py")
     loader: Any = type(__spec__.loader)  # it reads the compiled form where there is one
-    code = loader(f"_ft_run_{name}", path).get_code(f"_ft_run_{name}")
-    names: dict[str, object] = {"__name__": f"_ft_run_{name}", "__file__": path}
-    exec(code, names)  # noqa: S102 - a file of this package, in an interpreter that may lack it
-    install = names["install_or_say"]
-    assert callable(install)
-    install(*arguments)
+    module: Any = type(sys)(name)
+    module.__file__, module.__spec__ = path, type(__spec__)(name, loader(name, path), origin=path)
+    module.__spec__.loader.exec_module(module)
+    return module
 
 
 def _watch(folder: str, page_fd: int, stacks_fd: int) -> None:
-    """Install the hooks of a watched worker: modules of ft-run in a package of their own."""
+    """Have the process watched by modules of ft-run, in a package of their own."""
     package: Any = type(sys)(_PACKAGE)
     package.__path__ = [folder]
-    sys.modules[_PACKAGE] = package
-    __import__(f"{_PACKAGE}.hook")
-    sys.path_importer_cache.pop(folder, None)
-    package.hook.install_or_say(page_fd, stacks_fd)
+    start = _module(folder, "start")
+    sys.modules[_PACKAGE], sys.modules[start.__name__] = package, start
+    start.install_or_say(page_fd, stacks_fd)
 
 
 _folder = os.path.dirname(os.path.abspath(__file__))
 _page_fd, _stacks_fd, _, _pid = _take_off(_folder)
 # A program between ft-run and the script may start several interpreters: one is the worker.
 if _pid == os.getpid():
-    _run(_folder, "capture", os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    _module(_folder, "capture").install_or_say(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
 if _page_fd >= 0:
     _watch(os.path.dirname(_folder), _page_fd, _stacks_fd)
     for _fd in (_page_fd, _stacks_fd):

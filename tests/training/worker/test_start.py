@@ -1,0 +1,136 @@
+"""What a watched worker does before its script, and when it loads the hooks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ft_run.training.worker import hook, start
+from ft_run.training.worker.start import Page
+
+FOLDER = Path(start.__file__).parent
+BEGIN = """
+import os, sys, time, contextlib  # as site has them in an environment
+files = os.memfd_create("ft-run-page"), os.memfd_create("ft-run-stacks")
+os.ftruncate(files[0], 4096)
+package = type(sys)("hooks"); package.__path__ = [sys.argv[1]]
+sys.modules["hooks"] = package
+before = set(sys.modules)
+import hooks.start
+hooks.start.install_or_say(*files)
+"""
+HOOK = "watched = sys.modules['_ft_run_hook']"
+TICKS = "print(memoryview(os.pread(files[0], 4096, 0)).cast('Q')[4])"
+LOADED = "print('hooks.hook' in sys.modules)"
+
+
+def run(*lines: str, folder: Path = FOLDER, says: str = "") -> list[str]:
+    """Return what a process prints that is watched before it runs ``lines``."""
+    code = "\n".join((BEGIN, *lines))
+    command = [sys.executable, "-I", "-S", "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert says in done.stderr
+    assert bool(says) == bool(done.stderr)
+    return done.stdout.splitlines()
+
+
+def test_at_start_only_what_a_bare_python_has_is_loaded() -> None:
+    new = "print(*sorted({*sys.modules} - before))"
+    assert run(new) == ["_ft_run_hook faulthandler hooks.start mmap"]
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers", "kubeflow"])
+def test_the_import_of_a_library_loads_the_hooks(tmp_path: Path, library: str) -> None:
+    (tmp_path / library).mkdir()
+    (tmp_path / library / "__init__.py").write_text("")
+    (tmp_path / library / "optim").mkdir()
+    optimizers = "def register_optimizer_step_pre_hook(hook): print(hook.__qualname__)\n"
+    optimizers += "register_optimizer_step_post_hook = register_optimizer_step_pre_hook\n"
+    (tmp_path / library / "optim" / "optimizer.py").write_text(optimizers)
+    found = run(
+        f"sys.path.insert(0, {str(tmp_path)!r})",
+        "import json",
+        LOADED,
+        f"import {library}.optim.optimizer",
+        LOADED,
+        "print(any(type(finder).__name__ == '_Hooks' for finder in sys.meta_path))",
+    )
+    steps = ["Hook.before_step", "Hook.after_step"] if library == "torch" else []
+    assert found == ["False", *steps, "True", "False"]
+
+
+def test_a_library_that_is_loaded_already_is_patched() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            "import sys; sys.modules['torch'] = sys\n" + BEGIN + LOADED,
+            FOLDER,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_progress_loads_the_hooks_and_other_attributes_do_not() -> None:
+    found = run(
+        HOOK,
+        "print(hasattr(watched, '__file__'), hasattr(watched, 'other'))",
+        LOADED,
+        "watched.progress(-1); watched.progress(-1)",
+        TICKS,
+    )
+    assert found == ["False False", "False", "2"]
+
+
+def test_a_child_that_loads_the_hooks_reports_nothing() -> None:
+    child = "if not os.fork(): watched.progress(-1); watched.enter('a'); os._exit(0)"
+    assert run(HOOK, child, "os.wait()", TICKS, "watched.progress(-1)", TICKS) == ["0", "1"]
+
+
+def test_a_thread_that_loads_the_hooks_is_not_the_one_whose_phases_count() -> None:
+    found = run(
+        HOOK,
+        "import threading",
+        "thread = threading.Thread(target=watched.enter, args=('saving',))",
+        "thread.start(); thread.join()",
+        "from hooks import phases",
+        "page = memoryview(os.pread(files[0], 4096, 0)).cast('Q')",
+        "print(page[phases.PHASE] == phases.BUILDING)",
+        "watched.enter('saving')",
+        "page = memoryview(os.pread(files[0], 4096, 0)).cast('Q')",
+        "print(page[phases.PHASE] == phases.SAVING)",
+    )
+    assert found == ["True", "True"]
+
+
+def test_hooks_that_cannot_be_loaded_are_reported_once(tmp_path: Path) -> None:
+    """E.g. since ft-run was removed meanwhile."""
+    (tmp_path / "start.py").write_text((FOLDER / "start.py").read_text())
+    found = run(
+        HOOK,
+        "watched.progress(1); watched.expect(2); watched.enter('a'); watched.leave()",
+        "print(watched.tuning)",
+        TICKS,
+        folder=tmp_path,
+        says="ft-run cannot watch this worker: ImportError",
+    )
+    assert found == ["None", "0"]
+
+
+def test_a_page_begins_without_what_another_process_has_left() -> None:
+    words = memoryview(bytearray(start.PAGE_BYTES)).cast("Q")
+    Page(words)
+    for word in range(1, len(words)):
+        words[word] = 7
+    Page(words, 3)
+    left = {word: value for word, value in enumerate(words) if value}
+    assert left.pop(start.SINCE_NS) > 7
+    assert left == {start.PID: os.getpid(), start.STACKS_FD: 3, start.WANTED: 7}
+    assert not words[hook.TICKS]

@@ -1,0 +1,160 @@
+"""Runs in a watched worker before its script: finds its page, and loads the hooks when needed.
+
+The worker and the agent share a page of memory (a memfd). Each number there is written by one
+aligned store of 8 bytes, so the agent never reads half of one. Only the worker's own process
+writes, not processes that it forks or starts.
+
+Each restart waits for this module, so at start it imports nothing that a bare Python has not
+loaded, e.g. ``typing`` or ``__future__``, and nothing beside it. ``hook.py`` and what that needs
+are loaded when the script imports a library that they patch, or when ``ft_run.training`` uses them.
+
+Interpreters without ft-run load it too, as a module of a package that has this folder only
+(``starter/sitecustomize.py``).
+"""
+
+import os
+import sys
+import time
+from _thread import RLock, get_ident
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NAME = "_ft_run_hook"
+"""The name in ``sys.modules`` under which ``ft_run.training`` finds the hooks."""
+_NAMES = ("progress", "expect", "piece", "enter", "leave", "tuning")
+"""What that module has."""
+_LIBRARIES = ("torch", "transformers", "kubeflow")
+"""Their import loads the hooks: they patch modules of these."""
+
+PAGE_BYTES = 4096
+STACKS_SIGNAL = 62
+"""A real-time signal (``SIGRTMAX - 2``) on which all stacks are written."""
+
+PID, STACKS_FD, SINCE_NS, WANTED = 0, 5, 17, 64
+"""Indexes of 8-byte words in the page: the process id (0: none yet); the descriptor to which stacks
+are written; the start of the current phase (CLOCK_MONOTONIC); the settings that the agent wants,
+the only word that it writes. ``hook.py``, ``phases.py``, ``data_wait.py``, ``imported.py`` and
+``tuning_page.py`` have the others."""
+
+PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
+"""Their names in /proc/PID/fd."""
+_FD_MIN = 100
+"""Above the descriptors that programs usually get."""
+
+
+class Page:
+    """The page of this worker, and the process and thread that it is about."""
+
+    def __init__(self, words: "Any", stacks_fd: int = 0) -> None:
+        """Begin with the first phase.
+
+        Args:
+            words: a ``memoryview`` of 8-byte words.
+            stacks_fd: the descriptor to which stacks are written.
+        """
+        self.words, self.pid, self.thread = words, os.getpid(), get_ident()
+        if words[PID]:  # of a process that has ended
+            words[PID] = 0
+            for word in range(PAGE_BYTES // 8):
+                if word != WANTED:
+                    words[word] = 0
+        words[SINCE_NS], words[STACKS_FD] = time.monotonic_ns(), stacks_fd
+        words[PID] = self.pid  # last: from here on the agent reads the others
+
+    def is_own(self) -> bool:
+        """Return whether this process is the worker, and not one that it has forked."""
+        return os.getpid() == self.pid
+
+
+class _Hooks:
+    """A finder on ``sys.meta_path`` that loads the hooks on import of a library, and finds nothing.
+
+    It is also the ``__getattr__`` of the module ``NAME`` until then.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._module: Any = type(sys)(NAME)
+        self._module.__dict__["__getattr__"] = self._attribute
+        self._lock, self._is_loaded = RLock(), False
+        sys.modules[NAME] = self._module
+        sys.meta_path.insert(0, self)
+        if any(library in sys.modules for library in _LIBRARIES):
+            self._load()
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Load the hooks if ``name`` is such a library; the other finders find it."""
+        if name in _LIBRARIES:
+            self._load()
+
+    def _attribute(self, name: str) -> "Any":
+        if name not in _NAMES:  # others look for e.g. ``__file__`` in all modules
+            raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
+        self._load()
+        return getattr(self._module, name)
+
+    def _load(self) -> None:
+        with self._lock:
+            if self._is_loaded:
+                return
+            try:
+                from . import hook
+
+                hook.install(self._module, self._page)
+            except Exception as error:
+                _say(error)
+                for name in _NAMES:
+                    setattr(self._module, name, None if name == "tuning" else _do_nothing)
+            self._is_loaded = True
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+
+def _do_nothing(*_: object) -> None:
+    pass
+
+
+def _say(error: Exception) -> None:
+    now = time.strftime("%H:%M:%S")
+    os.write(2, f"{now} ft-run cannot watch this worker: {error!r}\n".encode())
+
+
+def install_or_say(page_fd: int, stacks_fd: int) -> None:
+    """Watch this process, or log why not: the worker runs in any case."""
+    try:
+        install(page_fd, stacks_fd)
+    except Exception as error:
+        _say(error)
+
+
+def install(page_fd: int, stacks_fd: int) -> None:
+    """Watch this process, unless another live process uses the same page.
+
+    Args:
+        page_fd: of the page; the caller may close it.
+        stacks_fd: of the file for stacks; the caller may close it.
+
+    Raises:
+        OSError: a descriptor is invalid, or the kernel refuses.
+    """
+    import faulthandler
+    import mmap
+
+    # A process may have inherited the variable without the descriptors.
+    if not os.readlink(f"/proc/self/fd/{page_fd}").startswith(PAGE_FILE):
+        raise OSError(f"descriptor {page_fd} is not the page that is shared with ft-run")
+    # mmap keeps a duplicate of the descriptor, with the lowest free number, as ``dup`` gives.
+    fillers = [os.dup(page_fd)]
+    while fillers[-1] < _FD_MIN:
+        fillers.append(os.dup(page_fd))
+    words = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
+    is_used = words[PID] and words[PID] != os.getpid() and os.path.exists(f"/proc/{words[PID]}")
+    file = -1 if is_used else os.dup(stacks_fd)
+    for fd in fillers:
+        os.close(fd)
+    if is_used:
+        return
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    _Hooks(Page(words, file))
