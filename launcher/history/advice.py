@@ -1,7 +1,8 @@
 """What would make better use of this node, from what was measured: pure rules.
 
 Each line has only numbers that were measured in this job. There is none where nothing is to be
-gained, or where the job was too short to know.
+gained, or where the job was too short to know. If training waits for data and no setting would
+change that, a line says why.
 """
 
 import math
@@ -29,12 +30,13 @@ _IDLE: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One setting that would make better use of the node."""
+    """One setting that would make better use of the node, or why it would not."""
 
     setting: str
     now: str
     """Its value; empty: none."""
     advised: str
+    """Empty: no value would certainly help."""
     text: str
     """A line with what was measured."""
 
@@ -58,17 +60,21 @@ def _loader(measured: Measured) -> Advice | None:
     wait_s = measured.wait_s - measured.first_wait_s
     share = wait_s / (computing_s + wait_s) if wait_s > 0 else 0.0
     is_known = measured.training_s >= _LEAST_S and measured.batches >= _LEAST_COUNT
-    if not is_known or share < _DATA_WAIT:
+    if not is_known or measured.data_wait < _DATA_WAIT:
         return None
+    if share < _DATA_WAIT:
+        text = f"data wait {measured.data_wait:.0%}, mostly for the first batches of epochs"
+        return _unhelped("persistent_workers", "", f"{text}: persistent_workers=True may help")
     reason, processes = f"data wait {share:.0%}", measured.num_workers
     usual_s = measured.squares_s2 / wait_s
     if processes and wait_s * processes < _RARE * measured.batches * usual_s:
         before = measured.prefetch_factor
         batches = usual_s / (computing_s / measured.batches)
         after = before + math.ceil(batches / processes)
-        if after > _PREFETCH_MAX:
-            return None
         reason += f" in bursts of {usual_s:.2g} s"
+        if after > _PREFETCH_MAX:
+            text = f"{reason}: too long to be hidden by prefetch_factor"
+            return _unhelped("prefetch_factor", str(before), text)
         return _changed("prefetch_factor", before, after, reason)
     idle = measured.idle_cpus
     if idle is None:
@@ -76,7 +82,10 @@ def _loader(measured: Measured) -> Advice | None:
     wanted = (processes or share) / (1 - share)
     more = min(math.ceil(wanted) - processes, _whole(idle / measured.workers))
     if more < 1:
-        return None
+        few = f"only {idle:.2g} of {measured.cpus:g} CPUs are idle for {measured.workers} workers"
+        reason += f", but {few if _whole(idle) else 'no CPU is idle'}"
+        text = f"{reason}: more loader processes would not help"
+        return _unhelped("num_workers", str(processes), text)
     reason += f", {idle:.2g} of {measured.cpus:g} CPUs idle"
     return _changed("num_workers", processes, processes + more, reason)
 
@@ -111,6 +120,10 @@ def _sockets(measured: Measured) -> Advice | None:
         return None
     text = f"workers run on other sockets' CPUs than their GPUs ({far} of {samples} reads)"
     return Advice("--numa-binding", "", "node", f"{text}: --numa-binding node")
+
+
+def _unhelped(setting: str, now: str, text: str) -> Advice:
+    return Advice(setting, now, "", text)
 
 
 def _changed(setting: str, before: int, after: int, reason: str) -> Advice:
