@@ -23,6 +23,7 @@ ALERTS = {
     "FtRunCheckpointOld": "warning",
     "FtRunNoSpareLeft": "warning",
     "FtRunSlowSteps": "warning",
+    "FtRunDataWait": "warning",
 }
 
 needs_promtool = pytest.mark.skipif(
@@ -60,6 +61,7 @@ class Job:
         self.training = [60.0 * minute for minute in minutes]
         self.waiting = [0.0 for _ in minutes]
         self.lost = [0.0 for _ in minutes]
+        self.data_wait = [0.1 * seconds for seconds in self.training]
         self.steps = [120.0 * minute for minute in minutes]
         self.last_step = [60.0 * minute for minute in minutes]
         self.checkpoint = [60.0 * (minute - minute % EVERY) for minute in minutes]
@@ -103,6 +105,9 @@ class Job:
                 f"ftrun_restarts_total{{{at},cause='worker'}}": self.restarts,
                 f"ftrun_restarts_total{{{at},cause='hang'}}": [0.0] * (MINUTES + 1),
                 f"ftrun_rank_steps_total{{{at},rank='{ord(node)}'}}": self.steps,
+                f"ftrun_rank_data_wait_seconds_total{{{at},rank='{ord(node)}'}}": (
+                    self.data_wait if node == "b" else [0.0] * (MINUTES + 1)
+                ),
                 f"ftrun_last_step_timestamp_seconds{{{at}}}": self.last_step,
             }
         return [
@@ -222,6 +227,27 @@ def test_steps_that_take_longer_than_during_the_day(
         job.steps[minute] = job.steps[at] + 120 / factor * (minute - at)
     slow = ["FtRunSlowSteps"] if is_slow else []
     check(job, tmp_path, [firing(at + 5), firing(at + 20, *slow), firing(at + 40, *slow)])
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("share", "minutes", "is_long"),
+    [(0.25, 90, False), (0.4, 90, True), (0.9, 12, False)],
+)
+def test_a_rank_that_waits_for_data(
+    tmp_path: Path, *, share: float, minutes: int, is_long: bool
+) -> None:
+    job = Job()
+    at = 80
+    for minute in range(at + 1, MINUTES + 1):
+        more_s = 60 * (share - 0.1) * min(minute - at, minutes)
+        job.data_wait[minute] += more_s
+    waits = ["FtRunDataWait"] if is_long else []
+    ratio = "round(job_id:ftrun_data_wait:ratio_rate5m, 0.01)"
+    checks = [firing(minute) for minute in range(at, at + 15, 2)]
+    checks += [firing(at + 22, *waits), firing(at + 40, *waits)]
+    checks += [value(at + 8, ratio, share, "{job_id='run1'}")]
+    check(job, tmp_path, checks)
 
 
 # --- names -------------------------------------------------------------------------------------
