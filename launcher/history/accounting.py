@@ -62,6 +62,11 @@ class Accounting:
         self._since_stop: dict[Spent, float] | None = None
         """The time since training stopped, if it is not known yet whether it restarts."""
         self._is_restarting = False
+        self.restart: dict[Spent, float] = {}
+        """What the last restart or regroup has taken so far, from the end of training on. A failure
+        before the first step is a restart of its own."""
+        self.is_restart_over = True
+        """Whether the job has trained since, or workers that are not watched have started."""
         self._before_hang = Phase.RUNNING
         self._idle_s = 0.0
         """Of the current training, the time since the last step, when it was last reported."""
@@ -112,7 +117,8 @@ class Accounting:
             case "restart.decided":
                 self._restart(record["cause"]["kind"])
             case "regroup.decided":
-                self._cause, self._since_stop = "regroup", None
+                self._cause = "regroup"
+                self._begin_restart()
             case name if name in STOPS and self.phase in IN_ROUND:
                 self._interrupt(Phase.STOPPING)
 
@@ -176,13 +182,15 @@ class Accounting:
         add(self._total.phases, phase, seconds)
         if phase is Phase.STOPPING and self._since_stop is None:
             self._since_stop = {}  # a worker that exits
-        if self._is_restarting:
-            if phase is not Phase.TRAINING:
-                add(self._total.restart_phases, phase, seconds)
-        elif self._since_stop is not None and phase is not Phase.TRAINING:
-            add(self._since_stop, phase, seconds)
         if phase is Phase.TRAINING:
             self._training_s += seconds
+            return
+        if self._is_restarting:
+            add(self._total.restart_phases, phase, seconds)
+        if self._since_stop is not None:
+            add(self._since_stop, phase, seconds)
+        elif not self.is_restart_over:
+            add(self.restart, phase, seconds)
 
     def _start_again(self, wall_s: float) -> None:
         """Another ft-run has started, at ``wall_s``: nothing of the one before runs."""
@@ -247,12 +255,16 @@ class Accounting:
             self._has_done(record["steps"], self._idle_s)
 
     def _trains(self) -> None:
-        self._since_stop, self._is_restarting = None, False
+        self._since_stop, self._is_restarting, self.is_restart_over = None, False, True
 
     def _dismissed(self) -> None:
         self.phase = self._before_hang
         if self.phase is not Phase.BUILDING:
             self._trains()
+        elif not self.is_restart_over:
+            for phase, seconds in (self._since_stop or {}).items():
+                add(self.restart, phase, seconds)
+            self._since_stop = None
 
     def _interrupt(self, phase: Phase) -> None:
         """The workers do not train any more."""
@@ -268,13 +280,19 @@ class Accounting:
     def _restart(self, cause: str) -> None:
         self._cause = cause
         add(self._total.restarts, cause, 1)
-        for phase, seconds in (self._since_stop or {}).items():
-            add(self._total.restart_phases, phase, seconds)
-        self._since_stop, self._is_restarting = None, True
+        if not self._is_restarting:
+            for phase, seconds in (self._since_stop or {}).items():
+                add(self._total.restart_phases, phase, seconds)
+        self._is_restarting = True
+        self._begin_restart()
         if cause == "hang" or self._are_steps_known:
             add(self._total.lost, cause, self._idle_s)
             self._training_s = max(0.0, self._training_s - self._idle_s)
         self._idle_s = 0.0
+
+    def _begin_restart(self) -> None:
+        self.restart, self._since_stop = self._since_stop or {}, None
+        self.is_restart_over = False
 
     def _has_done(self, step: int, idle_s: float) -> None:
         """The workers have done ``step`` steps, the last one ``idle_s`` ago; -1: not known."""

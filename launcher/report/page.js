@@ -40,6 +40,7 @@ function moment(seconds) {
 
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds > 0 && seconds < 0.00995) return `${(seconds * 1000).toFixed(1)} ms`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds), minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60);
@@ -230,20 +231,18 @@ function timeline() {
 
 function restarts() {
   if (!data.restarts.length) return null;
-  const columns = [["Time (UTC)", ""], ["Round", "number"], ["Kind", ""], ["Detect", "number"], ["Stop", "number"],
-    ["Form", "number"], ["Start", "number"], ["Restore", "number"], ["Down", "number"], ["Redo", "number"],
-    ["Steps", "number"], ["Cause", "wide"]];
-  const part = (seconds) => seconds === null ? "–" : seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1);
+  const columns = [["Time (UTC)", ""], ["Round", "number"], ["Kind", ""], ["Down", "number"], ["Parts", ""],
+    ["Done again", "number"], ["Steps", "number"], ["Cause", "wide"]];
+  const part = (name, seconds) => h("div", h("span.quiet", `${name} `), duration(seconds));
   const rows = data.restarts.map((one) => [
-    moment(one.at_s), one.round, kind(one.kind) + (one.is_free ? " (free)" : ""), part(one.detect_s), part(one.stop_s),
-    part(one.form_s), part(one.start_s),
-    h("span", part(one.restore_s), Object.entries(one.building).filter(([, s]) => s >= one.restore_s / 20)
-      .sort((a, b) => b[1] - a[1]).map(([name, s]) => h("div.quiet", `${name} ${part(s)}`))), part(one.down_s), part(one.redo_s),
-    one.redo_steps === null ? "–" : count(one.redo_steps), one.cause + (one.rule ? ` (${one.rule})` : ""),
+    moment(one.at_s), one.round, kind(one.kind) + (one.is_free ? " (not counted)" : ""), duration(one.down_s),
+    h("span", one.detect_s !== null && part("detecting", one.detect_s),
+      Object.entries(one.phases).map(([name, seconds]) => part(name, seconds))),
+    duration(one.redo_s), one.redo_steps === null ? "–" : count(one.redo_steps), one.cause + (one.rule ? ` (${one.rule})` : ""),
   ]);
   return section("Restarts", table(columns, rows, null, 50), h("p.quiet",
-    "Seconds. Detect: from the failure to the stop; form: until the next round; start: of the workers; restore: until the first " +
-    "step, imports included; down: all of these; redo: training and steps that were done again."));
+    "Down: from the failure to the next step, the sum of the parts. Detecting: until training ended; the other parts are those " +
+    "of \u201cWhere the time went\u201d. Done again: training and steps after the one that the job resumed from."));
 }
 
 function failures() {

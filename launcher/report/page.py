@@ -69,7 +69,7 @@ def _embedded(data: dict[str, Any]) -> str:
 
 def _data(report: JobReport, reading: Reading) -> dict[str, Any]:
     return {
-        "version": 1,
+        "version": 2,
         "summary": json_value(report.summary),
         "time": _time(report.account),
         "attempts": [

@@ -1,18 +1,21 @@
-"""The parts of each restart: detect, stop, form, start, restore, redo. A fold over records.
+"""The parts of each restart: detection, the phases until the first step, redone steps.
 
-All parts but the first are of one node, that with the lowest rank that was in both rounds, by its
-own clock. The first compares the clocks of two hosts.
+They are of one node, that with the lowest rank that was in both rounds. Its phases are those of
+``Accounting``; detection compares the clocks of two hosts.
 """
 
 from typing import Final
 
 from ...events.record import Record
 from ...values import dataclass, field
-from ..history.accounting import Accounting
+from ..history.accounting import Accounting, Phase
 from ..history.job_rounds import failure_note
+from ..history.phases import Spent
+from ..reporting.time_report import named
 
 REGROUP: Final = "regroup"
 """The kind of a restart because nodes have joined or left."""
+_ORDER: Final = (Phase.HANGING, Phase.DRAINING, Phase.STOPPING, *Phase)
 
 
 @dataclass(slots=True)
@@ -31,51 +34,42 @@ class RestartParts:
     """The decision of the failure policy; empty: the default rule."""
     is_free: bool = False
     """It is not counted."""
+    began_s: float = 0.0
+    """When something failed, or else when training ended, as Unix time."""
     detect_s: float | None = None
-    """From the failure to the stop of the workers."""
-    stop_s: float | None = None
-    """Until no worker is left."""
-    form_s: float | None = None
-    """Until the next round has formed."""
-    start_s: float | None = None
-    """Until the workers have started."""
-    restore_s: float | None = None
-    """Until the first step is done: imports, restore, compilation."""
-    building: dict[str, float] = field(default_factory=dict)
-    """Of ``restore_s``, the seconds by what the workers did, if they report it."""
+    """From the failure to the end of training."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """From there to the first step (or start of workers that are not watched), or to the next
+    failure, by phase or activity, in the usual order."""
+    is_over: bool = False
+    """The job has trained again (or workers that are not watched have started)."""
     redo_s: float = 0.0
     """Training that is done again."""
     redo_steps: int | None = None
     """Steps that are done again."""
 
     @property
+    def seconds(self) -> float:
+        """The time that is known of it, without what is done again."""
+        return (self.detect_s or 0.0) + sum(self.phases.values())
+
+    @property
     def down_s(self) -> float | None:
-        """Return the time from the failure to the first step, or the start of the workers."""
-        parts = (self.detect_s, self.stop_s, self.form_s, self.start_s, self.restore_s)
-        known = [part for part in parts if part is not None]
-        return sum(known) if self.start_s is not None else None
+        """The time from the failure to the first step; None: there was none."""
+        return self.seconds if self.is_over else None
 
 
 @dataclass(slots=True)
 class _Times:
-    """What a node did in a round, by its own clock in seconds."""
+    """What a node did in a round."""
 
     rank: int = -1
-    ended_before_s: float = 0.0
-    """When no worker of the round before was left."""
     lost_before_s: float = 0.0
     """Training that was lost in all restarts before."""
     steps_before: int = -1
-    started_s: float | None = None
-    spawned_s: float | None = None
     resumes_from: int = -1
-    stop_at_s: float | None = None
-    """As Unix time."""
-    stop_s: float | None = None
-    ended_s: float | None = None
+    has_ended: bool = False
     steps: int = -1
-    phases: dict[str, float] = field(default_factory=dict)
-    """What its workers have reported last."""
 
 
 class RestartTimes:
@@ -106,38 +100,31 @@ class RestartTimes:
             run: the start of the job that it belongs to.
             accounting: of its node, up to the event.
         """
-        node, now_s = record["node"], float(record["uptime_s"])
+        node = record["node"]
         match record["name"]:
             case "agent.started":
                 self._nodes.pop(node, None)
+                self._best = "" if node == self._best else self._best
             case "restart.decided" | "regroup.decided":
                 self._decided(record, at_s, run)
-                self._begins(record, accounting)
-            case "round.started" | "workers.started" | "training.started":
-                self._goes_on(record, now_s, run, accounting)
-            case "round.progressed" if record.get("phases"):
-                self._nodes.setdefault(node, _Times()).phases = record["phases"]
+                self._begins(record, at_s, accounting)
+            case "round.started" if (run, record["round"]) > self._round:
+                self._round, self._signs = (run, record["round"]), {}
             case "round.ended":
                 times = self._nodes.setdefault(node, _Times())
-                times.ended_s, times.steps = now_s, record["steps"]
-            case "workers.stopping" | "worker.failed" | "worker.exited":
-                self._fails(record, at_s, now_s)
+                times.has_ended, times.steps = True, record["steps"]
+            case "worker.failed" | "worker.exited" if record["round"] >= self._round[1]:
+                # One of an earlier round is late, because clocks differ.
+                if record["name"] == "worker.failed" or (
+                    record["exit_code"] and not record["after_stop"]
+                ):
+                    self._signs.setdefault("worker", at_s)
             case "hang.suspected":
                 self._signs.setdefault("hang", at_s - record["idle_s"])
             case "node.disconnected":
                 self._signs["node_lost"] = at_s
-
-    def _fails(self, record: Record, at_s: float, now_s: float) -> None:
-        times, name = self._nodes.setdefault(record["node"], _Times()), record["name"]
-        if record["round"] < self._round[1]:
-            return  # late, because clocks differ
-        is_exit = name == "worker.exited"
-        if name == "worker.failed" or (
-            is_exit and record["exit_code"] and not record["after_stop"]
-        ):
-            self._signs.setdefault("worker", at_s)
-        if not is_exit and times.stop_s is None:
-            times.stop_at_s, times.stop_s = at_s, now_s
+        if node == self._best and not self.restarts[-1].is_over:
+            self._goes_on(record, accounting)
 
     def _decided(self, record: Record, at_s: float, run: int) -> None:
         """Begin a restart when its first node reports it."""
@@ -155,42 +142,39 @@ class RestartTimes:
             parts = RestartParts(
                 run, record["round"], at_s, cause.kind, cause.summary, rule, is_free
             )
+        parts.began_s = at_s
         self.restarts.append(parts)
 
-    def _begins(self, record: Record, accounting: Accounting) -> None:
+    def _begins(self, record: Record, at_s: float, accounting: Accounting) -> None:
         """A node has left its last round: the one with the lowest rank counts."""
         node, rank = record["node"], record["node_rank"]
         was = self._nodes.get(node)
         self._nodes[node] = times = _Times(rank)
-        if was is None or was.ended_s is None:
+        if was is None or not was.has_ended:
             return  # it was not in the round before
-        times.ended_before_s, times.steps_before = was.ended_s, was.steps
-        times.lost_before_s = accounting.lost_s
+        times.steps_before, times.lost_before_s = was.steps, accounting.lost_s
         if self._best and self._nodes[self._best].rank <= rank:
             return
         self._best, parts = node, self.restarts[-1]
-        if was.stop_s is not None and was.stop_at_s is not None:
-            parts.stop_s = max(0.0, was.ended_s - was.stop_s)
-            if self._failed_at_s is not None:
-                parts.detect_s = max(0.0, was.stop_at_s - self._failed_at_s)
+        parts.began_s = at_s - sum(accounting.restart.values())
+        if self._failed_at_s is not None:
+            parts.detect_s = max(0.0, parts.began_s - self._failed_at_s)
+            parts.began_s -= parts.detect_s
 
-    def _goes_on(self, record: Record, now_s: float, run: int, accounting: Accounting) -> None:
-        node, name = record["node"], record["name"]
-        if name == "round.started" and (run, record["round"]) > self._round:
-            self._round, self._signs = (run, record["round"]), {}
-        if node != self._best or record["round"] != self._last[1]:
-            return
-        times, parts = self._nodes[node], self.restarts[-1]
-        if name == "round.started":
-            times.started_s, times.resumes_from = now_s, record["resumes_from"]
-            parts.form_s = now_s - times.ended_before_s
-        elif name == "workers.started" and times.started_s is not None:
-            times.spawned_s = now_s
-            parts.start_s = now_s - times.started_s
-        elif name == "training.started" and times.spawned_s is not None:
-            parts.restore_s = now_s - times.spawned_s
+    def _goes_on(self, record: Record, accounting: Accounting) -> None:
+        """The best node has reported an event."""
+        times, parts = self._nodes[self._best], self.restarts[-1]
+        spent = sorted(accounting.restart.items(), key=lambda part: _place(part[0]))
+        parts.phases, parts.is_over = named(dict(spent)), accounting.is_restart_over
+        if record["name"] == "round.started":
+            times.resumes_from = record["resumes_from"]
+        elif record["name"] == "training.started":
             parts.redo_s = accounting.lost_s - times.lost_before_s
-            parts.building = dict(times.phases)
             resumed = times.resumes_from if times.resumes_from >= 0 else record["step"] - 1
             if times.steps_before >= 0 and resumed >= 0:
                 parts.redo_steps = max(0, times.steps_before - resumed)
+
+
+def _place(spent: Spent) -> int:
+    """Return the place of a phase in the usual order; activities are last."""
+    return _ORDER.index(spent) if isinstance(spent, Phase) else len(_ORDER)

@@ -1,5 +1,6 @@
 """The report as text: the questions on call, and where the time went."""
 
+import textwrap
 import time
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from .restarts import RestartParts
 
 _RESTARTS = 10
 _LINES = 5
+_COLUMNS, _INDENT, _NO_BREAK = 100, 4 * " ", "\u00a0"
 
 
 def text_of(report: JobReport) -> str:
@@ -113,17 +115,29 @@ def _speed(summary: JobSummary) -> str:
 def _restarts(restarts: list[RestartParts]) -> Iterator[str]:
     if not restarts:
         return
-    yield "Restarts and their parts in seconds:"
-    names = ("at", "detect", "stop", "form", "start", "restore", "redo", "steps")
-    yield f"  {names[0]:<19}" + "".join(f"{name:>9}" for name in names[1:]) + "  cause"
+    yield "Restarts, each with the time until the next step and its parts:"
     if len(restarts) > _RESTARTS:
         yield f"  … {len(restarts) - _RESTARTS} earlier ones"
     for one in restarts[-_RESTARTS:]:
-        parts = (one.detect_s, one.stop_s, one.form_s, one.start_s, one.restore_s, one.redo_s)
-        cells = ["–" if part is None else f"{part:.1f}" for part in parts]
-        cells.append("–" if one.redo_steps is None else str(one.redo_steps))
-        yield f"  {_at(one.at_s)[:19]}" + "".join(f"{cell:>9}" for cell in cells) + f"  {one.cause}"
+        took = "–" if one.down_s is None else duration(one.down_s)
+        yield f"  {_at(one.at_s)[:19]}{took:>9}  {one.cause}"
+        # A line ends between two parts, not within one.
+        parts = ", ".join(part.replace(" ", _NO_BREAK) for part in _parts(one))
+        for line in textwrap.wrap(parts, _COLUMNS - len(_INDENT)):
+            yield _INDENT + line.replace(_NO_BREAK, " ")
     yield ""
+
+
+def _parts(restart: RestartParts) -> Iterator[str]:
+    if restart.detect_s is not None:
+        yield f"detecting {duration(restart.detect_s)}"
+    for name, seconds in restart.phases.items():
+        yield f"{name} {duration(seconds)}"
+    if restart.redo_steps == 0:
+        yield "no step done again"
+    elif restart.redo_steps is not None:
+        steps = f"{restart.redo_steps} step{'s' * (restart.redo_steps != 1)}"
+        yield f"{steps} done again ({duration(restart.redo_s)})"
 
 
 def _failures(summary: JobSummary) -> Iterator[str]:

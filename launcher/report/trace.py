@@ -38,16 +38,16 @@ def _events(report: JobReport, began_s: float) -> Iterator[dict[str, Any]]:
         yield from _named(pids[lane.node], f"node {lane.node}")
         yield from _phases(lane, pids[lane.node], began_s)
     for restart in report.restarts:
-        detect_s = (restart.detect_s or 0.0) + (restart.stop_s or 0.0)
         yield {
             "ph": "X",
             "name": f"restart: {restart.kind}",
             "cat": "restart",
             "pid": _JOB,
             "tid": _RESTARTS,
-            "ts": _us(restart.at_s - detect_s, began_s),
-            "dur": round((restart.down_s or 0.0) * 1e6),
-            "args": {"round": restart.round, "cause": restart.cause, "rule": restart.rule},
+            "ts": _us(restart.began_s, began_s),
+            "dur": round(restart.seconds * 1e6),
+            "args": {"round": restart.round, "cause": restart.cause, "rule": restart.rule}
+            | restart.phases,
         }
     for failure in report.failures:
         note = failure.note

@@ -112,9 +112,9 @@ def accounted(account: "Account") -> TimeAccounted:
     goodput = account.goodput
     return TimeAccounted(
         seconds=round(account.seconds, 6),
-        phases=_named(account.phases),
+        phases=named(account.phases),
         restarts={kind: round(count) for kind, count in account.restarts.items()},
-        restart_phases=_named(account.restart_phases),
+        restart_phases=named(account.restart_phases),
         lost={kind: round(seconds, 6) for kind, seconds in account.lost.items()},
         goodput=None if goodput is None else round(goodput, 4),
         data_wait_s=_rounded(account.overlapping.get(DATA_WAIT)),
@@ -156,7 +156,8 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
-def _named(phases: "Mapping[Spent, float]") -> dict[str, float]:
+def named(phases: "Mapping[Spent, float]") -> dict[str, float]:
+    """Return the seconds of phases and activities by their names."""
     named: dict[str, float] = {}
     for phase, seconds in phases.items():  # an activity may have the name of a phase
         named[phase.value] = round(named.get(phase.value, 0.0) + seconds, 6)
@@ -182,7 +183,9 @@ def _counted(restarts: Mapping[str, int]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return ``35 ms``, ``3.2 s``, ``12:05`` or ``1:02:03``."""
+    """Return ``0.4 ms``, ``35 ms``, ``3.2 s``, ``12:05`` or ``1:02:03``."""
+    if 0 < seconds < 0.00995:
+        return f"{seconds * 1000:.1f} ms"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

@@ -29,7 +29,7 @@ Where the time went:
   stopping                      195 ms     0.1%
   total                           2:44   100.0%
 1 restart (node_lost 1): importing and building 25.7 s, stopping 146 ms, starting workers 14 ms, \
-waiting for nodes 3 ms
+waiting for nodes 2.8 ms
 Goodput 71.4%"""
 """What node vm/0 showed at the end of the second attempt."""
 
@@ -76,17 +76,16 @@ def test_the_restarts(report: JobReport) -> None:
         (1, 3, "hang", 0),
         (2, 1, "node_lost", 0),
     ]
-    down_s = 0.0
+    total: dict[str, float] = {}
     for one in report.restarts:
-        for part in (one.stop_s, one.form_s, one.start_s, one.restore_s):
-            assert part is not None
-            assert part >= 0
-            down_s += part
+        assert one.down_s is not None
+        for name, seconds in one.phases.items():
+            total[name] = total.get(name, 0.0) + seconds
     hang = report.restarts[2]
     assert hang.detect_s is not None
-    assert 15.0 < hang.detect_s < 16.0  # 5 s without a step, 10 s to be sure
-    restarting_s = sum(accounted(report.account).restart_phases.values())
-    assert down_s == pytest.approx(restarting_s - 10.29, abs=0.05)  # less the hang itself
+    assert 5.0 < hang.detect_s < 6.0  # without a step
+    assert 10.0 < hang.phases["no progress"] < 10.5  # to be sure
+    assert total == pytest.approx(accounted(report.account).restart_phases, abs=1e-5)
 
 
 def test_the_failures(report: JobReport) -> None:
@@ -128,6 +127,11 @@ def test_the_text(report: JobReport) -> None:
     assert "Checkpoint  step 8000, " in text
     assert "Restarts    4 (worker 2, hang 1, node_lost 1); 1 of 3 used" in text
     assert "Nodes       2 of 2 in the last round; 0 spares; lost: vm/1" in text
+    assert (
+        "  2026-11-25 10:52:52   20.4 s  rank 0 on node 0 (vm) was killed by SIGKILL\n"
+        "    detecting 0.7 ms, stopping 12 ms, waiting for nodes 86 ms, starting workers 53 ms,\n"
+        "    importing and building 20.2 s, 1 step done again (34 ms)\n"
+    ) in text
     assert "Goodput 63.7%" in text
 
 
@@ -151,6 +155,9 @@ def test_the_trace_has_what_the_format_documents(report: JobReport) -> None:
         *("restart: worker", "restart: worker", "restart: hang", "restart: node_lost"),
     ]
     assert sum(event.get("cat") == "failure" for event in events) == 5
+    for event, one in zip(restarts, report.restarts, strict=True):
+        assert event["dur"] == pytest.approx(one.seconds * 1e6, abs=1)
+        assert event["args"]["importing and building"] == one.phases["importing and building"]
     steps = [e["args"]["step"] for e in events if e["ph"] == "C" and e["name"] == "step"]
     assert steps == sorted(steps)
     training = [e for e in events if e["name"] == "training" and e["pid"] == 1]
