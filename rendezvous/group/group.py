@@ -178,9 +178,9 @@ class Group:
         return min((time for time in times if time is not None), default=None)
 
     def _gathering_deadlines(self) -> list[float | None]:
+        if self.state.now < self._waiting.opens_at:  # no other time is acted on before
+            return [self._waiting.opens_at, self._waiting.announce_at]
         times = [self._waiting.join_deadline(), self._waiting.announce_at]
-        if self.state.now < self._waiting.opens_at:
-            times.append(self._waiting.opens_at)
         # While a node is detached, its return or its loss comes before the last call.
         if not self.state.formed_before and self.roster.ready_attached() == len(self.roster):
             times.append(self._last_call())

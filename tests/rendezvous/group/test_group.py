@@ -109,6 +109,17 @@ def test_a_detached_node_is_waited_for_before_the_last_call_ends_without_a_busy_
     assert scene.assignment("a").nodes == 2
 
 
+@pytest.mark.parametrize("times", [{"last_call_timeout_s": 1.0}, {"join_timeout_s": 1.0}])
+def test_a_new_leader_waits_for_workers_of_an_earlier_one_without_a_busy_loop(times):
+    scene = Scene(1, 3, starts_from=20.0, **times)
+    scene.attend("a")
+    scene.wait(19)
+    assert not scene.rounds("a")
+    assert scene.group.deadline() == 20.0
+    scene.wait(1)
+    assert scene.rounds("a") == [0]
+
+
 # --- ranks -----------------------------------------------------------------------------------
 
 
