@@ -1,37 +1,18 @@
 """``ft-run stacks`` as a user sees it: two nodes, ranks that are where they should not be."""
 
 import json
-import os
 import re
 import signal
 import time
 
 import pytest
 
-# Rank 1 hangs by itself; the others wait for it in a collective.
-COLLECTIVE = """
-import os, sys, time
-import torch, torch.distributed as dist
-
-def read_sample():
-    with open("fifo") as file:
-        return file.read()
-
-dist.init_process_group("gloo")
-parameter = torch.nn.Parameter(torch.zeros(2))
-optimizer = torch.optim.SGD([parameter], lr=0.1)
-for step in range(10):
-    if step == 3 and dist.get_rank() == 1:
-        read_sample()
-    parameter.grad = torch.ones(2)
-    dist.all_reduce(parameter.grad)
-    optimizer.step()
-"""
-
 # Rank 0 is stopped, rank 1 waits for a lock, the others sleep.
 ALONE = """
 import os, signal, sys, threading, time
+from ft_run.training import progress
 rank = int(os.environ["RANK"])
+progress(3)
 def deadlock():
     lock = threading.Lock()
     lock.acquire()
@@ -79,46 +60,30 @@ def end(*agents):
         agent.wait()
 
 
-def test_a_hang_of_two_nodes_is_seen_in_one_look(ft, free_port):
-    os.mkfifo(ft.folder / "fifo")
-    preload = ("--preload", "torch,torch._dynamo")
-    agents = start_two(ft, *job(free_port, "--watch-workers", *preload), ft.script(COLLECTIVE))
-    waits = (
-        r"(?s)rank 1 on node 0 \(\S+\) · step 3\n  script.py:6 read_sample.*ranks 0,2-3 · step 3"
-    )
-    said = asked_until(ft, free_port, waits + r"\n.*all_reduce")
-    first, *frames = said.splitlines()
-    assert first.startswith("rank 1 on node ")
-    assert frames[:2] == [
-        '  script.py:6 read_sample  with open("fifo") as file:',
-        "  script.py:14 <module>  read_sample()",
+@pytest.mark.parametrize("preload", [(), ("--preload", "colorsys")], ids=["executed", "forked"])
+def test_each_rank_is_described_by_what_holds_it(ft, free_port, preload):
+    agents = start_two(ft, *job(free_port, "--watch-workers", *preload), ft.script(ALONE))
+    said = asked_until(ft, free_port, r"(?s)stopped.*deadlock.*ranks 2-3.*main")
+    assert re.sub(r"on node 0 \(\S+\)", "on node 0 (host)", said).splitlines() == [
+        "rank 0 on node 0 (host) · step 3 · stopped (by a signal)",
+        "rank 1 on node 0 (host) · step 3",
+        "  script.py:9 deadlock  lock.acquire()",
+        "  script.py:14 main  deadlock()",
+        "  script.py:16 <module>  main()",
+        "ranks 2-3 · step 3",
+        "  script.py:15 main  time.sleep(1000)",
+        "  script.py:16 <module>  main()",
     ]
-    assert frames[-1] == "  script.py:16 <module>  dist.all_reduce(parameter.grad)"
-    found = json.loads(asked_until(ft, free_port, "frames", "--json", "--rank", "0,1"))
-    assert [group["ranks"] for group in found["groups"]] == [[0], [1]]
-    assert {group["state"] for group in found["groups"]} == {"answered"}
+    found = json.loads(ft.run("stacks", f"localhost:{free_port}", "--json", "--rank", "1,2").stdout)
+    assert [(group["ranks"], group["state"]) for group in found["groups"]] == [
+        ([1], "answered"),
+        ([2], "answered"),
+    ]
     assert found["silent_nodes"] == []
     nodes = json.loads(ft.run("status", f"localhost:{free_port}", "--json").stdout)["nodes"]
     assert [[(w["rank"], w["steps"]) for w in node["workers"]] for node in nodes] == [
         [(0, 3), (1, 3)],
         [(2, 3), (3, 3)],
-    ]
-    end(*agents)
-
-
-@pytest.mark.parametrize("preload", [(), ("--preload", "colorsys")], ids=["executed", "forked"])
-def test_each_rank_is_described_by_what_holds_it(ft, free_port, preload):
-    agents = start_two(ft, *job(free_port, "--watch-workers", *preload), ft.script(ALONE))
-    said = asked_until(ft, free_port, r"(?s)stopped.*deadlock.*ranks 2-3")
-    assert re.sub(r"on node 0 \(\S+\)", "on node 0 (host)", said).splitlines() == [
-        "rank 0 on node 0 (host) · step 0 · stopped (by a signal)",
-        "rank 1 on node 0 (host) · step 0",
-        "  script.py:7 deadlock  lock.acquire()",
-        "  script.py:12 main  deadlock()",
-        "  script.py:14 <module>  main()",
-        "ranks 2-3 · step 0",
-        "  script.py:13 main  time.sleep(1000)",
-        "  script.py:14 <module>  main()",
     ]
     end(*agents)
 
