@@ -69,7 +69,7 @@ NAMED_ENDPOINT: Final = [
         words=("{script}", "tcp://localhost:{port}"),
         job_id="none",
     )
-    for backend, covers in (("", "static"), ("static", "static"), ("c10d", "c10d"))
+    for backend, covers in (("", "static"), ("c10d", "c10d"))
 ]
 
 

@@ -75,7 +75,13 @@ if "preflight.worker_main" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("preload", [(), ("torch",)], ids=["started", "forked"])
+@pytest.mark.parametrize(
+    "preload",
+    [
+        pytest.param((), marks=pytest.mark.slow, id="started"),  # the tests below start them too
+        pytest.param(("torch",), id="forked"),
+    ],
+)
 def test_what_two_workers_measure_and_what_becomes_of_those_that_hang_or_end(crews, ft, preload):
     noted, library = ft.folder / "imports", ft.folder / "library"
     library.mkdir()

@@ -120,7 +120,9 @@ for step in checkpointer.steps(total):
     names[:] = [f"step {step}"]
     if average is not None:
         average.value += average.numbers
-    log.write(json.dumps([step, batch.tolist(), numbers, counts["epoch"]]) + "\\n")
+    parts = [p.to_local() if kind == "fsdp" else p for p in model.parameters()]
+    weights = sum(part.double().sum().item() for part in parts)
+    log.write(json.dumps([step, batch.tolist(), numbers, counts["epoch"], weights]) + "\\n")
 dist.destroy_process_group()
 """
 
@@ -138,20 +140,24 @@ class Training:
         options = {"checkpoint_every": 1000, **options}
         return (script, self.kind, self.folder, total, dies_at, json.dumps(options))
 
-    def run(
+    def start(
         self, total: int, *, ranks: int = 2, dies_at: int = -1, restarts: int = 1, **options: Any
     ) -> "Command":
         """Train up to a step; ``dies_at``: rank 1 is killed once before this step."""
-        command = self.ft.start(
+        return self.ft.start(
             *("--standalone", "--nproc-per-node", ranks, "--max-restarts", restarts),
             *("--preload", "torch,torch._dynamo,ft_run.training.checkpointer"),
             *self.arguments(total, dies_at, **options),
         )
+
+    def run(self, total: int, *, restarts: int = 1, **more: Any) -> "Command":
+        """Train up to a step, as ``start`` does, and wait for it."""
+        command = self.start(total, restarts=restarts, **more)
         assert (command.wait() == 0) == (restarts > 0), command.stderr
         return command
 
     def lines(self, rank: int, ranks: int = 2) -> dict[int, Any]:
-        """Return what a rank has drawn in each step, the last time that it did the step."""
+        """Return what a rank drew in each step, and its weights, the last time that it did it."""
         text = (self.folder / f"log-{ranks}-{rank}").read_text()
         found = [json.loads(line) for line in text.splitlines()]
         return {line[0]: line[1:] for line in found if line[0] != "from"}
@@ -166,12 +172,13 @@ class Training:
 def check_same_world(ft: "Launcher", kind: str) -> tuple[Training, Training]:
     """Check a kill and a new job with the same ranks; return the trainings."""
     undisturbed, other = Training(ft, "undisturbed", kind), Training(ft, "other", kind)
-    undisturbed.run(13)
-    expected = [undisturbed.lines(rank) for rank in (0, 1)]
-    assert expected[0][3] != expected[1][3]
+    beside = undisturbed.start(13)
     other.run(7, dies_at=3)  # within an epoch: from the snapshot
     assert [begun[0] for begun in other.begun(1)] == [0, 3]
     other.run(13, dies_at=9)  # from the checkpoint, then over the end of an epoch
+    assert beside.wait() == 0, beside.stderr
+    expected = [undisturbed.lines(rank) for rank in (0, 1)]
+    assert expected[0][3][:2] != expected[1][3][:2]
     assert [begun[0] for begun in other.begun(0)] == [0, 3, 7, 9]
     assert [other.lines(rank) for rank in (0, 1)] == expected
     return undisturbed, other

@@ -119,29 +119,6 @@ def loaded_by_dcp(path: Path) -> dict[str, Any]:
     return state
 
 
-def killed_again_and_again(ft: "Launcher", kills: int, width: int) -> None:
-    before = {*os.listdir("/dev/shm"), "libpod_lock"}  # a test beside this one may use podman
-    steps = 60 * kills + 40
-    undisturbed = train(ft, ft.folder / "undisturbed", steps, 0, width)
-    assert len(undisturbed) == 1
-    folder = ft.folder / "killed"
-    assert train(ft, folder, steps, kills, width) == undisturbed
-    lost = lost_steps(folder, kills + 1)
-    print(json.dumps({"kills": kills, "steps": steps, "lost": lost}))
-    # -1: killed after the snapshot was complete, and before a rank had said that the step is done.
-    assert all(-1 <= number <= 1 for number in lost), lost
-    assert set(os.listdir("/dev/shm")) <= before
-    for name in os.listdir(folder / "checkpoints"):
-        assert name == "latest" or name.startswith("step-")
-    for path in sorted((folder / "checkpoints").glob("step-*")):
-        same = ft.folder / "undisturbed" / path.relative_to(folder)
-        if same.exists():  # one is left out while the one before it is still being written
-            loaded = [loaded_by_dcp(one) for one in (path, same)]
-            # Python's generator, which is in it too, is seeded by the system here.
-            assert str(loaded[0]["model"]) == str(loaded[1]["model"])
-            assert str(loaded[0]["optimizer"]) == str(loaded[1]["optimizer"])
-
-
 @pytest.mark.long
 def test_a_node_that_is_new_is_sent_the_state(ft: "Launcher", free_port: int) -> None:
     folder = ft.folder / "training"
@@ -169,12 +146,27 @@ def done_in(folder: Path, life: int) -> int:
     return sum(line.startswith(f"done {life} ") for line in lines)
 
 
-@pytest.mark.long
-def test_nothing_but_one_step_is_lost(ft: "Launcher") -> None:
-    killed_again_and_again(ft, 2, width=100)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_nothing_but_one_step_is_lost_with_each_of_100_kills(ft: "Launcher") -> None:
-    killed_again_and_again(ft, 100, width=1000)
+    kills, width = 100, 1000
+    before = {*os.listdir("/dev/shm"), "libpod_lock"}  # a test beside this one may use podman
+    steps = 60 * kills + 40
+    undisturbed = train(ft, ft.folder / "undisturbed", steps, 0, width)
+    assert len(undisturbed) == 1
+    folder = ft.folder / "killed"
+    assert train(ft, folder, steps, kills, width) == undisturbed
+    lost = lost_steps(folder, kills + 1)
+    print(json.dumps({"kills": kills, "steps": steps, "lost": lost}))
+    # -1: killed after the snapshot was complete, and before a rank had said that the step is done.
+    assert all(-1 <= number <= 1 for number in lost), lost
+    assert set(os.listdir("/dev/shm")) <= before
+    for name in os.listdir(folder / "checkpoints"):
+        assert name == "latest" or name.startswith("step-")
+    for path in sorted((folder / "checkpoints").glob("step-*")):
+        same = ft.folder / "undisturbed" / path.relative_to(folder)
+        if same.exists():  # one is left out while the one before it is still being written
+            loaded = [loaded_by_dcp(one) for one in (path, same)]
+            # Python's generator, which is in it too, is seeded by the system here.
+            assert str(loaded[0]["model"]) == str(loaded[1]["model"])
+            assert str(loaded[0]["optimizer"]) == str(loaded[1]["optimizer"])
