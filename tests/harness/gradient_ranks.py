@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # which DDP and optimizers import: once, before the forks
 import torch.distributed as dist
 from ft_run.tests.harness import scaled_steps
 from ft_run.training import ElasticBatches
