@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from ft_run import exit_codes
+from ft_run.tests.harness import ports
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
@@ -41,21 +42,6 @@ def sentence(command: "Command", status: int) -> str:
 
 
 # --- the endpoint --------------------------------------------------------------------------------
-
-
-def test_a_port_where_nothing_listens(ft: "Launcher", script: Path, free_port: int) -> None:
-    conf = f"is_host=0,{QUICK}"
-    command = ft.start("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-conf", conf, script)
-    assert sentence(command, exit_codes.RENDEZVOUS_FAILED) == (
-        f"no master at 127.0.0.1:{free_port} within 2 s (connection refused); check "
-        "--rdzv-endpoint, and that ft-run runs on that host."
-    )
-
-
-def test_a_name_that_does_not_resolve(ft: "Launcher", script: Path) -> None:
-    command = ft.start("--rdzv-endpoint", "no-such-host.invalid:1", "--rdzv-conf", QUICK, script)
-    told = sentence(command, exit_codes.RENDEZVOUS_FAILED)
-    assert "no master at no-such-host.invalid:1 within 2 s (the name does not resolve)" in told
 
 
 @contextlib.contextmanager
@@ -86,14 +72,27 @@ def other_grpc_server() -> Iterator[int]:
     server.stop(None).wait()
 
 
-def test_a_port_held_by_something_that_says_nothing(ft: "Launcher", script: Path) -> None:
-    with silent_listener() as port:
-        command = ft.start("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", QUICK, script)
-        told = sentence(command, exit_codes.RENDEZVOUS_FAILED)
-    assert told.startswith(
-        f"port {port} of this host is in use by a process that is not an ft-run master"
+def test_endpoints_where_no_master_answers(ft: "Launcher", script: Path) -> None:
+    """At the same time, since each is tried until the time-out."""
+    port = ports.free_port()
+
+    def start(endpoint: str, conf: str = QUICK) -> "Command":
+        return ft.start("--rdzv-endpoint", endpoint, "--rdzv-conf", conf, script)
+
+    with silent_listener() as taken:
+        nothing = start(f"127.0.0.1:{port}", f"is_host=0,{QUICK}")
+        unknown = start("no-such-host.invalid:1")
+        silent = start(f"127.0.0.1:{taken}")
+        told = [sentence(one, exit_codes.RENDEZVOUS_FAILED) for one in (nothing, unknown, silent)]
+    assert told[0] == (
+        f"no master at 127.0.0.1:{port} within 2 s (connection refused); check "
+        "--rdzv-endpoint, and that ft-run runs on that host."
     )
-    assert "use another port" in told
+    assert "no master at no-such-host.invalid:1 within 2 s (the name does not resolve)" in told[1]
+    assert told[2].startswith(
+        f"port {taken} of this host is in use by a process that is not an ft-run master"
+    )
+    assert "use another port" in told[2]
 
 
 @pytest.mark.parametrize(
@@ -251,57 +250,56 @@ while not os.path.exists(sys.argv[1]):
 """
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (("--max-restarts", 5), "--max-restarts is 5 here and 3 there"),
-        (("--rdzv-id", "other"), "--rdzv-id 'other' is not the job of this master ('j')"),
-        (("--node-rank", 7), "--node-rank 7 is not below the number of nodes (2)"),
-    ],
+ODD = (
+    (("--max-restarts", 5), "--max-restarts is 5 here and 3 there"),
+    (("--rdzv-id", "other"), "--rdzv-id 'other' is not the job of this master ('j')"),
+    (("--node-rank", 7), "--node-rank 7 is not below the number of nodes (2)"),
 )
-def test_nodes_that_do_not_agree(
-    ft: "Launcher", free_port: int, tmp_path: Path, given: tuple[object, ...], told: str
-) -> None:
+"""Options of a node that do not fit those of the job, and what it is told."""
+
+
+def test_nodes_that_do_not_agree(ft: "Launcher", free_port: int, tmp_path: Path) -> None:
     script, gate = ft.script(HOLD), tmp_path / "gate"
     common = ("--nnodes", 2, "--rdzv-id", "j", "--max-restarts", 3,
               "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-backend", "grpc")  # fmt: skip
+
+    def are_refused() -> None:
+        odd = [ft.start(*common, *given, script, gate) for given, _ in ODD]
+        for command, (_, told) in zip(odd, ODD, strict=True):
+            assert told in sentence(command, exit_codes.REFUSED)
+
     first = ft.start(*common, script, gate)
     first.expect("waiting for nodes: 1 of 2")
-    assert told in sentence(ft.start(*common, *given, script, gate), exit_codes.REFUSED)
+    are_refused()
     second = ft.start(*common, script, gate)
     second.expect(r"up \d")
-    # Also while the job runs, and its nodes are not disturbed.
-    assert told in sentence(ft.start(*common, *given, script, gate), exit_codes.REFUSED)
+    are_refused()  # also while the job runs, and its nodes are not disturbed
     gate.touch()
     assert [first.wait(), second.wait()] == [0, 0]
     assert not re.search(r"round=\d+ node_rank=\d+ (restart|regroup|stopping)", first.stderr)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "missing"),
-    [((), ""), (("--node-rank", 1), "; missing: --node-rank 0, --node-rank 2")],
-)
-def test_nodes_that_do_not_come(
-    ft: "Launcher", script: Path, free_port: int, arguments: tuple[object, ...], missing: str
-) -> None:
-    command = ft.run(
-        "--nnodes", 3, "--rdzv-id", "j", "--rdzv-endpoint", f"127.0.0.1:{free_port}",
-        "--rdzv-conf", "join_timeout=1,is_host=1", *arguments, script,
-    )  # fmt: skip
-    assert command.process.returncode == exit_codes.RENDEZVOUS_FAILED
-    last = command.stderr.splitlines()[-1]
-    assert last.endswith(f"job FAILED: 1 of at least 3 nodes joined within 1 s{missing}")
-    assert "Traceback" not in command.stderr
+def test_nodes_that_do_not_come(ft: "Launcher", script: Path) -> None:
+    first = ports.free_port(2)
+    cases = (((), ""), (("--node-rank", 1), "; missing: --node-rank 0, --node-rank 2"))
+    commands = [
+        ft.start(
+            "--nnodes", 3, "--rdzv-id", "j", "--rdzv-endpoint", f"127.0.0.1:{first + number}",
+            "--rdzv-conf", "join_timeout=1,is_host=1", *arguments, script,
+        )
+        for number, (arguments, _) in enumerate(cases)
+    ]  # fmt: skip
+    for command, (_, missing) in zip(commands, cases, strict=True):
+        assert command.wait() == exit_codes.RENDEZVOUS_FAILED
+        last = command.stderr.splitlines()[-1]
+        assert last.endswith(f"job FAILED: 1 of at least 3 nodes joined within 1 s{missing}")
+        assert "Traceback" not in command.stderr
 
 
-@pytest.mark.parametrize("arguments", [(), ("--rdzv-id", "same")])
-def test_two_standalone_jobs_at_the_same_time(
-    ft: "Launcher", tmp_path: Path, arguments: tuple[object, ...]
-) -> None:
+def test_two_standalone_jobs_at_the_same_time(ft: "Launcher", tmp_path: Path) -> None:
     script, gate = ft.script(HOLD), tmp_path / "gate"
-    jobs = [
-        ft.start("--standalone", "--nproc-per-node", 2, *arguments, script, gate) for _ in range(2)
-    ]
+    same = ("--standalone", "--nproc-per-node", 2, "--rdzv-id", "same", script, gate)
+    jobs = [ft.start(*same) for _ in range(2)]
     for job in jobs:
         job.expect(r"up \d", 2)
     gate.touch()

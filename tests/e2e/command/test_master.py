@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,9 +145,11 @@ def test_a_new_master_takes_the_running_round_over(ft: "Launcher", endpoint: str
     for agent in agents:
         agent.expect("no connection to the master at .*workers keep running")
 
+    since = time.monotonic()
     successor = job.master()
     for agent in agents:
         agent.expect("reconnected to the master")
+    ft.measured("new master: noticed by both agents", since)
     successor.expect("round=0 taken over nodes=2/2 restarts=0")
     told = job.status()
     assert (told["phase"], told["round"], told["restarts"]) == ("running", 0, 0)
