@@ -1,6 +1,6 @@
 """Events as JSON values: what ``--events`` writes.
 
-``schema`` describes the objects, and reads them back.
+``schema`` describes the objects.
 """
 
 import enum

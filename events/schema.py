@@ -1,6 +1,6 @@
-"""The JSON schema of events, made from their classes, and the way back from a record to an event.
+"""The JSON schema of events, made from their classes.
 
-The agent does not load this module: it is for documentation, tests and readers.
+The agent does not load this module: it is for documentation, tests and ``ft-run report``.
 """
 
 import ast
@@ -8,7 +8,6 @@ import enum
 import functools
 import importlib
 import inspect
-import json
 import typing
 from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
@@ -17,7 +16,7 @@ from typing import Any
 from ..values import is_value, names
 from .event import Event, RoundEvent
 from .master import MasterEvent
-from .record import ENVELOPE, VERSION, Record
+from .record import ENVELOPE, VERSION
 
 MODULES = (
     *("node", "workers", "preload", "output", "metrics", "checks", "checkpoints"),
@@ -36,29 +35,6 @@ def event_classes() -> Iterator[type[Event]]:
             is_event = is_value(kind) and issubclass(kind, Event) and kind not in _FAMILIES
             if is_event and kind.__module__ == module.__name__:
                 yield kind
-
-
-def read(line: str | bytes) -> Event | None:
-    """Return the event of a line of ``--events``; None for an event that a later release added.
-
-    Fields that a later release added are ignored, and those that an earlier one lacks have their
-    defaults. A number that was not finite is infinity.
-
-    Raises:
-        ValueError: it is no line of this version of the schema.
-    """
-    record = json.loads(line)
-    if not isinstance(record, dict) or record.get("version") != VERSION:
-        raise ValueError(f"invalid line of events: expected an object with version {VERSION}")
-    return event_of(record)
-
-
-def event_of(record: Record) -> Event | None:
-    """Return the event of a record; None for an event that this release does not know."""
-    for kind in event_classes():
-        if kind.name == record["name"]:
-            return typing.cast(Event, _value(kind, record))
-    return None
 
 
 def json_schema() -> dict[str, Any]:
@@ -163,30 +139,3 @@ def _of_type(hint: Any) -> dict[str, Any]:
 
 def _plain(docstring: str) -> str:
     return " ".join(docstring.split()).replace("``", "`")
-
-
-# --- the way back ----------------------------------------------------------------------------
-
-
-def _value(hint: Any, found: Any) -> Any:
-    """Return a field's value from its JSON value."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (UnionType, typing.Union):
-        if found is None and NoneType in arguments:
-            return None
-        return _value(next(one for one in arguments if one is not NoneType), found)
-    if hint is float:
-        return float("inf") if found is None else float(found)
-    if hint in _SIMPLE:
-        if not isinstance(found, hint):
-            raise ValueError(f"invalid value {found!r}: expected {_SIMPLE[hint]}")
-        return found
-    if origin is tuple:
-        return tuple(_value(arguments[0], item) for item in found)
-    if origin is not None and issubclass(origin, Mapping):
-        return {key: _value(arguments[1], item) for key, item in found.items()}
-    if issubclass(hint, enum.Enum):
-        return hint[found.upper()]
-    hints = typing.get_type_hints(hint)
-    given = {name: _value(hints[name], found[name]) for name in names(hint) if name in found}
-    return hint(**given)

@@ -1,4 +1,4 @@
-"""The schema of events: every class can be written, is valid, and can be read back."""
+"""The schema of events: every class can be written, is valid, and loses nothing."""
 
 import enum
 import json
@@ -13,7 +13,7 @@ import pytest
 from ft_run.docs.generate import files
 from ft_run.events import schema
 from ft_run.events.event import Event, EventsLost, LogMessage, Severity
-from ft_run.events.record import ENVELOPE, VERSION
+from ft_run.events.record import ENVELOPE, VERSION, fields_of
 from ft_run.events.workers import HangSuspected, WorkerFailed, WorkersStarted
 from ft_run.launcher.history.recorder import Recorder, line_of
 from ft_run.rendezvous.protocol.failure import node_lost
@@ -46,7 +46,7 @@ def written(event: Event) -> bytes:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.name)
-def test_an_event_is_written_valid_and_read_back(kind: type[Event]) -> None:
+def test_an_event_is_written_whole_and_valid(kind: type[Event]) -> None:
     event = sample(kind)
     line = written(event)
     assert line.count(b"\n") == 1
@@ -54,7 +54,7 @@ def test_an_event_is_written_valid_and_read_back(kind: type[Event]) -> None:
     VALIDATOR.validate(record)
     assert list(ENVELOPE) == [name for name in record if name in ENVELOPE]
     assert (record["name"], record["version"], record["attempt"]) == (kind.name, 1, 3)
-    assert schema.read(line) == event
+    assert fields_of(event).items() <= record.items()
 
 
 def test_names_are_unique_and_have_a_subject() -> None:
@@ -83,24 +83,17 @@ def all_events(kind: type[Event]) -> typing.Iterator[type[Event]]:
         yield from all_events(child)
 
 
-def test_a_line_without_what_a_later_release_added_is_read() -> None:
+def test_a_line_without_what_a_later_release_added_is_valid() -> None:
     record = json.loads(written(WorkersStarted(1, 0, 0, (5,), 1, 1, "h", 2, None)))
-    record["added"] = {"by": "a later release"}
-    event = schema.read(json.dumps(record))
-    assert isinstance(event, WorkersStarted)
-    assert event.store_pid is None
+    VALIDATOR.validate({**record, "added": {"by": "a later release"}})
+    VALIDATOR.validate({**record, "name": "node.teleported"})
     failed = json.loads(written(WorkerFailed(1, 0, node_lost(1, "h", "r", "why"))))
     del failed["failure"]["after_stop"]  # it has a default
-    assert isinstance(schema.read(json.dumps(failed)), WorkerFailed)
-    unknown = {**record, "name": "node.teleported"}
-    VALIDATOR.validate(unknown)
-    assert schema.read(json.dumps(unknown)) is None
+    VALIDATOR.validate(failed)
 
 
 def test_another_version_is_refused() -> None:
     record = json.loads(written(EventsLost(1, "x"))) | {"version": VERSION + 1}
-    with pytest.raises(ValueError, match="expected an object with version 1"):
-        schema.read(json.dumps(record))
     with pytest.raises(jsonschema.ValidationError):
         VALIDATOR.validate(record)
 
@@ -110,15 +103,11 @@ def test_a_line_with_a_wrong_field_is_not_valid() -> None:
     for wrong in ({**record, "lines": "1"}, {k: v for k, v in record.items() if k != "lines"}):
         with pytest.raises(jsonschema.ValidationError):
             VALIDATOR.validate(wrong)
-    with pytest.raises(ValueError, match="expected integer"):
-        schema.read(json.dumps({**record, "lines": "1"}))
 
 
 def test_a_number_that_is_not_finite_is_null() -> None:
     event = HangSuspected(1, 0, (2,), float("inf"))
-    record = json.loads(written(event))
-    assert record["idle_s"] is None
-    assert schema.read(json.dumps(record)) == event
+    assert json.loads(written(event))["idle_s"] is None
 
 
 def test_a_name_that_is_no_utf_8_is_written() -> None:

@@ -52,7 +52,6 @@ def lines_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
         assert line.endswith(b"\n")
         records.append(json.loads(line))
         VALIDATOR.validate(records[-1])
-        assert schema.read(line) is not None
     return records
 
 
