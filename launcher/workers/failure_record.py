@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
@@ -56,25 +57,65 @@ class FailureRecords:
         return replace(failure, trial=watch.trial) if watch is not None else failure
 
     def of_start(self, at: Assignment, local_rank: int, exit_code: int, why: str) -> Failure:
-        """Return the record of a worker that did not start; arguments as in ``start_failure``."""
-        host, role = self._host, self._role
-        return start_failure(at, local_rank, host=host, role=role, exit_code=exit_code, why=why)
+        """Return the record of a worker that could not be started.
+
+        Args:
+            at: the assignment of this node.
+            local_rank: of the worker.
+            exit_code: ``NOT_EXECUTED`` or ``SHORTAGE``.
+            why: the reason, as part of a sentence.
+        """
+        return self._failure(
+            FailureKind.START,
+            at,
+            rank=at.rank_offset + local_rank,
+            local_rank=local_rank,
+            pid=0,
+            exit_code=exit_code,
+            message=why,
+        )
 
     def of_store(self, group: WorkerGroup, exit_code: int, log: str) -> Failure:
-        """Return the record of a store process; ``log`` is its last output."""
-        return store_failure(
+        """Return the record of a store process that ended while workers needed it.
+
+        Args:
+            group: the workers; the process id is 0 if the process could not be started.
+            exit_code: in the form of ``subprocess``.
+            log: the last lines of its output.
+        """
+        return self._failure(
+            FailureKind.STORE,
             group.assignment,
-            host=self._host,
-            role=self._role,
+            rank=-1,
+            local_rank=-1,
             pid=group.store_pid or 0,
             exit_code=exit_code,
-            log=log,
+            message=_last_line(log),
+            stderr_tail=log,
             out_of_memory=self._is_out_of_memory(exit_code),
         )
 
     def of_stuck(self, at: Assignment, pids: Sequence[int]) -> Failure:
         """Return the record of processes that survive SIGKILL."""
-        return stuck_failure(at, host=self._host, role=self._role, pids=pids)
+        named = ", ".join(map(str, pids)) or "unknown"
+        return self._failure(
+            FailureKind.STUCK,
+            at,
+            rank=at.rank_offset,
+            local_rank=0,
+            pid=pids[0] if pids else 0,
+            exit_code=0,
+            message=(
+                f"process {named} survives SIGKILL (uninterruptible sleep: a hung file system or "
+                "driver); the host needs attention"
+            ),
+        )
+
+    def _failure(self, kind: FailureKind, at: Assignment, **fields: Any) -> Failure:
+        node, now_s = at.node_rank, int(time.time())
+        return Failure(
+            kind=kind, node_rank=node, host=self._host, role=self._role, time_s=now_s, **fields
+        )
 
     def _is_out_of_memory(self, exit_code: int) -> bool:
         return exit_code == -signal.SIGKILL and self._oom.has_struck()
@@ -133,90 +174,6 @@ def ended_by_timer(failure: Failure, scope: str) -> Failure:
     """Return the record of a worker that was killed because a timer that it set has expired."""
     why = f"its timer {scope!r} expired (torch.distributed.elastic.timer)"
     return replace(failure, message=why, error_json=json.dumps({"message": {"message": why}}))
-
-
-def start_failure(
-    assignment: Assignment, local_rank: int, *, host: str, role: str, exit_code: int, why: str
-) -> Failure:
-    """Return the record of a worker that could not be started.
-
-    Args:
-        assignment: the assignment of the node.
-        local_rank: the local rank of the worker.
-        host: the name of the node.
-        role: the role of the node.
-        exit_code: ``NOT_EXECUTED`` or ``SHORTAGE``.
-        why: the reason, as part of a sentence.
-    """
-    return Failure(
-        kind=FailureKind.START,
-        rank=assignment.rank_offset + local_rank,
-        local_rank=local_rank,
-        node_rank=assignment.node_rank,
-        host=host,
-        pid=0,
-        exit_code=exit_code,
-        time_s=int(time.time()),
-        role=role,
-        message=why,
-    )
-
-
-def store_failure(
-    assignment: Assignment,
-    *,
-    host: str,
-    role: str,
-    pid: int,
-    exit_code: int,
-    log: str,
-    out_of_memory: bool,
-) -> Failure:
-    """Return the record of a store process that ended while workers needed it.
-
-    Args:
-        assignment: the assignment of the node that hosted the store.
-        host: the name of that node.
-        role: the role of that node.
-        pid: the process id; 0 if the process could not be started.
-        exit_code: in the form of ``subprocess``.
-        log: the last lines of its output.
-        out_of_memory: whether the kernel's OOM killer ended it.
-    """
-    return Failure(
-        kind=FailureKind.STORE,
-        rank=-1,
-        local_rank=-1,
-        node_rank=assignment.node_rank,
-        host=host,
-        pid=pid,
-        exit_code=exit_code,
-        time_s=int(time.time()),
-        role=role,
-        message=_last_line(log),
-        stderr_tail=log,
-        out_of_memory=out_of_memory,
-    )
-
-
-def stuck_failure(assignment: Assignment, *, host: str, role: str, pids: Sequence[int]) -> Failure:
-    """Return the record of workers that survived SIGKILL."""
-    named = ", ".join(map(str, pids)) or "unknown"
-    return Failure(
-        kind=FailureKind.STUCK,
-        rank=assignment.rank_offset,
-        local_rank=0,
-        node_rank=assignment.node_rank,
-        host=host,
-        pid=pids[0] if pids else 0,
-        exit_code=0,
-        time_s=int(time.time()),
-        role=role,
-        message=(
-            f"process {named} survives SIGKILL (uninterruptible sleep: a hung file system or "
-            "driver); the host needs attention"
-        ),
-    )
 
 
 def _last_line(text: str) -> str:
