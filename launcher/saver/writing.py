@@ -15,7 +15,6 @@ from ...training.checkpoints.storage import (
     one_line,
     open_storage,
 )
-from .checksums import fix_checksums
 from .coordination import NOT_AGREED, PEER_TIMEOUT_S, Coordination, IncompleteCheckpointError
 from .order import Shard, WriteOrder, WriteResult
 
@@ -120,15 +119,8 @@ def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
 
 
 def _put(storage: Storage, draft: str, file: _File, tick: Callable[[], object]) -> None:
-    """Write one file.
-
-    Raises:
-        ValueError: the buffer is invalid.
-    """
+    """Write one file."""
     data = memoryview(file.buffer)[: file.shard.data_bytes]
-    for _, start, length, dtype, *_ in file.items:
-        if dtype:
-            fix_checksums(data[start : start + length])
 
     def write_all(target: Any) -> None:
         for start in range(0, len(data), _CHUNK_BYTES):

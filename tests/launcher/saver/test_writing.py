@@ -4,9 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 import torch
 from ft_run.launcher.saver.order import Shard, WriteOrder, WriteResult
 from ft_run.launcher.saver.writing import write
-from ft_run.training.checkpoints.containers import _Slice
 from ft_run.training.checkpoints.layout import Description, digest
 from ft_run.training.checkpoints.metadata import metadata_of, offsets_of, plan_of
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
@@ -168,17 +165,6 @@ def test_shares_that_do_not_fit_together_are_no_checkpoint(
     os.close(other.fd)
 
 
-def test_the_checksums_are_right(tmp_path: Path, snapshot: Snapshot) -> None:
-    overwrite(snapshot, 2)
-    snapshot.save(tmp_path, 2)
-    data = (tmp_path / "step-00000002/__0_0.distcp").read_bytes()
-    for item in snapshot.file.items:
-        container = data[item.start : item.start + item.length]
-        assert zipfile.ZipFile(BytesIO(container)).testzip() is None
-        (tmp_path / "one.zip").write_bytes(container)
-        subprocess.run(["unzip", "-qt", tmp_path / "one.zip"], check=True)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_tensor_of_8_gib(tmp_path: Path) -> None:
@@ -192,13 +178,8 @@ def test_a_tensor_of_8_gib(tmp_path: Path) -> None:
     assert values is not None
     assert snapshot.file.write(values) is None
     assert not snapshot.save(tmp_path, 1).error
-    items = snapshot.file.items
     snapshot.file.clear()
     os.close(snapshot.fd)
-    with open(tmp_path / "step-00000001/__0_0.distcp", "rb") as file:
-        for item in items:
-            with zipfile.ZipFile(_Slice(file, item.start, item.length)) as container:
-                assert container.testzip() is None
     large.zero_()
     state = {
         "model": {"before": torch.zeros(3), "large": large, "later": torch.zeros_like(large[0])}
