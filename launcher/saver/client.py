@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from ...values import replace
@@ -57,7 +58,7 @@ class SaverClient:
         if answer is None:
             self.close()
             return WriteResult("the saver process was killed twice")
-        return WriteResult(answer.pop("words"), **answer)
+        return WriteResult(**answer)
 
     def close(self) -> None:
         """Kill the saver."""
@@ -100,7 +101,7 @@ class _Process:
         """Return the answer after the saver has also cleaned up; None: the process is gone."""
         self._channel.setblocking(True)  # the saver is reading: this does not block for long
         try:
-            send(self._channel, order.fields(), fds)
+            send(self._channel, asdict(order), fds)
         except ConnectionError:
             return None
         finally:

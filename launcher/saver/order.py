@@ -1,4 +1,4 @@
-"""The messages between agent and saver, sent as JSON."""
+"""The messages between agent and saver; ``dataclasses.asdict`` makes JSON of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -47,26 +47,11 @@ class WriteOrder:
         """Whether this node has the shard of rank 0, and makes the checkpoint visible."""
         return self.shards[0].rank == 0
 
-    def fields(self) -> dict[str, object]:
-        """Return a dictionary for JSON."""
-        shards = [[shard.rank, shard.data_bytes, shard.layout_bytes] for shard in self.shards]
-        return {
-            "folder": self.folder,
-            "step": self.step,
-            "keep": self.keep,
-            "attempt": self.attempt,
-            "shares": shards,
-            "ranks": self.ranks,
-            "unless_newer": self.unless_newer,
-            "pages": self.pages,
-            "given_up": self.given_up,
-        }
-
     @staticmethod
     def of(fields: Mapping[str, Any]) -> "WriteOrder":
-        """Return the order that ``fields`` was called on."""
-        others = {name: value for name, value in fields.items() if name != "shares"}
-        return WriteOrder(shards=tuple(Shard(*shard) for shard in fields["shares"]), **others)
+        """Return the order of which these are the fields, as JSON has them."""
+        shards = tuple(Shard(**shard) for shard in fields["shards"])
+        return WriteOrder(**{**fields, "shards": shards})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +65,3 @@ class WriteResult:
     bytes: int = 0
     """Size of all files; 0: nothing was written, or another node makes it visible."""
     seconds: float = 0.0
-
-    def fields(self) -> dict[str, object]:
-        """Return a dictionary for JSON."""
-        return {
-            "words": self.error,
-            "path": self.path,
-            "bytes": self.bytes,
-            "seconds": self.seconds,
-        }

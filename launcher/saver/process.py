@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from ...training.worker import snapshot_page as page
 from ..processes.ipc import Incoming, send
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
             for message in messages:
                 order = WriteOrder.of(message)
                 written = _done(order, incoming)
-                send(channel, written.fields())
+                send(channel, asdict(written))
                 if not written.error:
                     forget(order)
                 send(channel, {})
