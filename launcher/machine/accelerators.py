@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...values import dataclass
+from .cgroups import read_text
 from .nvml import (
     NvmlFailedError,
     NvmlGpu,
@@ -331,7 +332,7 @@ def _read_kfd_gpus(root: Path) -> list[_Installed]:
     gpus: list[_Installed] = []
     for node in _names(nodes, "[0-9]+"):
         # The kernel denies access to the properties of a GPU that the container does not have.
-        properties = _read(nodes / node / "properties")
+        properties = read_text(nodes / node / "properties")
         numbers = {name: int(text) for name, text in _PROPERTY.findall(properties)}
         if not numbers.get("simd_count"):
             continue  # a CPU
@@ -370,8 +371,8 @@ def _find_xpu(root: Path) -> Accelerators:
     addresses: list[str | None] = []
     for name in _names(root / "dev/dri", r"renderD[0-9]+"):
         device = root / "sys/class/drm" / name / "device"
-        if _read(device / "vendor").strip() == _INTEL:
-            slot = re.search(r"^PCI_SLOT_NAME=(\S+)$", _read(device / "uevent"), re.MULTILINE)
+        if read_text(device / "vendor").strip() == _INTEL:
+            slot = re.search(r"^PCI_SLOT_NAME=(\S+)$", read_text(device / "uevent"), re.MULTILINE)
             addresses.append(slot[1] if slot else None)
     devices = tuple(Device(str(index), address) for index, address in enumerate(addresses))
     source = f"render nodes of Intel in /dev/dri: {len(devices)}"
@@ -385,10 +386,3 @@ def _names(directory: Path, pattern: str) -> list[str]:
     except OSError:
         return []
     return sorted(names, key=lambda name: int(re.sub(r"\D", "", name)))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -1,8 +1,8 @@
-"""What NVIDIA's driver measures on the GPUs of this process, read by processes of their own.
+"""What NVIDIA's driver reports of the GPUs of this process, read by processes of their own.
 
-The process reads when a line arrives at its standard input, and prints the readings as a line of
-JSON. It ends with its input. One process for all readings, since Xid errors are reported to those
-only that were listening.
+A process reads when a line arrives at its standard input, and prints the readings as a line of
+JSON. It ends with its input (``nvml`` has the commands). One process for all readings, since Xid
+errors are reported to those only that were listening.
 """
 
 import ctypes
@@ -102,23 +102,30 @@ def _address(handle: Any) -> int | None:
 
 
 def main() -> None:
-    """Answer each line of the standard input with a line of JSON."""
+    """Do what the argument says: ``gpus``, ``watch`` or, without one, print readings."""
     try:
         nvml = library.load_nvml()
         if nvml is None:
             raise NvmlFailedError("there is no driver")
         try:
             with library.opened(nvml):
-                reader = GpuReader(nvml)
-                if sys.argv[1:]:
-                    _watch(nvml, reader)
-                for _ in sys.stdin:
-                    answer = {"answer": [reader.readings(), list(reader.xids())]}
-                    print(json.dumps(answer), flush=True)
+                _serve(nvml, *sys.argv[1:])
         except nvml.NVMLError as error:
             raise NvmlFailedError(str(error)) from error
     except NvmlFailedError as error:
         print(json.dumps({"error": str(error)}), flush=True)
+
+
+def _serve(nvml: Nvml, what: str = "readings") -> None:
+    if what == "gpus":
+        print(json.dumps({"answer": library.read_gpus(nvml)}))
+        return
+    reader = GpuReader(nvml)
+    if what == "watch":
+        _watch(nvml, reader)
+        return
+    for _ in sys.stdin:
+        print(json.dumps({"answer": [reader.readings(), list(reader.xids())]}), flush=True)
 
 
 def _watch(nvml: Nvml, reader: GpuReader, asking: int = 0) -> None:

@@ -1,10 +1,11 @@
 """The CPUs near a GPU. Memory that they touch first is on the GPU's NUMA node."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from .cpu_limit import parse_cpus
 
 _ROOT = Path("/")
 
@@ -18,8 +19,7 @@ def near_cpus(address: str, root: Path = _ROOT) -> set[int]:
     """
     with suppress(OSError, ValueError):
         file = root / "sys/bus/pci/devices" / address / "local_cpulist"
-        parts = re.findall(r"(\d+)(?:-(\d+))?", file.read_text(encoding="ascii"))
-        return {cpu for first, last in parts for cpu in range(int(first), int(last or first) + 1)}
+        return set(parse_cpus(file.read_text(encoding="ascii")))
     return set()
 
 

@@ -161,13 +161,7 @@ def interface_towards(address: str) -> str | None:
     """
     import psutil
 
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # a datagram socket sends nothing
-            source = probe.getsockname()[0]
-    except OSError:
-        return None
+    source = _route_to(address)
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == source for entry in addresses):
             return str(name)

@@ -14,6 +14,7 @@ from typing import Final
 from ...errors import UsageError
 from ...values import dataclass
 from .accelerators import Device
+from .cgroups import read_text
 from .cpu_limit import allowed_cpus, format_cpus, parse_cpus
 
 _ROOT: Final = Path("/")
@@ -70,7 +71,7 @@ def read_topology(root: Path = _ROOT) -> Topology:
     caches: dict[int, int] = {}
     for cpu in cpus:
         folder = cpu_root / f"cpu{cpu}"
-        package = _read(folder / "topology/physical_package_id")
+        package = read_text(folder / "topology/physical_package_id").strip()
         sockets[cpu] = int(package) if package.isdecimal() else 0
         cores[cpu] = min(_read_cpus(folder / "topology/thread_siblings_list"), default=cpu)
         sharing = _last_level_cache(folder / "cache")
@@ -86,7 +87,7 @@ def find_gpu_node(pci_address: str | None, root: Path = _ROOT) -> int | None:
     """
     if pci_address is None:
         return None
-    text = _read(root / "sys/bus/pci/devices" / pci_address / "numa_node")
+    text = read_text(root / "sys/bus/pci/devices" / pci_address / "numa_node").strip()
     if not re.fullmatch(r"-?[0-9]+", text):
         return None
     return max(0, int(text))
@@ -228,8 +229,8 @@ def _last_level_cache(directory: Path) -> frozenset[int]:
     highest, sharing = -1, frozenset[int]()
     for number in _numbers(directory, "index"):
         index = directory / f"index{number}"
-        level = _read(index / "level")
-        is_data = _read(index / "type") in ("Unified", "Data")
+        level = read_text(index / "level").strip()
+        is_data = read_text(index / "type").strip() in ("Unified", "Data")
         if is_data and level.isdecimal() and int(level) > highest:
             highest, sharing = int(level), _read_cpus(index / "shared_cpu_list")
     return sharing
@@ -247,13 +248,6 @@ def _numbers(directory: Path, prefix: str) -> list[int]:
 
 def _read_cpus(path: Path) -> frozenset[int]:
     try:
-        return parse_cpus(_read(path))
+        return parse_cpus(read_text(path))
     except ValueError:
         return frozenset()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -21,17 +21,18 @@ _OTHER_DRIVERS: Final = ("/dev/kfd", "/dev/davinci_manager")
 DEADLINE_S: Final = 15.0
 """For one query. Without the persistence daemon a driver initialises each GPU first: seconds."""
 
-PROGRAM: Final = (
+READINGS: Final = (
+    *(sys.executable, "-c"),
     # -c puts the working directory first on the path; its modules must not replace a library.
     "import sys; sys.path[:] = filter(None, sys.path);"
-    "from ft_run.launcher.machine.nvml import main; main()"
+    "from ft_run.launcher.machine.gpu_readings import main; main()",
 )
-
-READINGS: Final = (sys.executable, "-c", PROGRAM.replace(".nvml ", ".gpu_readings "))
 """The command of a process that prints the readings of the GPUs when a line arrives, which need not
 be loaded to start it."""
 WATCH: Final = (*READINGS, "watch")
 """Of one that prints the memory in use then, and Xid errors as they come."""
+GPUS: Final = (*READINGS, "gpus")
+"""Of one that prints the result of ``read_gpus``, and ends."""
 
 NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED = 3, 4, 15, 16
 """Codes of ``nvmlReturn_t``."""
@@ -239,34 +240,6 @@ def text(value: str | bytes) -> str:
 _HUNG: Final[list[object]] = []
 """Processes that may never exit."""
 
-_QUESTIONS: Final[dict[str, Callable[[Nvml], object]]] = {"gpus": read_gpus}
-
-
-def command(question: str) -> tuple[str, ...]:
-    """Return the command of a process that prints the result of a query as a line of JSON.
-
-    Args:
-        question: ``gpus``.
-    """
-    return (sys.executable, "-c", PROGRAM, question)
-
-
-def main() -> None:
-    """Print the result of the query on the command line."""
-    answer: dict[str, object]
-    try:
-        nvml = load_nvml()
-        if nvml is None:
-            raise NvmlFailedError("there is no driver")
-        try:
-            with opened(nvml):
-                answer = {"answer": _QUESTIONS[sys.argv[1]](nvml)}
-        except nvml.NVMLError as error:
-            raise NvmlFailedError(str(error)) from error
-    except NvmlFailedError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
-
 
 def answer_of(output: bytes) -> Any:
     """Return the result in the output of a process.
@@ -283,11 +256,11 @@ def answer_of(output: bytes) -> Any:
     return found["answer"]
 
 
-def ask_in_process(question: tuple[str, ...], deadline_s: float = DEADLINE_S) -> Any:
+def ask_in_process(command: tuple[str, ...], deadline_s: float = DEADLINE_S) -> Any:
     """Run a query in a separate process; return the result.
 
     Args:
-        question: the command of the process, from ``command``.
+        command: of the process.
         deadline_s: seconds after which the driver counts as hung.
 
     Raises:
@@ -297,7 +270,7 @@ def ask_in_process(question: tuple[str, ...], deadline_s: float = DEADLINE_S) ->
 
     try:
         process = subprocess.Popen(
-            question, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
     except OSError as error:
         raise NvmlFailedError(error.strerror or str(error)) from error
@@ -318,7 +291,7 @@ def gpus_by_process() -> list[NvmlGpu]:
     Raises:
         NvmlFailedError: there is no result, or not in time.
     """
-    rows = ask_in_process(command("gpus"))
+    rows = ask_in_process(GPUS)
     return [
         NvmlGpu(index, uuid, address, model, tuple(map(tuple, mig)), domain)
         for index, uuid, address, model, mig, domain in rows

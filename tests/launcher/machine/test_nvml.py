@@ -82,7 +82,7 @@ def test_what_a_process_tells_is_what_was_read(monkeypatch):
     gpus = [NvmlGpu(2, "GPU-a", "0000:01:00.0", "H100", (("MIG-a", "MIG-GPU-a/1/0"),))]
     text = f"import json; print(json.dumps({{'answer': {gpus!r}}}))"
     text = "from ft_run.launcher.machine.nvml import NvmlGpu; " + text
-    monkeypatch.setattr(nvml, "command", lambda _: program(text))
+    monkeypatch.setattr(nvml, "GPUS", program(text))
     assert nvml.gpus_by_process() == gpus
 
 
