@@ -13,10 +13,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 LATEST = "latest"
 METADATA = ".metadata"
@@ -34,18 +35,29 @@ _SYNC_BYTES = 1 << 30
 """A large file is synced after each of these many bytes."""
 
 
-class Storage(Protocol):
+class Storage(ABC):
     """The checkpoints of one job."""
+
+    def __init__(self, root: str) -> None:
+        """Use a folder; it need not exist yet."""
+        self._root = root
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints."""
+        return [step for step in self._begun() if self._is_complete(step)]
 
     def clean(self) -> None:
-        """Remove leftovers of crashes."""
+        """Remove leftovers of crashes; nothing may be writing."""
+        for step in self._begun():
+            if not self._is_complete(step):
+                self._discard(_name(step))
+        self._clean(None)
 
+    @abstractmethod
     def path(self, step: int) -> str:
         """Return where the checkpoint of a step is, or will be."""
 
+    @abstractmethod
     def draft(self, step: int, attempt: str = "") -> str:
         """Return where to write a checkpoint before ``publish``.
 
@@ -54,9 +66,11 @@ class Storage(Protocol):
             attempt: distinguishes concurrent writers; letters, digits and dashes.
         """
 
+    @abstractmethod
     def begin(self, draft: str) -> None:
         """Create an empty draft; an earlier one is removed."""
 
+    @abstractmethod
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         """Write a file of a checkpoint; it is durable when this returns.
 
@@ -66,6 +80,7 @@ class Storage(Protocol):
             write: called with an object that has ``write``; may be called again.
         """
 
+    @abstractmethod
     def has(self, draft: str) -> bool:
         """Return whether a draft exists; in a folder, a published one does not."""
 
@@ -77,10 +92,17 @@ class Storage(Protocol):
             draft: from ``draft``.
             keep: number of checkpoints to keep.
         """
+        self._make_latest(step, draft)
+        others = sorted(other for other in self.steps() if other < step)
+        for old in others[: len(others) + 1 - keep]:
+            self._retire(old)
+        self._clean(step)
 
+    @abstractmethod
     def abandon(self, draft: str) -> None:
         """Remove a draft."""
 
+    @abstractmethod
     def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
         """Write a marker for the other writers; it is durable when this returns.
 
@@ -93,12 +115,61 @@ class Storage(Protocol):
 
     def marks(self, step: int, attempt: str) -> list[str]:
         """Return the names of all markers of an attempt."""
+        names = self._names(self._marks(step, attempt))
+        return [name for name in names if not name.startswith(".")]
 
+    @abstractmethod
     def read_mark(self, step: int, attempt: str, name: str) -> bytes:
         """Return the content of a marker; it may be truncated while it is written."""
 
     def unmark(self, step: int, attempt: str) -> None:
         """Remove all markers of an attempt."""
+        self._remove(self._marks(step, attempt))
+
+    def _begun(self) -> list[int]:
+        matches = (_NAME.fullmatch(name) for name in self._names(self._root))
+        return [int(match[1]) for match in matches if match]
+
+    def _clean(self, until: int | None) -> None:
+        """Remove leftovers of steps up to one; None: all, when nothing is writing."""
+        for name in self._names(self._root):
+            if _is_left(name, until):
+                self._discard(name)
+
+    def _discard(self, name: str) -> None:
+        with suppress(Exception):  # read-only storage
+            self._delete(f"{self._root}/{name}")
+
+    def _marks(self, step: int, attempt: str) -> str:
+        return self._hidden(step, attempt, _MARKS)
+
+    def _hidden(self, step: int, attempt: str, what: str) -> str:
+        return f"{self._root}/{'.'.join(filter(None, (f'.{_name(step)}', attempt, what)))}"
+
+    @abstractmethod
+    def _is_complete(self, step: int) -> bool:
+        """Return whether a checkpoint that was begun has all its files."""
+
+    @abstractmethod
+    def _make_latest(self, step: int, draft: str) -> None:
+        """Make a checkpoint visible and the latest."""
+
+    @abstractmethod
+    def _retire(self, step: int) -> None:
+        """Remove a visible checkpoint."""
+
+    @abstractmethod
+    def _names(self, at: str) -> Sequence[str]:
+        """Return the names in a folder; none if there is no such folder."""
+
+    @abstractmethod
+    def _delete(self, at: str) -> None:
+        """Remove a folder or file, in one attempt."""
+
+    def _remove(self, at: str) -> None:
+        """Remove a folder or file, if there is one."""
+        with suppress(FileNotFoundError):
+            self._delete(at)
 
 
 def file_of(rank: int) -> str:
@@ -125,46 +196,50 @@ def open_storage(folder: str) -> Storage:
     return UrlStorage(folder) if is_url(folder) else LocalStorage(folder)
 
 
-class LocalStorage:
+class LocalStorage(Storage):
     """Checkpoints in a folder."""
 
     def __init__(self, folder: "str | os.PathLike[str]") -> None:
-        """Use a folder; it need not exist yet."""
-        self._folder = Path(folder)
-
-    def steps(self) -> list[int]:
-        """Return the steps of all complete checkpoints."""
-        matches = (_NAME.fullmatch(name) for name in self._names())
-        return [int(match[1]) for match in matches if match]
-
-    def clean(self) -> None:
-        """Remove leftovers of crashes."""
-        self._clean(None)
+        super().__init__(str(Path(folder)))
 
     def path(self, step: int) -> str:
-        """Return where the checkpoint of a step is, or will be."""
-        return str(self._folder / _name(step))
+        return f"{self._root}/{_name(step)}"
 
     def draft(self, step: int, attempt: str = "") -> str:
-        """Return the temporary folder of a checkpoint."""
-        return str(self._hidden(step, attempt, "writing"))
+        return self._hidden(step, attempt, "writing")
 
     def begin(self, draft: str) -> None:
-        """Create the temporary folder, empty."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        _remove(Path(draft))
+        os.makedirs(self._root, exist_ok=True)
+        self._remove(draft)
         os.mkdir(draft)
 
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
-        """Write a file of a checkpoint; it is durable when this returns."""
         _write_file(Path(draft), name, write)
 
     def has(self, draft: str) -> bool:
-        """Return whether the temporary folder exists."""
         return os.path.isdir(draft)
 
-    def publish(self, step: int, draft: str, keep: int) -> None:
-        """Make a checkpoint visible and the latest; remove all but the newest ``keep``."""
+    def abandon(self, draft: str) -> None:
+        self._remove(draft)
+
+    def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
+        folder = self._marks(step, attempt)
+        os.makedirs(folder, exist_ok=True)
+        self.put(folder, name, of_bytes(data))
+
+    def marks(self, step: int, attempt: str) -> list[str]:
+        with suppress(FileNotFoundError):
+            # A change makes network file systems refresh their cached names.
+            os.utime(self._marks(step, attempt))
+        return super().marks(step, attempt)
+
+    def read_mark(self, step: int, attempt: str, name: str) -> bytes:
+        return Path(self._marks(step, attempt), name).read_bytes()
+
+    def _is_complete(self, step: int) -> bool:  # noqa: ARG002 - it has its name from then on
+        return True
+
+    def _make_latest(self, step: int, draft: str) -> None:
         path = Path(self.path(step))
         if self.has(draft) or not path.exists():  # else a killed saver has renamed it already
             for name in os.listdir(draft):
@@ -174,67 +249,31 @@ class LocalStorage:
             if path.exists():  # an older checkpoint of the same step
                 self._retire(step)
             os.rename(draft, path)
-        _sync(self._folder)
-        _write_file(self._folder, LATEST, of_bytes(f"{path.name}\n".encode()))
-        _sync(self._folder)
-        others = sorted(other for other in self.steps() if other < step)
-        for old in others[: len(others) + 1 - keep]:
-            self._retire(old)
-        self._clean(step)
-
-    def abandon(self, draft: str) -> None:
-        """Remove a draft."""
-        _remove(Path(draft))
-
-    def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
-        """Write a marker for the other writers."""
-        folder = self._hidden(step, attempt, _MARKS)
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_file(folder, name, of_bytes(data))
-
-    def marks(self, step: int, attempt: str) -> list[str]:
-        """Return the names of all markers of an attempt."""
-        folder = self._hidden(step, attempt, _MARKS)
-        try:
-            # A change makes network file systems refresh their cached names.
-            os.utime(folder)
-            return [name for name in os.listdir(folder) if not name.startswith(".")]
-        except FileNotFoundError:
-            return []
-
-    def read_mark(self, step: int, attempt: str, name: str) -> bytes:
-        """Return the content of a marker."""
-        return (self._hidden(step, attempt, _MARKS) / name).read_bytes()
-
-    def unmark(self, step: int, attempt: str) -> None:
-        """Remove all markers of an attempt."""
-        _remove(self._hidden(step, attempt, _MARKS))
-
-    def _clean(self, until: int | None) -> None:
-        """Remove leftovers of steps up to one; None: all, when nothing is writing."""
-        for name in self._names():
-            if _is_left(name, until):
-                with suppress(OSError):  # a read-only folder
-                    _remove(self._folder / name)
+        _sync(self._root)
+        self.put(self._root, LATEST, of_bytes(f"{path.name}\n".encode()))
+        _sync(self._root)
 
     def _retire(self, step: int) -> None:
         hidden = self._hidden(step, "", "removing")
-        _remove(hidden)
+        self._remove(hidden)
         with suppress(FileNotFoundError):  # another writer has removed it
             os.rename(self.path(step), hidden)
-        _remove(hidden)
+        self._remove(hidden)
 
-    def _names(self) -> list[str]:
+    def _names(self, at: str) -> Sequence[str]:
         try:
-            return os.listdir(self._folder)
+            return os.listdir(at)
         except (FileNotFoundError, NotADirectoryError):  # saving there fails with a clear error
             return []
 
-    def _hidden(self, step: int, attempt: str, what: str) -> Path:
-        return self._folder / ".".join(filter(None, (f".{_name(step)}", attempt, what)))
+    def _delete(self, at: str) -> None:
+        if os.path.isdir(at):
+            shutil.rmtree(at)
+        else:
+            os.unlink(at)
 
 
-class UrlStorage:
+class UrlStorage(Storage):
     """Checkpoints behind a URL of fsspec; failed operations are retried."""
 
     def __init__(self, url: str) -> None:
@@ -250,40 +289,25 @@ class UrlStorage:
             raise ValueError(f"{url} needs fsspec, which is not installed: {install}") from None
         self._url = url.rstrip("/")
         try:
-            self._fs, self._root = url_to_fs(self._url)
+            self._fs, root = url_to_fs(self._url)
         except (ImportError, ValueError) as error:
             raise ValueError(
                 f"fsspec cannot open {url}: {one_line(error).rstrip('.')}; expected a folder path, "
                 f"or a URL whose file system is installed ({install} and its package)"
             ) from None
-
-    def steps(self) -> list[int]:
-        """Return the steps of all complete checkpoints."""
-        return [step for step in self._begun() if self._is_complete(step)]
-
-    def clean(self) -> None:
-        """Remove leftovers of crashes."""
-        for step in self._begun():
-            if not self._is_complete(step):
-                with suppress(Exception):  # read-only storage
-                    self._fs.rm(self._at(step), recursive=True)
-        self._clean(None)
+        super().__init__(root)
 
     def path(self, step: int) -> str:
-        """Return where the checkpoint of a step is, or will be."""
         return f"{self._url}/{_name(step)}"
 
     def draft(self, step: int, attempt: str = "") -> str:  # noqa: ARG002 - there is one writer
-        """Return the URL to write a checkpoint to."""
         return self.path(step)
 
     def begin(self, draft: str) -> None:
-        """Remove an earlier draft."""
-        self._remove(self._fs._strip_protocol(draft))
+        self.abandon(draft)
         _retry(lambda: self._fs.makedirs(self._fs._strip_protocol(draft), exist_ok=True))
 
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
-        """Write a file of a checkpoint."""
         at = f"{self._fs._strip_protocol(draft)}/{name}"
 
         def write_all() -> None:
@@ -293,50 +317,43 @@ class UrlStorage:
         _retry(write_all)
 
     def has(self, draft: str) -> bool:
-        """Return whether there is a draft or a checkpoint."""
         self._fs.invalidate_cache()
         return bool(_retry(lambda: self._fs.exists(self._fs._strip_protocol(draft))))
 
-    def publish(self, step: int, draft: str, keep: int) -> None:
-        """Make a checkpoint the latest; it became visible with its metadata."""
-        del draft
-        self._fs.invalidate_cache()
-        name = f"{_name(step)}\n".encode()
-        _retry(lambda: self._fs.pipe_file(f"{self._root}/{LATEST}", name))
-        others = sorted(other for other in self.steps() if other < step)
-        for old in others[: len(others) + 1 - keep]:
-            self._remove(self._at(old))
-        self._clean(step)
-
     def abandon(self, draft: str) -> None:
-        """Remove a draft."""
         self._remove(self._fs._strip_protocol(draft))
 
     def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
-        """Write a marker for the other writers."""
         folder = self._marks(step, attempt)
         _retry(lambda: self._fs.makedirs(folder, exist_ok=True))
         self.put(folder, name, of_bytes(data))
 
-    def marks(self, step: int, attempt: str) -> list[str]:
-        """Return the names of all markers of an attempt."""
-        return self._names(self._marks(step, attempt))
-
     def read_mark(self, step: int, attempt: str, name: str) -> bytes:
-        """Return the content of a marker."""
         at = f"{self._marks(step, attempt)}/{name}"
         return bytes(_retry(lambda: self._fs.cat_file(at)))
 
-    def unmark(self, step: int, attempt: str) -> None:
-        """Remove all markers of an attempt."""
-        self._remove(self._marks(step, attempt))
+    def _is_complete(self, step: int) -> bool:
+        at = f"{self._root}/{_name(step)}/{METADATA}"
+        return bool(_retry(lambda: self._fs.exists(at)))
 
-    def _clean(self, until: int | None) -> None:
-        """Remove markers of steps up to one; None: all, when nothing is writing."""
-        for name in self._names(self._root):
-            if _is_left(name, until):
-                with suppress(Exception):  # read-only storage
-                    self._fs.rm(f"{self._root}/{name}", recursive=True)
+    def _make_latest(self, step: int, draft: str) -> None:  # noqa: ARG002 - its metadata shows it
+        self._fs.invalidate_cache()
+        name = f"{_name(step)}\n".encode()
+        _retry(lambda: self._fs.pipe_file(f"{self._root}/{LATEST}", name))
+
+    def _retire(self, step: int) -> None:
+        self._remove(f"{self._root}/{_name(step)}")
+
+    def _names(self, at: str) -> Sequence[str]:
+        self._fs.invalidate_cache()
+        try:
+            paths = _retry(lambda: self._fs.ls(at, detail=False))
+        except FileNotFoundError:
+            return []
+        return [path.rstrip("/").rpartition("/")[2] for path in paths]
+
+    def _delete(self, at: str) -> None:
+        self._fs.rm(at, recursive=True)
 
     def _remove(self, at: str) -> None:
         """Remove a checkpoint or a part of one, the metadata first."""
@@ -345,30 +362,9 @@ class UrlStorage:
             self._fs.invalidate_cache()
             for path in (f"{at}/{METADATA}", at):
                 with suppress(FileNotFoundError):
-                    self._fs.rm(path, recursive=True)
+                    self._delete(path)
 
         _retry(remove)
-
-    def _begun(self) -> list[int]:
-        matches = (_NAME.fullmatch(name) for name in self._names(self._root))
-        return [int(match[1]) for match in matches if match]
-
-    def _names(self, at: str) -> list[str]:
-        self._fs.invalidate_cache()
-        try:
-            paths = _retry(lambda: self._fs.ls(at, detail=False))
-        except FileNotFoundError:
-            return []
-        return [path.rstrip("/").rpartition("/")[2] for path in paths]
-
-    def _is_complete(self, step: int) -> bool:
-        return bool(_retry(lambda: self._fs.exists(f"{self._at(step)}/{METADATA}")))
-
-    def _at(self, step: int) -> str:
-        return f"{self._root}/{_name(step)}"
-
-    def _marks(self, step: int, attempt: str) -> str:
-        return f"{self._root}/.{_name(step)}.{attempt}.{_MARKS}"
 
 
 def one_line(error: BaseException) -> str:
@@ -447,11 +443,3 @@ def _sync(folder: "str | Path") -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
