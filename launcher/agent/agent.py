@@ -16,8 +16,6 @@ from ...events.checks import ChecksProgressed
 from ...events.node import (
     DrainOrdered,
     FenceLate,
-    JobEnded,
-    LogsKept,
     ScaleUpAborted,
     ScaleUpOrdered,
     ThisNodeRenamed,
@@ -59,7 +57,6 @@ from ..preemption.notice import PreemptionNotice
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
 from ..reporting.display import Display
-from ..reporting.failure_report import final_report
 from ..reporting.live_status import LiveStatus
 from ..saver.saves import Saves
 from ..spawner.client import (
@@ -511,19 +508,6 @@ class Agent:
             elif self._claim.is_first_but(verdict.failures if verdict is not None else ()):
                 snapshot = self._snapshots.newest_whole()  # all nodes have it; one writes it
         await self._saves.conclude(self._life.time_left_s(time.monotonic()), snapshot)
-
-    def last_word(self) -> None:
-        """Print the result of the job, once, after all other output."""
-        if (verdict := self.verdict) is None:
-            return
-        ended = JobEnded(verdict)
-        self._display.record(ended)
-        if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
-            options, log_dir = self._options, self._starter.log_dir
-            self._display.report(final_report(verdict, options.name or options.script))
-            if log_dir.keeps_files:
-                self._event(LogsKept(str(log_dir.path)))
-        self._display.show(ended)
 
     @property
     def verdict(self) -> Verdict | None:

@@ -11,15 +11,17 @@ from ... import exit_codes
 from ...errors import NodeExcludedError
 from ...events.event import Event, LogMessage
 from ...events.master import MasterKept
-from ...events.node import ForeignAddressAdvertised, NodeStarted
-from ...rendezvous.protocol.messages import Outcome
+from ...events.node import ForeignAddressAdvertised, JobEnded, LogsKept, NodeStarted
+from ...rendezvous.protocol.messages import Outcome, Verdict
 from ..history.event_history import EventHistory
 from ..history.recorded_error import recorded
 from ..history.recorder import attempt_of
+from ..logs.log_dir import LogDir
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
 from ..machine.worker_count import WorkerCount
 from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
+from ..reporting.failure_report import final_report
 from ..reporting.live_line import live_line
 from ..reporting.time_report import TimeReport
 from ..version import VERSION
@@ -97,7 +99,12 @@ async def run_node(
         display.close()
         port.close()
         identity.close(is_over=agent.verdict is not None)
-    _conclude(agent, status, conclude)
+    if agent.verdict is not None:
+        _show_verdict(agent.verdict, options, display, starter.log_dir)
+    if conclude is not None:
+        conclude(agent)
+    if status != exit_codes.SUCCESS:
+        _pass_on_error_file(agent)
     return status
 
 
@@ -225,13 +232,17 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
         await unless_asked(hosting.settled(), options.signals, limit_s)
 
 
-def _conclude(agent: Agent, status: int, conclude: Callable[[Agent], None] | None) -> None:
-    """Report the end of the job on this node: to the user, the caller and the scheduler."""
-    agent.last_word()
-    if conclude is not None:
-        conclude(agent)
-    if status != exit_codes.SUCCESS:
-        _pass_on_error_file(agent)
+def _show_verdict(
+    verdict: Verdict, options: LaunchOptions, display: Display, log_dir: LogDir
+) -> None:
+    """Print the result of the job, after all other output."""
+    ended = JobEnded(verdict)
+    display.record(ended)
+    if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
+        display.report(final_report(verdict, options.name or options.script))
+        if log_dir.keeps_files:
+            display.event(LogsKept(str(log_dir.path)))
+    display.show(ended)
 
 
 def _pass_on_error_file(agent: Agent) -> None:
