@@ -89,6 +89,10 @@ class MasterCalls:
         request = pb.StatusRequest(until_end=until_end)
         return as_status(await self.ask("Status", request, pb.StatusReply, is_patient=until_end))
 
+    async def ended(self) -> dict[str, Any]:
+        """Wait for the end of the job; return the last status; raises as ``ask``."""
+        return await self.status(until_end=True)
+
 
 def as_status(reply: Any) -> dict[str, Any]:
     """Return a ``StatusReply`` of protobuf as JSON values, with all fields."""

@@ -1,6 +1,6 @@
 """Where ``ft-run status --watch`` gets the status of a job: an agent on this host, or a master."""
 
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ...errors import RendezvousError
 from ..cli.master_flags import StatusOptions
@@ -9,65 +9,10 @@ from .local_jobs import LocalConnection, LocalJob, connect
 from .targets import Target
 
 
-class Source(Protocol):
-    """A job whose status can be polled."""
-
-    async def status(self) -> dict[str, Any]:
-        """Return the present status.
-
-        Raises:
-            RendezvousError: there is no answer.
-        """
-
-    async def ended(self) -> dict[str, Any] | None:
-        """Wait for the end of the job; return the last status, or None if it will not be known.
-
-        Raises:
-            RendezvousError: the connection is lost.
-        """
-
-    async def close(self) -> None:
-        """Disconnect."""
-
-
-async def source_of(target: Target, options: StatusOptions) -> Source:
-    """Return the source of a job.
-
-    Raises:
-        RendezvousError: its agent is gone.
-        UsageError: the token or a certificate cannot be used.
-    """
-    if target.job is not None:
-        return await LocalSource.open(target.job, options.timeout_s)
-    assert target.endpoint is not None
-    return MasterSource(MasterCalls(target.endpoint, options.trust, options.timeout_s))
-
-
-class MasterSource:
-    """A master, over the network."""
-
-    def __init__(self, calls: MasterCalls) -> None:
-        """Take the connection."""
-        self._calls = calls
-
-    async def status(self) -> dict[str, Any]:
-        """Return the present status; raises as ``Source``."""
-        return await self._calls.status()
-
-    async def ended(self) -> dict[str, Any] | None:
-        """Wait for the end of the job; raises as ``Source``."""
-        return await self._calls.status(until_end=True)
-
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._calls.close()
-
-
 class LocalSource:
-    """The agent that hosts the master, on this host."""
+    """The agent that hosts the master, on this host; with the methods of ``MasterCalls``."""
 
     def __init__(self, calls: LocalConnection, news: LocalConnection) -> None:
-        """Use ``open``."""
         self._calls, self._news = calls, news
 
     @classmethod
@@ -84,12 +29,16 @@ class LocalSource:
             raise RendezvousError("the ft-run of the job has ended.") from error
 
     async def status(self) -> dict[str, Any]:
-        """Return the present status, in any time; raises as ``Source``."""
+        """Return the present status, in any time.
+
+        Raises:
+            RendezvousError: there is no answer.
+        """
         # Without a limit: a dead agent closes the connection, and a live one may be stopped.
         return dict((await self._calls.ask(ask="status"))["status"])
 
     async def ended(self) -> dict[str, Any] | None:
-        """Wait for the end of the job; None: its agent was killed."""
+        """Wait for the end of the job; return the last status, or None if its agent was killed."""
         try:
             return dict((await self._news.receive())["status"])
         except RendezvousError:
@@ -99,3 +48,20 @@ class LocalSource:
         """Disconnect."""
         self._calls.close()
         self._news.close()
+
+
+Source: TypeAlias = MasterCalls | LocalSource
+"""A job whose status can be polled."""
+
+
+async def source_of(target: Target, options: StatusOptions) -> Source:
+    """Return the source of a job.
+
+    Raises:
+        RendezvousError: its agent is gone.
+        UsageError: the token or a certificate cannot be used.
+    """
+    if target.job is not None:
+        return await LocalSource.open(target.job, options.timeout_s)
+    assert target.endpoint is not None
+    return MasterCalls(target.endpoint, options.trust, options.timeout_s)
