@@ -7,7 +7,7 @@ from ..version import VERSION
 from . import catalogue as c
 from .catalogue import Samples
 from .job_metrics import JobMetrics
-from .loop_call import on_loop
+from .server import on_loop
 
 
 class MasterMetrics:

@@ -18,7 +18,7 @@ from . import catalogue as c
 from .catalogue import Samples
 from .gpus import Gpus
 from .job_metrics import CAUSES, JobMetrics
-from .loop_call import on_loop
+from .server import on_loop
 from .step_counts import StepCounts
 
 _LOST_BY: Final = (*CAUSES, "regroup")

@@ -3,6 +3,8 @@
 Without a scrape its thread sleeps in the kernel.
 """
 
+import asyncio
+import concurrent.futures
 import errno
 import hmac
 import http.server
@@ -10,9 +12,9 @@ import os
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint, join_host_port
@@ -21,11 +23,14 @@ from .catalogue import Samples
 if TYPE_CHECKING:
     import ssl
 
+T = TypeVar("T")
 PATH: Final = "/metrics"
 _CLIENT_S: Final = 5.0
 """How long a client may be silent."""
 _CLIENTS_MAX: Final = 8
 """At the same time; further connections are closed."""
+_LOOP_S: Final = 3.0
+"""How long the loop has; it answers within a millisecond unless it is overloaded."""
 
 Collect = Callable[[], Samples]
 """Returns the current values, called in a thread; raises ``NotReadyError``."""
@@ -33,6 +38,29 @@ Collect = Callable[[], Samples]
 
 class NotReadyError(Exception):
     """Raised if the values cannot be read in time; the text is the answer."""
+
+
+def on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of a coroutine function that runs on a loop.
+
+    Raises:
+        NotReadyError: the loop has ended, or there is no result in time.
+    """
+    result: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    async def call() -> None:
+        try:
+            result.set_result(await read())
+        except Exception as error:
+            result.set_exception(error)
+
+    try:
+        loop.call_soon_threadsafe(lambda: loop.create_task(call()))
+        return result.result(_LOOP_S)
+    except concurrent.futures.TimeoutError:
+        raise NotReadyError("this process is overloaded") from None
+    except RuntimeError:  # the loop is closed
+        raise NotReadyError("this process ends") from None
 
 
 class MetricsServer:

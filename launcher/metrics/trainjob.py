@@ -10,14 +10,15 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from ...events.event import Event
 from ...events.metrics import ProgressUnsent
-from ...rendezvous.protocol.messages import Assignment
 from ...values import dataclass
-from ..stacks.collect import AskedWorker
 from .status_server import StatusServer
+
+if TYPE_CHECKING:
+    from .node_metrics import Observed
 
 URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
 CA_FILE: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
@@ -27,18 +28,6 @@ DISABLED: Final = "DISABLE_KUBEFLOW_INTEGRATION"
 INTERVAL_S: Final = 5.0
 """The shortest time between two requests that Kubeflow's documents allow."""
 _SECONDS_MAX: Final = (1 << 31) - 1
-
-
-class Observed(Protocol):
-    """What is read of the agent."""
-
-    @property
-    def running(self) -> tuple[AskedWorker, ...]:
-        """The workers that have not exited."""
-
-    @property
-    def assignment(self) -> Assignment | None:
-        """Of the current or last round; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +85,7 @@ class TrainJobProgress:
     """Reports the progress of rank 0 while this node has it; ``close`` it."""
 
     def __init__(
-        self, server: StatusServer, agent: Observed, note: Callable[[Event], None]
+        self, server: StatusServer, agent: "Observed", note: Callable[[Event], None]
     ) -> None:
         """Start to poll, on the running loop.
 
@@ -148,7 +137,7 @@ class TrainJobProgress:
 
 
 def trainjob_progress(
-    environ: Mapping[str, str], agent: Observed, note: Callable[[Event], None]
+    environ: Mapping[str, str], agent: "Observed", note: Callable[[Event], None]
 ) -> TrainJobProgress | None:
     """Return what sends the progress of this node's rank 0; None: Kubeflow does not request it.
 
