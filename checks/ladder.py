@@ -16,7 +16,7 @@ from .plan import MAX_ROUNDS, just_failed, plan
 from .records import Fact, Level, Phase, Record, RecordError, metric_values, record_from_json
 from .report import report_to_json
 from .results import LOWER_IS_BETTER, MEETING_METRICS, Answered, Known, Results, Rules, Step
-from .verdict import NodeVerdict, Standing, Verdicts, exit_code, metric_words, verdict
+from .verdict import Standing, Verdicts, exit_code, metric_words, verdict
 
 _SHARES = {
     Phase.FACTS: 1 / 2,  # check workers that have been started import torch before they answer
@@ -229,7 +229,7 @@ class Ladder:
         findings = {
             found.node: NodeFinding(
                 exit_code=0 if lenient else exit_code(found, self._spec),
-                sentence=_sentence(found),
+                sentence=found.text,
                 has_met=bool(self._results.passed[found.node]),
             )
             for found in verdicts.nodes
@@ -263,10 +263,6 @@ class Ladder:
 def _shows_gpus(facts: Mapping[str, Fact], metrics: Mapping[str, float]) -> bool:
     """Return whether a node has checked GPUs: only a GPU has a copy from the host."""
     return bool(facts.get("gpus")) or "copy_gb_per_s" in metrics
-
-
-def _sentence(found: NodeVerdict) -> str:
-    return "; ".join(part for part in (found.reason, *found.warnings) if part)
 
 
 def _progress(results: Results, step: Step, known: Collection[str] | None = None) -> str:

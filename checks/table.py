@@ -44,7 +44,7 @@ def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
     from rich.table import Table
 
     metrics = [name for name in _COLUMNS if any(name in node.metrics for node in verdicts.nodes)]
-    has_reasons = any(map(reasons, verdicts.nodes))
+    has_reasons = any(node.text for node in verdicts.nodes)
     reasons_inside = has_reasons and console.width >= _WIDE
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("NODE", overflow="fold")
@@ -59,7 +59,7 @@ def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
         cells = [_text(node.node), _facts(node), *(_metric(node, name) for name in metrics)]
         cells.append(_text(node.standing.value, _STYLES[node.standing]))
         if reasons_inside:
-            cells.append(_text(reasons(node)))
+            cells.append(_text(node.text))
         table.add_row(*cells)
     console.print(table)
     if not reasons_inside:
@@ -97,13 +97,8 @@ def has_to_tell(node: NodeVerdict) -> bool:
     return node.standing is not Standing.PASSED or bool(node.warnings)
 
 
-def reasons(node: NodeVerdict) -> str:
-    """Return the reasons of a node's verdict, and its warnings."""
-    return "; ".join(part for part in (node.reason, *node.warnings) if part)
-
-
 def _reason_lines(nodes: Iterable[NodeVerdict]) -> list[str]:
-    return [f"{node.node}: {reasons(node)}" for node in nodes if reasons(node)]
+    return [f"{node.node}: {node.text}" for node in nodes if node.text]
 
 
 def _facts(node: NodeVerdict) -> "Text":

@@ -60,6 +60,11 @@ class NodeVerdict:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     """System information, if the node was asked for it."""
 
+    @property
+    def text(self) -> str:
+        """The reason, and the warnings."""
+        return "; ".join(part for part in (self.reason, *self.warnings) if part)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:

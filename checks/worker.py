@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ..rendezvous.protocol.check_messages import CheckOrder
 from . import fact_rules
@@ -311,25 +311,12 @@ def _environ_of_node(config: CheckWorkerConfig) -> Mapping[str, str]:
     return os.environ | {"CUDA_VISIBLE_DEVICES": config.devices}
 
 
-class Gpus(Protocol):
-    """The part of ``torch.cuda`` that is used here."""
-
-    def is_available(self) -> bool:
-        """Return whether there is a device that torch can use."""
-
-    def device_count(self) -> int:
-        """Return the number of devices that torch can see."""
-
-    def init(self) -> None:
-        """Initialize CUDA; raises with the reason where that is not possible."""
-
-
-def has_gpu(config: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
+def has_gpu(config: CheckWorkerConfig, gpus: Any, built_for: str | None) -> bool:
     """Return whether a worker checks its GPU; otherwise it checks a CPU.
 
     Args:
         config: the worker's GPU, the requested accelerator and the GPUs that the machine shows.
-        gpus: the devices that torch can use.
+        gpus: ``torch.cuda``.
         built_for: the kind of GPUs that torch was built for; None for none.
 
     Raises:
@@ -363,7 +350,7 @@ def has_gpu(config: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> boo
     return True
 
 
-def _why_no_gpu(gpus: Gpus) -> str:
+def _why_no_gpu(gpus: Any) -> str:
     """Return the error of CUDA, e.g. ``: Error 802: system not yet initialized``."""
     try:
         gpus.init()

@@ -96,10 +96,10 @@ def _show_table(report: str, display: Display) -> None:
 
 def _show_lines(report: str, display: Display) -> None:
     from ...checks.report import report_from_json
-    from ...checks.table import has_to_tell, reasons
+    from ...checks.table import has_to_tell
 
     for verdict in filter(has_to_tell, report_from_json(report).nodes):
-        display.event(NodeJudged(verdict.node, verdict.standing.value, reasons(verdict)))
+        display.event(NodeJudged(verdict.node, verdict.standing.value, verdict.text))
 
 
 def _write(report: str, path: str, display: Display) -> None:
