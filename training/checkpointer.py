@@ -13,9 +13,8 @@ from .checkpoints.generators import GENERATORS, Generators
 from .checkpoints.intervals import Interval, time_s
 from .checkpoints.rank_state import RECORD, RankRecord, RankState
 from .checkpoints.rank_values import SLOT_KEY
-from .checkpoints.report import StepReport
 from .checkpoints.saving import Checkpoints
-from .checkpoints.snapshot_manager import SnapshotManager
+from .checkpoints.snapshot_manager import SnapshotManager, StepReport
 from .checkpoints.state import State
 from .checkpoints.storage_timeout import StorageTimeout
 from .data import loader_settings

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .late_copy import local
-from .state import State, flatten
+from .state import State, flatten, parameters_of
 
 
 class FlatState:
@@ -22,7 +22,6 @@ class FlatState:
     """
 
     def __init__(self, state: State) -> None:
-        """Begin with an empty cache."""
         self._state = state
         self._shortcuts: dict[str, _Module | _Optimizer | None] = {}
         """By the names of objects; None: always collected by DCP."""
@@ -74,7 +73,7 @@ class FlatState:
     def _changed_by_optimizers(self, flat: Mapping[str, Any]) -> frozenset[str]:
         objects = self._state.objects
         optimizers = {name: o for name, o in objects.items() if isinstance(o, Optimizer)}
-        parameters = {_memory_of(p) for o in optimizers.values() for p in _parameters(o)}
+        parameters = {_memory_of(p) for o in optimizers.values() for p in parameters_of(o)}
         found = set()
         for key, value in flat.items():
             name = key.partition(".")[0]
@@ -116,7 +115,7 @@ class _Optimizer:
     ) -> None:
         self._name, self._optimizer = name, optimizer
         self._names = [n for group in expected["param_groups"] for n in group["params"]]
-        self._parameters = _parameters(optimizer)
+        self._parameters = parameters_of(optimizer)
         mine = {id(parameter) for parameter in self._parameters}
         self._places: list[tuple[dict[str, Any], str, object]] = []
         """Dictionary, key and value of each parameter and of each module on the way to it."""
@@ -130,7 +129,7 @@ class _Optimizer:
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Return tensors by flat key, and other values nested; None: the cache is outdated."""
-        now = _parameters(self._optimizer)
+        now = parameters_of(self._optimizer)
         if len(now) != len(self._names) or any(map(is_not, now, self._parameters)):
             return None
         if any(place.get(key) is not what for place, key, what in self._places):
@@ -154,10 +153,6 @@ class _Optimizer:
 def _without_wrappers(key: str) -> str:
     """Return a name without the parts that DDP and torch.compile add."""
     return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _memory_of(tensor: Any) -> tuple[int, torch.device]:

@@ -2,20 +2,26 @@
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from ..ranks import Ranks
-from .collective import on_all_ranks, on_rank_0
-from .shard import Shard, ShardError
+from .containers import Item, write_values
+from .metadata import Offsets, metadata_of, offsets_of
 from .state import Select, State, flatten, put
-from .storage import METADATA, file_of, is_url, of_bytes, open_storage
+from .storage import METADATA, file_of, is_url, of_bytes, one_line, open_storage
 from .storage_timeout import StorageThread, StorageTimeout
+
+_CUDA: Any = torch.cuda
+"""Untyped: the stubs differ between builds of torch."""
 
 
 class CheckpointFolder:
@@ -95,10 +101,9 @@ class CheckpointFolder:
     def save(self, step: int, state: Mapping[str, Any]) -> str | None:
         """Write a checkpoint; return the error, on all ranks; None: it is complete."""
         draft, do = self._storage.draft(step), self._thread.run
-        try:
-            shard = Shard(self._ranks, state)
-        except ShardError as error:
-            return str(error)
+        shard = _Shard(self._ranks, state)
+        if shard.error is not None:
+            return shard.error
         words = on_rank_0(self._ranks, lambda: do(lambda: self._storage.begin(draft)))
         if words is None:
             words = on_all_ranks(self._ranks, lambda: do(lambda: self._put(draft, shard)))
@@ -114,7 +119,7 @@ class CheckpointFolder:
             on_rank_0(self._ranks, lambda: self._storage.abandon(draft))
         return words
 
-    def _put(self, draft: str, shard: Shard) -> None:
+    def _put(self, draft: str, shard: "_Shard") -> None:
         if not shard.is_empty:
             name, tick = file_of(self._ranks.rank), self._thread.tick
             self._storage.put(draft, name, lambda file: shard.write(file, tick))
@@ -177,3 +182,90 @@ def _reader(path: str) -> FileSystemReader:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
     return FsspecReader(path)
+
+
+# --- a rank's part of a checkpoint that is written without a snapshot --------------------------
+
+
+class _Shard:
+    """The values that this rank writes; of values that several ranks have, one rank writes them."""
+
+    def __init__(self, ranks: Ranks, state: Mapping[str, Any]) -> None:
+        """Divide the state among the ranks. All ranks call it together.
+
+        Args:
+            ranks: of the job.
+            state: the nested state dict of this rank.
+        """
+        self._ranks = ranks
+        self._planner = DefaultSavePlanner()
+        self._state = dict(state)
+        self._plan = SavePlan([])
+        self._plans: list[SavePlan] = []
+        """Of all ranks; only on rank 0."""
+        self._items: list[Item] = []
+        self._device = _CUDA.current_device() if _CUDA.is_initialized() else None
+        if self._device is not None:
+            _CUDA.synchronize()  # copies of another thread do not wait for this one's streams
+        words = on_all_ranks(ranks, self._make_plan)
+        plans = ranks.gather(self._plan)
+        self.error = words or on_rank_0(ranks, lambda: self._agree(plans))
+        """Why the states of the ranks do not match, on all of them; None: they do."""
+        if self.error is None:
+            self._plan = ranks.scatter(self._plans)
+
+    def _make_plan(self) -> None:
+        self._planner.set_up_planner(self._state, is_coordinator=self._ranks.rank == 0)
+        self._plan = self._planner.create_local_plan()
+
+    def _agree(self, plans: list[SavePlan]) -> None:
+        self._plans, _ = self._planner.create_global_plan(plans)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank writes nothing."""
+        return not self._plan.items
+
+    def write(self, file: Any, written: Callable[[], object]) -> None:
+        """Write this rank's file, from any thread.
+
+        Args:
+            file: with a method ``write``.
+            written: called after each write.
+        """
+        if self._device is None:
+            self._items = write_values(self._planner, self._plan, file, written)
+            return
+        with _CUDA.device(self._device):
+            self._items = write_values(self._planner, self._plan, file, written)
+
+    def offsets(self) -> list[Offsets]:
+        """Return the offsets in all files on rank 0. All ranks call it together."""
+        return self._ranks.gather(offsets_of(self._plan, self._items))
+
+    def metadata(self, offsets: list[Offsets]) -> bytes:
+        """Return the metadata of the checkpoint, on rank 0.
+
+        Args:
+            offsets: from ``offsets``.
+        """
+        return metadata_of(self._plans, offsets)
+
+
+# --- actions that ranks carry out together -----------------------------------------------------
+
+
+def on_all_ranks(ranks: Ranks, action: Callable[[], object]) -> str | None:
+    """Run an action on each rank; return the error of the lowest rank that failed, in one line."""
+    error: str | None = None
+    try:
+        action()
+    except (Exception, CheckpointException) as raised:
+        failures = raised.failures if isinstance(raised, CheckpointException) else {}
+        error = one_line(next(iter(failures.values()))[0] if failures else raised)
+    return ranks.first_text(error)
+
+
+def on_rank_0(ranks: Ranks, action: Callable[[], object]) -> str | None:
+    """Run an action on rank 0; return its error on all ranks."""
+    return on_all_ranks(ranks, action if ranks.rank == 0 else lambda: None)

@@ -36,7 +36,6 @@ class Generators:
     """
 
     def __init__(self) -> None:
-        """Allocate the tensor."""
         self._torch_start = _HEAD.size + _PYTHON.size + _NUMPY.size + 4 * _NUMPY_WORDS
         self._device_start = self._torch_start + torch.get_rng_state().numel()
         self._memory = memoryview(bytearray(self._device_start + _DEVICE_BYTES))

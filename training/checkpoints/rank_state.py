@@ -15,8 +15,9 @@ from ..data.hashing import key_of
 from ..random_numbers import seed_generators
 from ..ranks import Ranks
 from ..worker.log import log
+from .containers import serialized
 from .generators import GENERATORS
-from .rank_values import digest_of, dumped, has_shards, leaves, packed, unpacked
+from .rank_values import digest_of, has_shards, leaves, packed, unpacked
 
 RESERVED = "ft_run_"
 """Names in the state that begin like this are ft-run's own."""
@@ -150,7 +151,7 @@ class RankState:
         differing = [name for name, column in columns if len(set(column)) > 1]
         self._set_differing(differing)
         sent = [name for name in self._names if name in differing or name == GENERATORS]
-        payload = dumped({name: nested[name] for name in sent}) if sent else b""
+        payload = serialized({name: nested[name] for name in sent}) if sent else b""
         total = sum(row[0] for row in self._ranks.all_gather(len(payload)))
         if total > _LIMIT_BYTES:
             self._warn(sent, total)

@@ -89,19 +89,12 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
-def dumped(value: Any) -> bytes:
-    """Return a nested state dict as bytes."""
-    data = io.BytesIO()
-    torch.save(value, data)
-    return data.getvalue()
-
-
 def packed(step: int, payloads: Sequence[bytes]) -> bytes:
     """Return the payloads of all ranks, by rank, as one.
 
     Args:
         step: completed steps.
-        payloads: from ``dumped``.
+        payloads: from ``serialized``.
     """
     head = json.dumps({"step": step, "lengths": [len(one) for one in payloads]}).encode()
     data = b"".join([head, *payloads])

@@ -2,6 +2,8 @@
 
 import pickle
 from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 
@@ -14,9 +16,37 @@ from .flat_state import FlatState
 from .late_copy import Background
 from .rank_state import RankState
 from .replicas import FAILED, Replicas, broadcast_replicated, fetch_shards
-from .report import Missing, StepReport
-from .snapshots import Snapshots, first_line
+from .snapshots import Snapshots
 from .state import State
+from .storage import one_line
+
+
+class Missing(IntEnum):
+    """Whether a rank has no shard of the newest snapshot."""
+
+    NOTHING = 0
+    THIS_ONE = 1
+    """The copy of this step failed."""
+    ALL = 2
+    """This rank has no memory for snapshots: all ranks stop taking them."""
+
+
+class StepReport(NamedTuple):
+    """Numbers of one rank, or the maximum of each over all ranks."""
+
+    snapshot_is_due: int = 0
+    """1: the time of ``snapshot_every`` has elapsed."""
+    checkpoint_is_due: int = 0
+    """1: the time of ``checkpoint_every`` has elapsed."""
+    saver_is_busy: int = 0
+    """1: the previous checkpoint is still being written."""
+    notice: int = 0
+    """What the notice of the agent asks for: ``Notice.code``."""
+    loader: int = 0
+    """The settings that ``--auto-tune on`` wants (``worker/tuning_page.py``), of one rank only."""
+    lacks_plan: int = 0
+    """1: the shards of the newest snapshot have no common metadata yet."""
+    missing: int = Missing.NOTHING
 
 
 class SnapshotManager:
@@ -127,7 +157,7 @@ class SnapshotManager:
             if file is not None:
                 loading = self._state.load(file, is_trusted=is_trusted)
         except (LayoutMismatchError, pickle.UnpicklingError) as error:
-            why = first_line(error)
+            why = one_line(error)
         if self._ranks.all_true(loading is not None) and loading is not None:
             loading.finish(lambda nested: self._rank_state.select(nested, step, compares=True))
             return True
@@ -307,7 +337,7 @@ class SnapshotManager:
         except OSError as error:
             self._disable(error.strerror)
         except RuntimeError as error:  # from the GPU or its driver
-            self._error = first_line(error)
+            self._error = one_line(error)
         return None
 
     def _schedule_replica(self, number: int) -> None:

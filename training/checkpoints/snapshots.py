@@ -19,6 +19,7 @@ from .late_copy import local
 from .layout import Description, digest
 from .metadata import Offsets, metadata_of, offsets_of, plan_of
 from .snapshot_file import SnapshotFile
+from .storage import one_line
 
 Plan = tuple[SavePlan, Offsets, str]
 """A rank's plan, the offsets of its items, and the digest of the layout."""
@@ -123,7 +124,7 @@ class Snapshots:
                 if not begun.run():
                     return _CHANGED
             except RuntimeError as error:  # from the GPU or its driver
-                return first_line(error)
+                return one_line(error)
             self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
             return ""
 
@@ -333,11 +334,6 @@ class Snapshots:
             is_replicated,
         )
         page.write(self._page, index, entry)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error, or its type: torch adds hints below it."""
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _generation(entry: page.Entry | None) -> int:

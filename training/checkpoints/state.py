@@ -96,7 +96,7 @@ class State:
         """The module whose parameters an optimizer optimizes, by the optimizer's name."""
         for name, value in objects.items():
             if isinstance(value, Optimizer) and _needs_no_closure(value):
-                mine = set(map(id, _parameters(value)))
+                mine = set(map(id, parameters_of(value)))
                 for module in candidates:
                     if mine <= set(map(id, module.parameters())):
                         self.owners[name] = module
@@ -192,7 +192,7 @@ class State:
         if mine != theirs:
             return
         names = [key for group in groups for key in group["params"]]
-        parameters = dict(zip(names, _parameters(optimizer), strict=True))
+        parameters = dict(zip(names, parameters_of(optimizer), strict=True))
         items = [item for item in saved if item[0][:2] == (name, "state")]
         if any(
             len(path) != 4 or type(parameters.get(path[2])) is not nn.Parameter
@@ -342,14 +342,15 @@ def _needs_no_closure(optimizer: Optimizer) -> bool:
     return closure is None or closure.default is not closure.empty
 
 
-def _parameters(optimizer: Optimizer) -> list[Any]:
+def parameters_of(optimizer: Optimizer) -> list[Any]:
+    """Return the parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 @contextmanager
 def _without_step(optimizer: Optimizer) -> Iterator[None]:
     """Keep DCP from calling ``step`` to create the state of an optimizer: Adam counts steps."""
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     if optimizer.state or any(p.grad is not None for p in parameters):
         yield
         return
@@ -366,7 +367,7 @@ def _without_step(optimizer: Optimizer) -> Iterator[None]:
 @contextmanager
 def _without_gradients(optimizer: Optimizer) -> Iterator[None]:
     """Make DCP create the state of an optimizer, which it does only without gradients."""
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     gradients = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -36,10 +36,9 @@ _SYNC_BYTES = 1 << 30
 
 
 class Storage(ABC):
-    """The checkpoints of one job."""
+    """The checkpoints of one job, in a folder that need not exist yet."""
 
     def __init__(self, root: str) -> None:
-        """Use a folder; it need not exist yet."""
         self._root = root
 
     def steps(self) -> list[int]:

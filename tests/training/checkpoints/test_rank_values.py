@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from ft_run.training.checkpoints.containers import serialized
 from ft_run.training.checkpoints.generators import Generators
 from ft_run.training.checkpoints.layout import Description
 from ft_run.training.checkpoints.plain_value import PlainValue
@@ -14,7 +15,6 @@ from ft_run.training.checkpoints.rank_state import RankRecord, RankState
 from ft_run.training.checkpoints.rank_values import (
     SLOT_KEY,
     digest_of,
-    dumped,
     leaves,
     packed,
     pickled,
@@ -56,13 +56,13 @@ def slot_of(step: int, *payloads: bytes, room: int = 0) -> torch.Tensor:
 
 
 def test_each_rank_finds_its_own_values() -> None:
-    slot = slot_of(7, dumped({"a": [1]}), dumped({"a": [2]}), room=1000)
+    slot = slot_of(7, serialized({"a": [1]}), serialized({"a": [2]}), room=1000)
     assert [unpacked(slot, 7, rank) for rank in range(3)] == [{"a": [1]}, {"a": [2]}, {}]
 
 
 @pytest.mark.parametrize("damage", ["another step", "a flipped bit", "half written", "empty"])
 def test_values_of_another_step_or_damaged_ones_are_not_used(damage: str) -> None:
-    slot = slot_of(7, dumped({"a": [1]}))
+    slot = slot_of(7, serialized({"a": [1]}))
     if damage == "a flipped bit":
         slot[slot.numel() // 2] ^= 1
     elif damage == "half written":
