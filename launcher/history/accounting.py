@@ -14,8 +14,8 @@ no clock change affects; the time between two is that of the wall clock.
 from typing import Final
 
 from ...events.record import Record
+from ...values import dataclass
 from .accounted import NAMES, STOPS
-from .kept_steps import KeptSteps
 from .overlaps import DATA_WAIT, SLOW_STEPS, Overlaps
 from .phases import Account as Account
 from .phases import Activities, Spent, add
@@ -38,7 +38,6 @@ class Accounting:
     """The fold; ``add`` records in order."""
 
     def __init__(self) -> None:
-        """Start before the first event."""
         self.phase = Phase.STARTING
         self.node_rank = -1
         """In the last round of this node; -1: there was none."""
@@ -73,7 +72,7 @@ class Accounting:
         self._are_steps_known = False
         self._cause = ""
         """The kind of the last failure."""
-        self._kept = KeptSteps()
+        self._kept = _KeptSteps()
         self._step, self._training_s = -1, 0.0
         """Steps at the start of the current training, and its time."""
 
@@ -306,6 +305,38 @@ class Accounting:
 
     def _go_back(self, step: int) -> None:
         add(self._total.lost, self._cause, self._kept.back_to(step))
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Training from one number of steps to another."""
+
+    first: int
+    last: int
+    seconds: float
+
+
+class _KeptSteps:
+    """Stretches of training, in the order of their steps."""
+
+    def __init__(self) -> None:
+        self._stretches: list[_Stretch] = []
+
+    def trained(self, first: int, last: int, seconds: float) -> None:
+        """Add training from ``first`` to ``last`` completed steps."""
+        if last > first:
+            self._stretches.append(_Stretch(first, last, seconds))
+
+    def back_to(self, step: int) -> float:
+        """Forget the steps after one; return the seconds that they took."""
+        lost_s = 0.0
+        while self._stretches and self._stretches[-1].last > step:
+            stretch = self._stretches.pop()
+            steps = stretch.last - stretch.first
+            part_s = stretch.seconds * min(1.0, (stretch.last - step) / steps)
+            lost_s += part_s
+            self.trained(stretch.first, step, stretch.seconds - part_s)
+        return lost_s
 
 
 def seconds_of(time: str) -> float:

@@ -64,7 +64,6 @@ class Measures:
     """The fold; ``add`` the records of one node after the other."""
 
     def __init__(self) -> None:
-        """Start without a measure."""
         self.measured: Measured | None = None
         """None: there is none."""
         self._last: Record | None = None

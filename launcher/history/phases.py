@@ -67,7 +67,6 @@ class Activities:
     """The activities of a job, as many as a table may have."""
 
     def __init__(self) -> None:
-        """Start without one."""
         self._known: dict[str, Activity] = {}
 
     def find(self, name: str) -> Spent:

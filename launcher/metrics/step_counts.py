@@ -21,7 +21,6 @@ class StepCounts:
     """The steps that ranks have done since this was created."""
 
     def __init__(self) -> None:
-        """Start without ranks."""
         self._ranks: dict[int, _Rank] = {}
 
     def update(self, found: Iterable[tuple[int, Progress]]) -> dict[int, int]:

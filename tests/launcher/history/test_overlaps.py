@@ -4,8 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from ft_run.launcher.history.overlaps import Overlaps
-from ft_run.launcher.history.slow_steps import SlowSteps
+from ft_run.launcher.history.overlaps import Overlaps, SlowSteps
 
 
 def minutes(steps: SlowSteps, *step_times: float) -> None:
