@@ -59,6 +59,8 @@ _KEYS = {
     "is_host": "Whether this node hosts the master; by default, the host that the endpoint names.",
 }
 
+_JSON_WIDTH = 100
+
 _TYPES = {
     "seconds": "seconds, 0 or more",
     "seconds_above_zero": "seconds, above 0",
@@ -171,7 +173,22 @@ def _metrics() -> str:
 
 
 def _events_schema() -> str:
-    return json.dumps(schema.json_schema(), indent=1) + "\n"
+    return _json(schema.json_schema()) + "\n"
+
+
+def _json(value: Any, indent: int = 0) -> str:
+    """Return indented JSON, in which what fits into a line is on one."""
+    text = json.dumps(value)
+    if indent + len(text) <= _JSON_WIDTH or not isinstance(value, (dict, list)):
+        return text
+    inside = indent + 1
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {_json(item, inside)}" for key, item in value.items()]
+    else:
+        parts = [_json(item, inside) for item in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    lines = f",\n{' ' * inside}".join(parts)
+    return f"{first}\n{' ' * inside}{lines}\n{' ' * indent}{last}"
 
 
 def _flags() -> str:
