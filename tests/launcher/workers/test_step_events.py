@@ -18,9 +18,8 @@ from ft_run.events.workers import (
 )
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.workers import step_events
-from ft_run.launcher.workers.step_events import StepEvents
+from ft_run.launcher.workers.step_events import FirstWorker, StepEvents
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
-from ft_run.launcher.workers.worker_phases import FirstWorker
 from ft_run.rendezvous.protocol.offer import Replica, Snapshot, Snapshots
 from ft_run.training.worker import data_wait, hook, phases, start
 
