@@ -61,7 +61,7 @@ def hosts_command() -> CommandLine:
             multiple=True,
             ours=True,
         ),
-        token_file_flag("Options"),
+        token_file_flag(heading),
         heading(
             "--chdir DIR", "Working directory on the hosts (default: the current one).", ours=True
         ),

@@ -27,18 +27,17 @@ class TokenOptions:
     )
 
 
-def security_flags(group: str = SECURITY.name) -> list[Flag]:
-    """Return the flags, for the help under the heading ``group``."""
-    heading = Heading(group)
+def security_flags() -> list[Flag]:
+    """Return the flags."""
     return [
-        token_file_flag(group),
-        heading(
+        token_file_flag(SECURITY),
+        SECURITY(
             "--tls-cert FILE",
             "Certificate (PEM) for both ends of each connection, instead of a token.",
             ours=True,
         ),
-        heading("--tls-key FILE", "Private key of --tls-cert (PEM).", ours=True),
-        heading(
+        SECURITY("--tls-key FILE", "Private key of --tls-cert (PEM).", ours=True),
+        SECURITY(
             "--tls-ca FILE",
             "CA certificate (PEM) that signed the certificates of all nodes.",
             ours=True,
@@ -46,9 +45,9 @@ def security_flags(group: str = SECURITY.name) -> list[Flag]:
     ]
 
 
-def token_file_flag(group: str) -> Flag:
+def token_file_flag(heading: Heading) -> Flag:
     """Return the flag for the file with the job's secret."""
-    return Heading(group)(
+    return heading(
         "--token-file FILE",
         "File with the job's secret; enables mutual TLS. ft-run token creates it. Alternatives:"
         f" {TOKEN_FILE_VARIABLE} (a path) or {TOKEN_VARIABLE} (the secret itself).",

@@ -5,7 +5,6 @@ heartbeats. When they cease (end-of-file, or silence), the job is terminated wit
 not terminate the processes of a lost connection.
 """
 
-import ctypes
 import json
 import os
 import select
@@ -16,6 +15,7 @@ from typing import Final
 
 from ... import exit_codes
 from ...errors import UsageError
+from ..processes.prctl import die_with_parent
 
 SILENCE_S: Final = 60.0
 """Maximum time without a heartbeat, even of a stopped ``ft-run hosts``."""
@@ -25,8 +25,6 @@ BEAT_S: Final = 5.0
 
 LOST: Final = 255
 """ssh's exit status without a connection; a job with this status exits with 254 here."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def run_hosts_node() -> int:
@@ -52,7 +50,7 @@ def run_hosts_node() -> int:
             command,
             stdin=subprocess.DEVNULL,
             env=os.environ | order["environ"],
-            preexec_fn=lambda: _end_with_parent(own),
+            preexec_fn=lambda: die_with_parent(own, signal.SIGTERM),
         )
     except OSError as error:
         raise UsageError(
@@ -100,10 +98,3 @@ def _attend(job: "subprocess.Popen[bytes]", orders: int, rest: bytes) -> None:
             break
         rest += read
     os.close(ended)
-
-
-def _end_with_parent(parent: int) -> None:
-    """Make the kernel terminate the job when this process is killed, or was killed already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(exit_codes.SIGNAL_BASE + signal.SIGTERM)

@@ -22,18 +22,19 @@ def prctl(option: int, *arguments: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl failed")
 
 
-def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent dies.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Make the kernel end this process when its parent dies.
 
     Args:
         parent: the parent's process id; if it has already died, this process exits here.
+        number: of the signal.
 
     Raises:
         OSError: the system call failed.
     """
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # the parent died before the line above
-        os._exit(SIGNAL_BASE + signal.SIGKILL)
+        os._exit(SIGNAL_BASE + number)
 
 
 def become_subreaper() -> None:

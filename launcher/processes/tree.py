@@ -14,20 +14,20 @@ from ...errors import UsageError
 _KILL_AGAIN_S = 0.01
 
 
-def require_own_proc(proc: str = "/proc") -> None:
+def require_own_proc() -> None:
     """Check that /proc shows the processes that this one can signal.
 
     Raises:
         UsageError: /proc belongs to another PID namespace, or is missing.
     """
     try:
-        shown = os.readlink(f"{proc}/self")
+        shown = os.readlink("/proc/self")
     except OSError as error:
-        wrong = f"{proc}/self cannot be read ({error.strerror})"
+        wrong = f"/proc/self cannot be read ({error.strerror})"
     else:
         if shown == str(os.getpid()):
             return
-        wrong = f"this process is {os.getpid()} here and {shown} in {proc}"
+        wrong = f"this process is {os.getpid()} here and {shown} in /proc"
     raise UsageError(
         f"/proc is not that of this PID namespace: {wrong}; ft-run finds and ends processes by it. "
         "Mount one here (`unshare --pid --fork --mount-proc`, or `mount -t proc proc /proc`)."
