@@ -3,7 +3,8 @@
 from typing import Final
 
 from ... import defaults
-from ...rendezvous.policy.rules import BadRule, Rule
+from ...rendezvous.policy.matches import BadRule
+from ...rendezvous.policy.rules import Rule
 from ...rendezvous.protocol.messages import PolicySpec
 from ...values import dataclass
 from ..flags.flag import Flag, Heading, flags_of

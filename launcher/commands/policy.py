@@ -6,7 +6,7 @@ import signal
 
 from ... import exit_codes
 from ...errors import UsageError
-from ...rendezvous.policy.matches import BadMatch, EndedBySignal, ExitStatus, parse_match
+from ...rendezvous.policy.matches import BadRule, EndedBySignal, ExitStatus, parse_match
 from ...rendezvous.policy.rules import SLIP_S, Context, Decision, Rule, decide
 from ...rendezvous.protocol.failure import Failure, FailureKind, hung, node_lost, preempted
 from ..cli.policy_flags import PolicyOptions
@@ -87,7 +87,7 @@ def failure_of(text: str) -> Failure:
 def _status(word: str, text: str) -> int:
     try:
         match = parse_match(word)
-    except BadMatch as bad:
+    except BadRule as bad:
         raise _unclear(text, bad.why) from None
     if isinstance(match, EndedBySignal):
         return -match.number

@@ -6,7 +6,8 @@ import typing
 from typing import Any
 
 from ...values import dataclass
-from ..policy.rules import BadRule, Rule
+from ..policy.matches import BadRule
+from ..policy.rules import Rule
 from ..protocol.bounded import Called
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import PROTOCOL_VERSION, Attend, HangSpec, JobSpec, NodeSpec, PolicySpec

@@ -26,11 +26,14 @@ RIGHT = (
 )
 
 
-class BadMatch(ValueError):  # noqa: N818 - as policy.BadRule
-    """Raised when a text is not the MATCH of a rule."""
+class BadRule(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
+    """Raised when a text is not a rule, or not the MATCH of one.
+
+    ``why`` has what is wrong, ``right`` what is expected.
+    """
 
     def __init__(self, why: str, right: str = RIGHT) -> None:
-        super().__init__(why)
+        super().__init__(f"{why}; expected {right}")
         self.why = why
         self.right = right
 
@@ -196,7 +199,7 @@ def parse_match(text: str) -> Match:
     """Parse the MATCH of a rule.
 
     Raises:
-        BadMatch: it is not a match; the error has what is expected.
+        BadRule: it is not a match; the error has what is expected.
     """
     name, colon, value = text.partition(":")
     if colon and name == "exit":
@@ -209,22 +212,22 @@ def parse_match(text: str) -> Match:
         if text == known.text:
             return known
     if text == "check":
-        raise BadMatch(
+        raise BadRule(
             "check is not a failure of a round: a node that fails the checks exits with status 30 "
             "before workers start, and if too few nodes remain the job ends with status 20"
         )
-    raise BadMatch(f"unknown match {text[:80]!r}")
+    raise BadRule(f"unknown match {text[:80]!r}")
 
 
 def _exit(text: str) -> ExitStatus:
     found = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", text)
     if found is None:
-        raise BadMatch(
+        raise BadRule(
             f"{text[:80]!r} is not an exit status", "exit:N or exit:A-B, e.g. exit:3 or exit:64-79"
         )
     low, high = int(found[1]), int(found[2] or found[1])
     if not 1 <= low <= high <= 255:
-        raise BadMatch(
+        raise BadRule(
             f"{text.strip()!r} is not a range of exit statuses of failures",
             "numbers from 1 to 255, the lower one first",
         )
@@ -237,22 +240,22 @@ def _signal(text: str) -> EndedBySignal:
     full = name if name.startswith("SIG") else f"SIG{name}"
     if full in known:
         return EndedBySignal(int(known[full]))
-    raise BadMatch(
+    raise BadRule(
         f"unknown signal {text.strip()[:80]!r}", "the name of a signal, e.g. signal:SIGKILL"
     )
 
 
 def _error(text: str) -> ErrorWords:
     if len(text) > _REGEX_MAX:
-        raise BadMatch("the regular expression is too long", f"at most {_REGEX_MAX} characters")
+        raise BadRule("the regular expression is too long", f"at most {_REGEX_MAX} characters")
     if not text:
-        raise BadMatch(
+        raise BadRule(
             "the regular expression is empty", "a regular expression, e.g. error:CUDA.*memory"
         )
     try:
         _compiled(text)
     except ValueError as error:
-        raise BadMatch(
+        raise BadRule(
             f"{text[:80]!r} is not a regular expression ({error})",
             (
                 "an RE2 expression, with a backslash before special characters that are meant "

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ...values import dataclass, field, replace
 from ..protocol.failure import Failure, FailureKind
 from .matches import (
-    BadMatch,
+    BadRule,
     DeviceMemory,
     Look,
     Match,
@@ -44,15 +44,6 @@ class Action(enum.Enum):
         return self in (Action.RESTART, Action.REPLACE_NODE)
 
 
-class BadRule(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
-    """Raised when a text is not a rule. ``why`` has what is wrong, ``right`` what is expected."""
-
-    def __init__(self, why: str, right: str) -> None:
-        super().__init__(f"{why}; expected {right}")
-        self.why = why
-        self.right = right
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule of the user: the action answers a failure that matches."""
@@ -74,10 +65,7 @@ class Rule:
         if action.strip() not in actions:
             known = f"{', '.join(actions[:-1])} or {actions[-1]}"
             raise BadRule(f"unknown action {action.strip()[:80]!r}", known)
-        try:
-            rule = cls(parse_match(match.strip()), Action(action.strip()))
-        except BadMatch as bad:
-            raise BadRule(bad.why, bad.right) from None
+        rule = cls(parse_match(match.strip()), Action(action.strip()))
         if rule.action is Action.SHRINK and not isinstance(rule.match, DeviceMemory):
             raise BadRule(f"shrink does not answer {match.strip()[:80]!r}", "device-oom=shrink")
         return rule

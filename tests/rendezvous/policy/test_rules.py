@@ -4,12 +4,12 @@ import time
 from typing import Any
 
 import pytest
+from ft_run.rendezvous.policy.matches import BadRule
 from ft_run.rendezvous.policy.rules import (
     DEFAULT_PREEMPTED,
     DEFAULT_REST,
     DEFAULT_SLIP,
     Action,
-    BadRule,
     Context,
     Rule,
     decide,
