@@ -45,7 +45,6 @@ class DeviceProbe:
         faults: ActiveFaults,
         timer: GpuTimer | None = None,
     ) -> None:
-        """Set up; nothing is measured yet."""
         self._device = device
         self._timer = timer or GpuTimer()
         self._budget = budget

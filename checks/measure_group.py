@@ -53,7 +53,6 @@ class GroupProbe:
         faults: ActiveFaults,
         timer: GpuTimer | None = None,
     ) -> None:
-        """Describe a group."""
         self._order = order
         self._rank = rank
         self._limit = timedelta(seconds=limit_s)

@@ -364,7 +364,6 @@ class Starts:
     """The master's start orders: each is executed once, and none while this node is fenced."""
 
     def __init__(self) -> None:
-        """Start before the first round."""
         self._ordered: Assignment | None = None
         self._newest = -1
         """The last round that was started here."""

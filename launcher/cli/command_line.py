@@ -76,7 +76,6 @@ class UnknownFlagError(UsageError):
     """There is no such flag."""
 
     def __init__(self, word: str, guess: str | None, help_command: str) -> None:
-        """Create the error."""
         advice = f"did you mean {guess}?" if guess else f"{help_command} lists the flags."
         super().__init__(f"unknown flag {shown(word)}; {advice}")
         self.word, self.guess = word, guess

@@ -22,7 +22,6 @@ class Painter:
     """Turns the lines of a screen into the output that changes the last one into it."""
 
     def __init__(self, console: Console) -> None:
-        """Take the console, whose colours apply."""
         self._console = console
         self._drawn: list[str] = []
 

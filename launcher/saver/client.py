@@ -23,7 +23,6 @@ class SaverClient:
     """The saver of a node. Not thread-safe; ``close`` it."""
 
     def __init__(self) -> None:
-        """Start no process yet."""
         self._process: _Process | None = None
 
     @property

@@ -43,7 +43,6 @@ class Coordination:
         timeout_s: float = PEER_TIMEOUT_S,
         tick: Callable[[], object] = lambda: None,
     ) -> None:
-        """Write no marker yet."""
         self._storage, self._order, self._timeout_s = storage, order, timeout_s
         self._tick = tick
         self._name = str(order.shards[0].rank)

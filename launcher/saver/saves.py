@@ -68,7 +68,6 @@ class Saves:
     """Writes checkpoints with the saver of this node, one at a time."""
 
     def __init__(self, report: Callable[[Event], None]) -> None:
-        """Start idle."""
         self._report = report
         self._saver = SaverClient()
         self._writing: asyncio.Task[None] | None = None

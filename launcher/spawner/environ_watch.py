@@ -19,7 +19,6 @@ class EnvironmentWatch:
     """Records lookups in ``os.environ`` between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
-        """Create a watch that is not yet active."""
         self.reads: set[str] = set()
         """The variables that were looked up, set or not."""
         self._content: dict[bytes, bytes] | None = None

@@ -27,7 +27,6 @@ class StackReports:
         send: Callable[[StackReport], None],
         environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Send nothing yet."""
         self._host = host
         self._send = send
         self._environ = environ

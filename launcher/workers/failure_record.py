@@ -28,7 +28,6 @@ class FailureRecords:
     """Creates the failure records of one node."""
 
     def __init__(self, host: str, role: str) -> None:
-        """Create the records of the node with this name, whose workers have this role."""
         self._host, self._role = host, role
         self._oom = OomWatch()
 

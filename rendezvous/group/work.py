@@ -38,7 +38,6 @@ class Work:
     """The pieces of one name."""
 
     def __init__(self, claim: WorkClaim, now: float) -> None:
-        """Start with all pieces free."""
         self.claim = claim
         self.confirmed = Intervals()
         self.free = Intervals((0, claim.pieces) if claim.size else ())
@@ -113,7 +112,6 @@ class SharedWork:
     """All names of a job, which are kept to its end: a loop that is restarted ends at once."""
 
     def __init__(self, state: JobState, out: Outbox) -> None:
-        """Start without work."""
         self._state, self._out = state, out
         self.names: dict[str, Work] = {}
         self._round = -1
