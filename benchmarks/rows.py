@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from figures import Target
 from jobs import Job, JobResult, Launcher, Shape, running_job
-from procfs import cpu_s, cpu_ticks_s, helpers, marked, memory
+from procfs import cpu_s, cpu_ticks_s, helpers, marked, memory, wakeups
 
 FOUR_AGENTS = Shape(agents=4, workers=1, nnodes="4")
 _TOKEN = secrets.token_hex(32)
@@ -69,7 +69,9 @@ def _start(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
     return measure
 
 
-def _restart(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
+def restart(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
+    """Measure from the death of a rank to the first lines of all restarted workers."""
+
     def measure(launcher: Launcher, settings: Settings) -> Sample:
         with running_job(launcher, shape, "die-once") as job:
             result = job.finish(attempts=2, timeout_s=settings.timeout_s)
@@ -156,8 +158,27 @@ def _agent_of(worker: int, job: Job) -> "subprocess.Popen[bytes]":
     return agents[pid]
 
 
-def _idle(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
+def idle(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
     """Observe the launcher while its workers sleep; of several agents, take the maximum."""
+    return _while_waiting(shape, _watch)
+
+
+def _worker_memory(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
+    """Measure the memory of idle workers."""
+
+    def sizes(job: Job, workers: set[int], _: Settings) -> dict[str, float]:
+        return {
+            "uss": sum(memory(pid).uss for pid in workers),
+            "all": sum(memory(pid).pss for pid in marked(job.mark)),
+        }
+
+    return _while_waiting(shape, sizes)
+
+
+def _while_waiting(
+    shape: Shape, look: Callable[[Job, set[int], Settings], dict[str, float]]
+) -> Callable[[Launcher, Settings], Sample]:
+    """Return a measurement of a job whose workers sleep; ``look`` also gets their ids."""
 
     def measure(launcher: Launcher, settings: Settings) -> Sample:
         values: dict[str, float] = {}
@@ -165,8 +186,7 @@ def _idle(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
             workers = {ln.pid for ln in job.wait_for_lines(shape.world_size, settings.timeout_s)}
             time.sleep(settings.settle_s)  # let the launcher become idle
             if len(workers) == shape.world_size:
-                agents = [agent.pid for agent in job.agents]
-                values = _watch(agents, workers, marked(job.mark), settings.idle_s)
+                values = look(job, workers, settings)
             job.release()
             result = job.finish(attempts=1, timeout_s=settings.timeout_s)
         return Sample({} if result.problems else values, result.problems, result.log)
@@ -174,50 +194,32 @@ def _idle(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
     return measure
 
 
-def _worker_memory(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
-    """Measure the memory of idle workers."""
-
-    def measure(launcher: Launcher, settings: Settings) -> Sample:
-        values: dict[str, float] = {}
-        with running_job(launcher, shape, "wait") as job:
-            workers = {ln.pid for ln in job.wait_for_lines(shape.world_size, settings.timeout_s)}
-            time.sleep(settings.settle_s)
-            if len(workers) == shape.world_size:
-                values = {
-                    "uss": sum(memory(pid).uss for pid in workers),
-                    "all": sum(memory(pid).pss for pid in marked(job.mark)),
-                }
-            job.release()
-            result = job.finish(attempts=1, timeout_s=settings.timeout_s)
-        return Sample({} if result.problems else values, result.problems, result.log)
-
-    return measure
-
-
-def _watch(
-    agents: list[int], workers: set[int], parents: dict[int, int], seconds: float
-) -> dict[str, float]:
+def _watch(job: Job, workers: set[int], settings: Settings) -> dict[str, float]:
+    parents = marked(job.mark)
+    agents = [agent.pid for agent in job.agents]
     families = {agent: [agent, *helpers(agent, workers, parents)] for agent in agents}
 
     def used(clock: Callable[[int], float]) -> list[float]:
         return [sum(map(clock, family)) for family in families.values()]
 
     started = time.monotonic()
-    before, ticks_before = used(cpu_s), used(cpu_ticks_s)
-    time.sleep(seconds)
-    after, ticks_after = used(cpu_s), used(cpu_ticks_s)
+    before = [used(clock) for clock in (cpu_s, cpu_ticks_s, wakeups)]
+    time.sleep(settings.idle_s)
+    after = [used(clock) for clock in (cpu_s, cpu_ticks_s, wakeups)]
     elapsed = time.monotonic() - started
-
-    def percent(later: list[float], earlier: list[float]) -> float:
-        return 100 * max(b - a for a, b in zip(earlier, later, strict=True)) / elapsed
+    cpu, ticks, switches = (
+        max(late - early for early, late in zip(earlier, later, strict=True)) / elapsed
+        for earlier, later in zip(before, after, strict=True)
+    )
 
     sizes = {agent: [memory(pid) for pid in family] for agent, family in families.items()}
     return {
         "rss": max(size[0].rss for size in sizes.values()),
         "pss": max(size[0].pss for size in sizes.values()),
         "all": max(sum(part.pss for part in size) for size in sizes.values()),
-        "idle": percent(after, before),
-        "ticks": percent(ticks_after, ticks_before),
+        "idle": 100 * cpu,
+        "ticks": 100 * ticks,
+        "wakeups": switches,
     }
 
 
@@ -247,12 +249,12 @@ def _warm_rows() -> list[Row]:
         Row(
             "warm-restart-1",
             _times(f"one node, 2 workers: {dies}", 0.12),
-            _restart(Shape(max_restarts=3, imports="torch")),
+            restart(Shape(max_restarts=3, imports="torch")),
         ),
         Row(
             "warm-restart-4",
             _times(f"4 agents: {dies}", 0.03),
-            _restart(Shape(agents=4, workers=1, nnodes="4", max_restarts=3, imports="torch")),
+            restart(Shape(agents=4, workers=1, nnodes="4", max_restarts=3, imports="torch")),
         ),
         Row(
             "warm-start-8",
@@ -307,7 +309,7 @@ def _beside_rows() -> list[Row]:
                 ),
                 *seconds,
             ),
-            _beside(_restart, four, replace(four, token=_TOKEN)),
+            _beside(restart, four, replace(four, token=_TOKEN)),
             launchers=(Launcher.FT_RUN,),
         ),
         Row(
@@ -321,7 +323,7 @@ def _beside_rows() -> list[Row]:
                 ),
                 *seconds,
             ),
-            _beside(_restart, four, replace(four, endpoints=3)),
+            _beside(restart, four, replace(four, endpoints=3)),
             launchers=(Launcher.FT_RUN,),
         ),
     ]
@@ -343,7 +345,7 @@ def all_rows(last_call_s: float | None) -> list[Row]:
             _times("one node, 2 workers: command to the last worker's first line", 0.25),
             _start(Shape()),
         ),
-        Row("restart-1", _times(f"one node: {dies}", 0.35), _restart(Shape(max_restarts=3))),
+        Row("restart-1", _times(f"one node: {dies}", 0.35), restart(Shape(max_restarts=3))),
         Row(
             "start-4",
             _times("4 agents on one host: command to the last worker's first line", 0.15),
@@ -352,13 +354,13 @@ def all_rows(last_call_s: float | None) -> list[Row]:
         Row(
             "restart-4",
             _times(f"4 agents: {dies}", 0.04),
-            _restart(Shape(agents=4, workers=1, nnodes="4", max_restarts=3)),
+            restart(Shape(agents=4, workers=1, nnodes="4", max_restarts=3)),
         ),
         Row(
             "restart-elastic",
             # The target applies to the default last call only.
             _times(f"4 agents of 2:5: {dies}", 0.01 if last_call_s is None else None),
-            _restart(elastic),
+            restart(elastic),
             runs=2,
         ),
         Row(
@@ -376,11 +378,11 @@ def all_rows(last_call_s: float | None) -> list[Row]:
             _spare,
             launchers=(Launcher.FT_RUN,),
         ),
-        Row("idle-1", _idle_metrics("one node"), _idle(Shape()), runs=2),
+        Row("idle-1", _idle_metrics("one node"), idle(Shape()), runs=2),
         Row(
             "idle-2",
             _idle_metrics("the larger of 2 agents"),
-            _idle(Shape(agents=2, workers=1, nnodes="2")),
+            idle(Shape(agents=2, workers=1, nnodes="2")),
             runs=2,
         ),
         *_warm_rows(),

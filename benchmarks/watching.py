@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from figures import Summary, facts_line, machine_facts, number, summarize, table
-from jobs import Launcher, Shape, environment, running_job
-from procfs import cpu_s, helpers, marked, wakeups
+from jobs import Launcher, Shape, environment
+from rows import Sample, Settings, idle, restart
 
 _STEPS = Path(__file__).with_name("steps.py")
-_SETTLE_S = 2.0
 _CALIBRATION_ROUNDS = 20_000
 
 
@@ -161,40 +160,27 @@ def _step_us(rounds: int, steps: int) -> Callable[[Sequence[str]], tuple[float, 
 
 def _restart_ms(options: Sequence[str]) -> tuple[float, ...]:
     """Return the time from the death of a rank to the first lines of all restarted workers."""
-    shape = Shape(max_restarts=3, more=tuple(options))
-    with running_job(Launcher.FT_RUN, shape, "die-once") as job:
-        result = job.finish(attempts=2, timeout_s=60.0)
-    if result.problems or result.death_ns is None:
-        raise RuntimeError(f"the job failed: {result.problems}\n{result.log}")
-    return (1000 * result.first_lines_s(1, result.death_ns),)
-
-
-# --- an agent -----------------------------------------------------------------------------------
+    values = _values(restart, Shape(max_restarts=3, more=tuple(options)), Settings())
+    return (1000 * values["time"],)
 
 
 def _idle(seconds: float) -> Callable[[Sequence[str]], tuple[float, ...]]:
     """Return a function that measures context switches per second and CPU in percent."""
 
     def measure(options: Sequence[str]) -> tuple[float, ...]:
-        shape = Shape(more=tuple(options))
-        with running_job(Launcher.FT_RUN, shape, "wait") as job:
-            workers = {line.pid for line in job.wait_for_lines(shape.world_size, 60.0)}
-            time.sleep(_SETTLE_S)
-            (agent,) = [agent.pid for agent in job.agents]
-            family = [agent, *helpers(agent, workers, marked(job.mark))]
-            before = [sum(map(clock, family)) for clock in (wakeups, cpu_s)]
-            started = time.monotonic()
-            time.sleep(seconds)
-            took_s = time.monotonic() - started
-            after = [sum(map(clock, family)) for clock in (wakeups, cpu_s)]
-            job.release()
-            problems = job.finish(attempts=1, timeout_s=60.0).problems
-        if problems or len(workers) != shape.world_size:
-            raise RuntimeError(f"the job failed: {problems}")
-        rates = [(late - early) / took_s for early, late in zip(before, after, strict=True)]
-        return rates[0], 100 * rates[1]
+        values = _values(idle, Shape(more=tuple(options)), Settings(idle_s=seconds))
+        return values["wakeups"], values["idle"]
 
     return measure
+
+
+def _values(
+    row: Callable[[Shape], Callable[[Launcher, Settings], Sample]], shape: Shape, settings: Settings
+) -> dict[str, float]:
+    sample = row(shape)(Launcher.FT_RUN, settings)
+    if not sample.values:
+        raise RuntimeError(f"the job failed: {sample.problems}\n{sample.log}")
+    return sample.values
 
 
 if __name__ == "__main__":
