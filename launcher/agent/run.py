@@ -34,7 +34,7 @@ from .signals import hurry_on, unless_asked
 
 if TYPE_CHECKING:
     from ...rendezvous.trust.wire import Trust
-    from ..metrics.node_endpoint import NodeEndpoint
+    from ..metrics.node_metrics import NodeEndpoint
     from ..preflight.crew import CheckCrew
     from .local_answers import LocalAnswers
 

@@ -32,7 +32,7 @@ from ..workers.worker_starter import WorkerStarter
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
-    from ..metrics.node_endpoint import NodeEndpoint
+    from ..metrics.node_metrics import NodeEndpoint
     from ..reporting.event_files import EventFiles
     from ..workers.file_timers import FileTimers
     from ..workers.measuring import Measuring
@@ -246,7 +246,7 @@ def _metrics(options: LaunchOptions, display: Display) -> "NodeEndpoint | None":
     """Return the endpoint of ``--metrics``; None: there is none."""
     if options.logs.metrics is None:
         return None
-    from ..metrics.node_endpoint import NodeEndpoint
+    from ..metrics.node_metrics import NodeEndpoint
     from ..metrics.opening import open_metrics
 
     server = open_metrics(options.logs.metrics, options.rendezvous.trust, display.event)

@@ -18,7 +18,7 @@ from . import catalogue as c
 from .catalogue import Samples
 from .gpus import Gpus
 from .job_metrics import CAUSES, JobMetrics
-from .server import on_loop
+from .server import MetricsServer, on_loop
 from .step_counts import StepCounts
 
 _LOST_BY: Final = (*CAUSES, "regroup")
@@ -207,3 +207,23 @@ def add_processes(samples: Samples, now: NodeNow) -> None:
             continue
         samples.put(c.RANK_CPU, times.user + times.system, rank)
         samples.put(c.RANK_MEMORY, memory.rss, rank)
+
+
+class NodeEndpoint:
+    """Listens already; ``serve`` on the loop of the agent, and ``close`` it."""
+
+    def __init__(self, server: MetricsServer) -> None:
+        self._server = server
+        self._gpus = Gpus()
+        self.job = JobMetrics()
+        """Follows the master, if it is in this process."""
+
+    def serve(self, agent: Observed, recorder: Recorder, time_report: TimeReport) -> None:
+        """Answer scrapes from now on."""
+        metrics = NodeMetrics(agent, recorder, time_report, self.job, self._gpus)
+        self._server.serve(metrics.collect)
+
+    def close(self) -> None:
+        """Stop listening, and end the process that reads the GPUs."""
+        self._server.close()
+        self._gpus.close()
