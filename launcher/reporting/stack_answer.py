@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+from ...events.record import json_value
 from ...rendezvous.diagnosis.hang import stack_lines
 from ...rendezvous.protocol.stacks import RankStack
 
@@ -28,16 +29,7 @@ def stacks_dict(round_number: int, groups: Groups, silent: Sequence[str]) -> dic
                 "state": stack.state.name.lower(),
                 "steps": stack.steps,
                 "remark": stack.remark,
-                "frames": [
-                    {
-                        "file": frame.file,
-                        "line": frame.line,
-                        "function": frame.function,
-                        "is_library": frame.is_library,
-                        "source": frame.source,
-                    }
-                    for frame in stack.frames
-                ],
+                "frames": json_value(stack.frames),
             }
             for ranks, stack in groups
         ],
