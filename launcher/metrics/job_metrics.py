@@ -50,11 +50,6 @@ class JobMetrics:
     """Follows the master of this process, also over several terms of leadership."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Follow nothing yet.
-
-        Args:
-            clock: returns seconds.
-        """
         self._clock = clock
         self._master: Master | None = None
         self._nodes = dict.fromkeys(STATES, 0)

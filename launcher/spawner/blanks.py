@@ -87,9 +87,6 @@ class Blank(NamedTuple):
 def fork_blanks(count: int) -> Blanks | Blank:
     """Fork standby workers; return the group, or in each forked process its ``Blank``.
 
-    Args:
-        count: number of processes.
-
     Raises:
         OSError: no process or descriptor is available; none of them is left running.
     """

@@ -63,11 +63,6 @@ class FlightRecorders:
     """The flight recorders of the ranks of one round. Times in seconds, of any one clock."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Start without requests.
-
-        Args:
-            environ: the environment of the workers.
-        """
         self._pipes = environ.get(_PIPES, "")
         cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
         named = [environ[name] for name in _FILES if environ.get(name)]

@@ -30,11 +30,6 @@ class SaveOrders:
     """The pending requests of this round."""
 
     def __init__(self, workers: int) -> None:
-        """Start without requests.
-
-        Args:
-            workers: number of workers on this node.
-        """
         self._workers = workers
         self._waiting: dict[int, SaveOrder] = {}
         """By local rank."""

@@ -29,12 +29,6 @@ class SharedWork:
     """The shared work of this node; ``close`` it."""
 
     def __init__(self, local_world_size: int, send: Callable[[WorkReport], None]) -> None:
-        """Start without work.
-
-        Args:
-            local_world_size: number of workers.
-            send: sends a message to the master.
-        """
         self._local_world_size = local_world_size
         self.node = NodeWork(send, self._answer)
         self._assignment: Assignment | None = None

@@ -44,12 +44,7 @@ class TuneFile:
     """The file of a job on this node; node rank 0 writes it."""
 
     def __init__(self, path: str, fingerprint: Mapping[str, Any]) -> None:
-        """Read the file, which need not exist.
-
-        Args:
-            path: of the file.
-            fingerprint: of this job.
-        """
+        """Read the file, which need not exist."""
         self._path = os.path.abspath(path)
         self._fingerprint = dict(fingerprint)
         self.ignored: TuneFileIgnored | None = None
@@ -137,10 +132,6 @@ def fingerprint(options: LaunchOptions, workers: int) -> dict[str, Any]:
     """Return what must be the same for values to hold again, as values of JSON.
 
     It may ask the driver of GPUs, which takes time: call it before the event loop.
-
-    Args:
-        options: of this node.
-        workers: of this node.
     """
     from ..machine.accelerators import device_names
     from ..machine.cpu_limit import read_cpu_limit

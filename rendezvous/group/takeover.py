@@ -262,11 +262,7 @@ class Takeover:
     # --- the decision ------------------------------------------------------------------------
 
     def decide(self, now: float) -> TakenOver | None:
-        """Return what is taken over; None while members are waited for.
-
-        Args:
-            now: the group's time in seconds.
-        """
+        """Return what is taken over; None while members are waited for."""
         world = max(self._worlds.values(), key=lambda world: world.standing, default=_World("", 0))
         is_clear = not world.missing or self._are_replaced(world)
         if now < self.until and not (world.members and is_clear):

@@ -244,11 +244,7 @@ class _Shard:
         return self._ranks.gather(offsets_of(self._plan, self._items))
 
     def metadata(self, offsets: list[Offsets]) -> bytes:
-        """Return the metadata of the checkpoint, on rank 0.
-
-        Args:
-            offsets: from ``offsets``.
-        """
+        """Return the metadata of the checkpoint, on rank 0."""
         return metadata_of(self._plans, offsets)
 
 

@@ -50,10 +50,6 @@ class Mixture:
     def samples(self, start: int, count: int) -> tuple[torch.Tensor, list[int]]:
         """Return the source of each sample, and with which of its own samples each source begins.
 
-        Args:
-            start: number of the first sample.
-            count: number of samples.
-
         Returns:
             The sources (int64, of length ``count``), and for each source the number of its samples
             before.

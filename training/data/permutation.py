@@ -51,12 +51,7 @@ class Permutation:
         return found
 
     def numbers(self, start: int, count: int) -> torch.Tensor:
-        """Return the numbers at consecutive positions (int64); not to be changed.
-
-        Args:
-            start: the first position.
-            count: number of positions.
-        """
+        """Return the numbers at consecutive positions (int64); not to be changed."""
         if self._table is not None:
             return self._table[start : start + count]
         begin = start - self._start

@@ -85,11 +85,7 @@ def install_or_say(path: str) -> None:
 
 
 def install(path: str) -> None:
-    """Install the hooks in this process.
-
-    Args:
-        path: of the error file.
-    """
+    """Install the hooks in this process."""
     survived = _ErrorFile(path + SURVIVED_SUFFIX)
     _install_for_program(_ErrorFile(path), survived)
     _install_for_threads(survived)
