@@ -226,7 +226,7 @@ class Node:
         self.assignment: Any = type("Assignment", (), {"restarts": 2})()
 
 
-def run(kubeflow: KubeflowServer, node: Node, *, has_succeeded: bool) -> list[Event]:
+def run(kubeflow: KubeflowServer, node: Any, *, has_succeeded: bool) -> list[Event]:
     """Let a node train for a while, which takes 10 steps."""
     events: list[Event] = []
 
@@ -312,8 +312,9 @@ def test_a_refusal_is_one_event(kubeflow: KubeflowServer) -> None:
 
 
 def test_outside_of_a_trainjob_nothing_is_sent(kubeflow: KubeflowServer) -> None:
+    node: Any = Node(0)
     for missing in kubeflow.environ():
         environ = {**kubeflow.environ(), missing: ""}
-        assert trainjob_progress(environ, Node(0), lambda _: None) is None
+        assert trainjob_progress(environ, node, lambda _: None) is None
     environ = {**kubeflow.environ(), "DISABLE_KUBEFLOW_INTEGRATION": "true"}
-    assert trainjob_progress(environ, Node(0), lambda _: None) is None
+    assert trainjob_progress(environ, node, lambda _: None) is None
