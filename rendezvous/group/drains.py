@@ -10,6 +10,7 @@ from ...events.master import NodePreemptionNoticed, ScaleUpCancelled, ScaleUpPre
 from ..policy.drain import Draining, World
 from ..protocol.bounded import COUNT_MAX
 from ..protocol.drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
+from ..protocol.tuned import Retune
 from .outbox import Outbox
 from .phases import Running
 from .roster import Node, NodePhase, sizes_of
@@ -45,6 +46,23 @@ class Drains:
         number = message.number if node.spec.drains_to_grow else None
         if message.round == self._state.round == node.round:
             self._draining.left(self._world, node.spec.node_id, message.step, number)
+
+    def retuned(self, node: Node, order: Retune) -> None:
+        """Restart all workers with the values that the node with rank 0 orders.
+
+        An order that comes while the world changes, or may, is ignored: the node repeats it.
+        """
+        running = self._state.phase
+        if not isinstance(running, Running) or node.rank != 0 or order.round != self._state.round:
+            return
+        trials = self._state.aftermath.trials
+        members = self._roster.in_phase(NodePhase.RUNNING)
+        names = [one.spec.node_id for one in members if one.link is not None]
+        is_whole = len(names) == self._state.world_nodes
+        if trials.are(order):
+            trials.learn(order.values, order.trial)
+        elif is_whole and not running.is_growing and not self._draining.is_any(names):
+            self._rounds.stop_round(trials.order(order), counted=False)
 
     def taken_over(self) -> None:
         """A round of an earlier master runs on: a larger world that it has planned is cancelled."""

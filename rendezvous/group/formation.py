@@ -86,6 +86,7 @@ class Formation:
         self._state.world_nodes = size
         if not self._state.formed_before:
             self._state.aftermath.limit_parts(world.master.micro_batch)
+            self._state.aftermath.trials.learn(world.master.values)
         self._state.formed_before = True
         self._state.former_ranks = {}
         self._waiting.close()

@@ -292,6 +292,8 @@ class Joining:
             return
         past = claim.past or _NO_PAST
         self._state.aftermath.limit_parts(past.micro_batch)
+        if claim.round > self._state.highest or self._is_rank_0_of(claim):
+            self._state.aftermath.trials.learn(past.values, past.trial)
         if claim.round > self._state.highest:
             self._state.highest = claim.round
             self._state.aftermath.ledger.learn_failures(past.failures, past.since_s, now)
@@ -303,6 +305,11 @@ class Joining:
             self._state.aftermath.budget.learn(ages, now)
         if past.excluded and self._state.aftermath.ledger.learn(past.excluded):
             self._rounds.expel_excluded()
+
+    def _is_rank_0_of(self, claim: Claim) -> bool:
+        """Whether a claim is of rank 0 in the newest round: it may have accepted a value since."""
+        is_newest = claim.round == self._state.highest
+        return is_newest and claim.node_rank == 0 and not is_spare(claim)
 
     def _take_claim(self, node: Node, claim: Claim, now: float) -> None:
         takeover = self._state.phase
