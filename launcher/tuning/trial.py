@@ -1,13 +1,14 @@
 """One trial: is a new value faster than the old one, and is that so again later? Pure."""
 
+import math
 from collections.abc import Generator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .comparison import CONFIRMATION, ORDER, gain, is_faster, may_be_faster
 from .rules import Rules
 
-Values = Mapping[str, int]
-"""Settings by name, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``."""
+Values = Mapping[str, Any]
+"""Settings by name, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``: numbers, texts, booleans."""
 
 _LOOK_MIN_S = 0.1
 _SWITCHES = len("ABAB" + "AB" + "A")
@@ -31,7 +32,10 @@ class Reading(NamedTuple):
     disturbed: float = 0.0
     """Changes while a checkpoint is written or an activity runs."""
     switch_s: float = 0.0
-    """What a switch costs, by the last one (or the start)."""
+    """What a switch of the loader costs, by the last one (or the start)."""
+    restart_s: float = math.inf
+    """What a restart of all workers costs, with the first steps, by the last one (or the start);
+    infinity: they could not continue from a snapshot."""
 
 
 class Order(NamedTuple):
@@ -85,7 +89,19 @@ class _RejectedError(Exception):
 class Trial:
     """Compares two settings by ``run``, a generator that takes readings and yields orders."""
 
-    def __init__(self, old: Values, new: Values, budget: Budget, rules: Rules) -> None:
+    def __init__(
+        self, old: Values, new: Values, budget: Budget, rules: Rules, *, restarts: bool = False
+    ) -> None:
+        """Prepare a trial.
+
+        Args:
+            old: the settings in effect.
+            new: those to try.
+            budget: is charged.
+            rules: the limits.
+            restarts: a switch restarts all workers.
+        """
+        self._restarts = restarts
         self._settings = {"A": old, "B": new}
         self._budget, self._rules = budget, rules
         self._arm = "A"
@@ -182,13 +198,17 @@ class Trial:
     def _look(self, wait_s: float, *, is_free: bool = False) -> Generator[Order, Reading, None]:
         """Get the next reading: sooner if the costs could exceed the budget until then."""
         if self._figures["A"] and self._arm == "B" and not is_free:
-            left_s = self._budget.left_s - self._excess_s - 2 * self._reading.switch_s
+            left_s = self._budget.left_s - self._excess_s - 2 * self._switch_s
             if left_s <= 0:
                 raise _RejectedError("slower, or too expensive to try")
             wait_s = min(wait_s, left_s)
         is_new = self._arm == "B"
         reading = yield Order(self._settings[self._arm], max(_LOOK_MIN_S, wait_s), is_new)
         self._reading = reading
+
+    @property
+    def _switch_s(self) -> float:
+        return self._reading.restart_s if self._restarts else self._reading.switch_s
 
     @property
     def _step_s(self) -> float:
@@ -205,7 +225,7 @@ class Trial:
         begin, now = self._span, self._reading
         old = self._figures["A"]
         if not old or now.disturbed != begin.disturbed:
-            return 0.0
+            return self._switch_s if self._restarts and self._has_switched else 0.0
         steps = now.steps - begin.steps + 1  # with the one that has not ended
         return max(0.0, now.now_s - begin.at_s - steps * sum(old) / len(old))
 

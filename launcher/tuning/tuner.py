@@ -5,7 +5,7 @@ and when it needs the next reading.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .rules import RULES, Rules
 from .trial import Budget, Order, Outcome, Reading, Trial, Values
@@ -17,16 +17,22 @@ class Knob(NamedTuple):
     """A setting that can be tuned."""
 
     name: str
-    candidates: Callable[[int], Sequence[int]]
+    candidates: Callable[[Any], Sequence[Any]]
     """Returns the values to try beside a present one, the most promising first."""
+    restarts: bool = False
+    """A switch restarts all workers; otherwise the loader, which is worth it if training waits."""
+
+    def cost_s(self, reading: Reading) -> float:
+        """Return what a switch costs."""
+        return reading.restart_s if self.restarts else reading.switch_s
 
 
 class Tried(NamedTuple):
     """A trial that has ended."""
 
     name: str
-    old: int
-    new: int
+    old: Any
+    new: Any
     outcome: Outcome
 
 
@@ -41,23 +47,18 @@ class Tuner:
             kept: values that an earlier job has accepted.
             rules: the limits; None: those of all jobs.
         """
-        self._knobs, self._rules = knobs, rules or RULES
+        self.knobs, self._rules = knobs, rules or RULES
         self.budget = Budget(self._rules)
         self.tried: list[Tried] = []
         self.kept: Values = kept
         """Values that were accepted."""
-        self._forbidden: set[tuple[str, int]] = set()
+        self._forbidden: set[tuple[str, Any]] = set()
         """Each value is tried once."""
-        self._trying: tuple[str, int, int] | None = None
+        self.trying: tuple[str, Any, Any] | None = None
         """Name, old and new value of the present trial."""
         self._running: Generator[Order, Reading, None] | None = None
         self._last: Reading | None = None
         """The one before, of the same round."""
-
-    @property
-    def is_trying(self) -> bool:
-        """Whether a trial is running."""
-        return self._trying is not None
 
     def read(self, reading: Reading) -> Order | None:
         """Take a reading; return what to do, None: nothing is left to try.
@@ -68,7 +69,7 @@ class Tuner:
         if self._last is not None:
             self.budget.trained_s += max(0.0, reading.at_s - self._last.at_s)
         self._last = reading
-        if self._trying is not None and not reading.values:
+        if self.trying is not None and self.trying[0] not in reading.values:
             self.interrupt("")  # training has ended, or the script reads other loaders
         try:
             if self._running is None:
@@ -86,7 +87,7 @@ class Tuner:
         """
         if self._running is not None:
             self._running.close()
-        trying, self._trying = self._trying, None
+        trying, self.trying = self.trying, None
         self._running = self._last = None
         if trying is not None:
             name, old, new = trying
@@ -102,23 +103,35 @@ class Tuner:
                 reading = yield Order(settings, self._rest_s(begin, reading))
                 if reading.values != settings:
                     begin, settings = reading, self._settings(reading)
-            found = self._candidate(settings)
-            if found is None and settings:
+            candidates = self._candidates(settings)
+            if not candidates and settings:
                 return
-            missing_s = self.budget.missing_s(reading.switch_s)
             waits = reading.waited_s - begin.waited_s > self._rules.wait_share * (
                 reading.at_s - begin.at_s
             )
-            if found is None or not waits or missing_s > 0:
-                reading = yield Order(settings, max(_IDLE_S, min(missing_s, 10 * _IDLE_S)))
+            missing_s = [self.budget.missing_s(knob.cost_s(reading)) for knob, _ in candidates]
+            found = [
+                one
+                for one, missing in zip(candidates, missing_s, strict=True)
+                if missing <= 0 and (waits or one[0].restarts)
+            ]
+            if not found:
+                look_in_s = min(missing_s, default=0.0)
+                reading = yield Order(settings, max(_IDLE_S, min(look_in_s, 10 * _IDLE_S)))
                 continue
-            name, new = found
-            old = settings[name]
+            knob, new = found[0]
+            name, old = knob.name, settings[knob.name]
             self._forbidden |= {(name, old), (name, new)}
-            self._trying = name, old, new
-            trial = Trial(settings, {**settings, name: new}, self.budget, self._rules)
+            self.trying = name, old, new
+            trial = Trial(
+                settings,
+                {**settings, name: new},
+                self.budget,
+                self._rules,
+                restarts=knob.restarts,
+            )
             outcome = yield from trial.run(reading)
-            self._trying = None
+            self.trying = None
             self.tried.append(Tried(name, old, new, outcome))
             if outcome.is_accepted:
                 self.kept = {**self.kept, name: new}
@@ -126,7 +139,8 @@ class Tuner:
 
     def _settings(self, reading: Reading) -> Values:
         """Return the settings that should be in effect without a trial."""
-        return {**reading.values, **self.kept} if reading.values else {}
+        kept = {name: value for name, value in self.kept.items() if name in reading.values}
+        return {**reading.values, **kept}
 
     def _is_measured(self, begin: Reading, now: Reading) -> bool:
         steps, took_s = now.steps - begin.steps, now.at_s - begin.at_s
@@ -139,11 +153,12 @@ class Tuner:
         rest_s = max(self._rules.block_s - took_s, (self._rules.block_steps - steps) * step_s)
         return min(max(1.0, rest_s), _IDLE_S)
 
-    def _candidate(self, values: Values) -> tuple[str, int] | None:
-        """Return the name and value of the next trial; None: there is none."""
-        for knob in self._knobs:
-            if knob.name in values:
-                for value in knob.candidates(values[knob.name]):
-                    if (knob.name, value) not in self._forbidden:
-                        return knob.name, value
-        return None
+    def _candidates(self, values: Values) -> list[tuple[Knob, Any]]:
+        """Return what is left to try, in order."""
+        return [
+            (knob, value)
+            for knob in self.knobs
+            if knob.name in values
+            for value in knob.candidates(values[knob.name])
+            if (knob.name, value) not in self._forbidden
+        ]

@@ -1,0 +1,109 @@
+"""Values of a script that ``--auto-tune on`` may change: what a worker and its agent exchange.
+
+The values of a round are in the environment of its workers. The worker declares in its page which
+names the script has, the value in use and those to try.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T", bool, int, float, str)
+
+VARIABLE = "FT_RUN_TUNED"
+"""In the environment of workers: the values of a round by name, as JSON."""
+OMP_NUM_THREADS = "OMP_NUM_THREADS"
+_NAME = re.compile(r"[\w.-]{1,64}")
+_TEXT_MAX = 100
+_VALUES_MAX = 12
+"""There are no more trials in a job."""
+_declared: dict[str, list[Any]] = {}
+"""By name, the value in use and the list of values."""
+
+
+def key_of(name: str) -> str:
+    """Return under which name a value of the script is tuned, as a call that shows it."""
+    return f'tuned("{name}")'
+
+
+def is_key(text: str) -> bool:
+    """Return whether a text is a result of ``key_of``."""
+    return text == key_of(name := text[7:-2]) and _NAME.fullmatch(name) is not None
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is a number, a short text or a boolean that JSON has."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, str):
+        return len(value) <= _TEXT_MAX and value.isprintable()
+    return type(value) is bool or (type(value) is int and abs(value) < 1 << 53)
+
+
+def environ_of(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of workers for the values of a round.
+
+    Args:
+        values: as JSON; those that are none are left out.
+    """
+    environ, of_script = {}, {}
+    for key, text in values.items():
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if not is_plain(value):
+            continue
+        if key == OMP_NUM_THREADS:
+            environ[key] = str(value)
+        else:
+            of_script[key] = value
+    return environ | ({VARIABLE: json.dumps(of_script)} if of_script else {})
+
+
+def choose(name: str, default: T, values: Iterable[T]) -> T:
+    """Return the value of ``ft_run.training.tuned``, and declare the others."""
+    known = [default, *_checked(name, default, values)]
+    try:
+        given = json.loads(os.environ.get(VARIABLE, "{}")).get(key_of(name))
+    except (ValueError, AttributeError):
+        given = None
+    found = next((one for one in known if type(one) is type(given) and one == given), default)
+    page = getattr(sys.modules.get("_ft_run_hook"), "tuning", None)
+    if page is not None:
+        _declared[name] = [found, list(dict.fromkeys(known))]
+        page.declare(json.dumps(_declared).encode())
+    return found
+
+
+def _checked(name: object, default: object, values: object) -> Sequence[Any]:
+    """Return the values as a list.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: its value is invalid.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"invalid value {name!r} for name: expected 1 to 64 letters, digits, '_', '.' or '-'"
+        )
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"invalid value {values!r} for values of {name!r}: expected a list")
+    for value in (default, *values):
+        if not is_plain(value):
+            raise TypeError(
+                f"invalid value {value!r} in tuned({name!r}): expected a finite number, a boolean"
+                f" or printable text of at most {_TEXT_MAX} characters"
+            )
+    if not 1 <= len(values) <= _VALUES_MAX or len(set(values)) < len(values):
+        raise ValueError(
+            f"invalid value {values!r} for values of {name!r}: expected 1 to {_VALUES_MAX}"
+            " different values"
+        )
+    return values
