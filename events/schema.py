@@ -124,6 +124,8 @@ def _of_type(hint: Any) -> dict[str, Any]:
         return {"anyOf": [_of_type(argument) for argument in arguments]}
     if hint is NoneType:
         return {"type": "null"}
+    if hint is Any:
+        return {"type": ["number", "string", "boolean"]}
     if hint is float:
         return {"type": ["number", "null"]}
     if hint in _SIMPLE:

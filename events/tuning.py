@@ -1,6 +1,10 @@
 """Events of what ft-run has learnt about a job and uses from then on."""
 
+from typing import Any
+
 from .event import Event, RoundEvent, Severity
+
+_LOADER = ("num_workers", "prefetch_factor")
 
 
 class MicroBatchChanged(RoundEvent):
@@ -107,9 +111,9 @@ class TuningAdvised(Event):
 
 
 class SettingsStarted(RoundEvent):
-    """The loader of the script has the settings of ``--tune-file``, from an earlier job."""
+    """The job has the settings of ``--tune-file``, from an earlier job."""
 
-    settings: dict[str, int]
+    settings: dict[str, Any]
 
     name = "tuning.settings"
 
@@ -121,8 +125,10 @@ class TrialEnded(RoundEvent):
     """``--auto-tune on`` has tried a value; it is in effect if it was accepted."""
 
     setting: str
-    old: int
-    new: int
+    """``tuned("NAME")`` is a value of the script."""
+    old: Any
+    """A number, a text or a boolean; so is the next one."""
+    new: Any
     is_accepted: bool
     reason: str
     """Why not; empty: it was accepted."""
@@ -145,24 +151,37 @@ class TrialEnded(RoundEvent):
 class TuningEnded(Event):
     """What ``--auto-tune on`` has found, at the end of the job."""
 
-    settings: dict[str, int]
+    settings: dict[str, Any]
     """Accepted values, and those of ``--tune-file``."""
     gain: float
     """Of all values that this job has accepted."""
     trials: int
     reason: str
-    """Why nothing could be tuned; empty: something could be."""
+    """Why nothing, or not everything, could be tuned; empty: all could be."""
 
     name = "tuning.ended"
 
     def __str__(self) -> str:
-        if self.reason:
+        if self.reason and not self.trials and not self.settings:
             return f"auto-tune: nothing was tuned: {self.reason}"
         found = "no faster value was found"
         if self.settings:
-            found = f"DataLoader({_assigned(self.settings)}), {self.gain:+.1%} steps/s"
-        return f"auto-tune: {self.trials} trial(s): {found}"
+            found = f"{_as_code(self.settings)}, {self.gain:+.1%} steps/s"
+        rest = f"; {self.reason}" if self.reason else ""
+        return f"auto-tune: {self.trials} trial(s): {found}{rest}"
 
 
-def _assigned(settings: dict[str, int]) -> str:
+def _assigned(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _as_code(settings: dict[str, Any]) -> str:
+    """Return settings as they are written in a script or before a command."""
+    loader = {name: value for name, value in settings.items() if name in _LOADER}
+    parts = [f"DataLoader({_assigned(loader)})"] if loader else []
+    for name, value in settings.items():
+        if name.endswith(")"):
+            parts.append(f"{name[:-1]}, {value!r}, ...)")
+        elif name not in loader:
+            parts.append(f"{name}={value}")
+    return ", ".join(parts)

@@ -1,21 +1,24 @@
 """The API of ft-run for training scripts.
 
 It also works without ft-run (torchrun, plain Python): then ``progress`` and ``activity`` do
-nothing, ``preempted`` returns False, ``Checkpointer`` writes checkpoints only, and ``shared_work``
-splits work by rank. It imports nothing else of ft-run, and torch only with the names that need it.
+nothing, ``preempted`` returns False, ``Checkpointer`` writes checkpoints only, ``shared_work``
+splits work by rank, and ``tuned`` returns the default. It imports nothing else of ft-run, and torch
+only with the names that need it.
 """
 
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 if TYPE_CHECKING:
     from .activities import activity
     from .checkpointer import Checkpointer
     from .data.batches import ElasticBatches
     from .data.seeded import seeded
+
+_T = TypeVar("_T", bool, int, float, str)
 
 __all__ = [
     "Checkpointer",
@@ -25,6 +28,7 @@ __all__ = [
     "progress",
     "seeded",
     "shared_work",
+    "tuned",
 ]
 
 _MODULES = {
@@ -114,6 +118,31 @@ def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Ite
     from .work_loop import shared_work as loop
 
     return loop(name, size, grain)
+
+
+def tuned(name: str, default: _T, values: Sequence[_T]) -> _T:
+    """Return a value of the script for which ``--auto-tune on`` may find a faster one.
+
+    It must affect speed only: not the samples, the loss or the precision. All ranks get the same
+    value, and it stays the same until the workers are restarted::
+
+        prefetch = tuned("prefetch", 2, [2, 4, 8])
+
+    Without ft-run it is the default, without ``--auto-tune on`` that of ``--tune-file`` or the
+    default. Call it at the start of the script, on all ranks.
+
+    Args:
+        name: of the value in the script, 1 to 64 letters, digits, ``_``, ``.`` or ``-``.
+        default: the value without tuning.
+        values: 1 to 12 different ones to try: numbers, booleans, or texts of up to 100 characters.
+
+    Raises:
+        TypeError: a value is something else, or ``values`` is no list.
+        ValueError: the name or the number of values is invalid, or values are equal.
+    """
+    from .worker.tuned_values import choose
+
+    return choose(name, default, values)
 
 
 def __getattr__(name: str) -> Any:

@@ -47,6 +47,7 @@ from ...rendezvous.protocol.messages import (
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder
 from ...rendezvous.protocol.steps import StepsOrder
+from ...rendezvous.protocol.tuned import Retune
 from ...rendezvous.protocol.work_messages import WorkGrant
 from ...tasks import show_bug
 from ...values import replace
@@ -147,8 +148,15 @@ class Agent:
         self._tuning = Tuning(starter.tune_file, self._event)
         self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)
         if options.auto_tune == "on":
-            self._tuning.try_settings(local_world_size, None if display.is_json else display.report)
-        self._offers = NodeOffers(port, self._snapshots, self._tuning.offered)
+            self._tuning.try_settings(
+                starter.commands,
+                None if display.is_json else display.report,
+                retune=self._retune,
+                has_snapshot=lambda: self.snapshot_step >= 0,
+            )
+        self._offers = NodeOffers(
+            port, self._snapshots, self._tuning.offered, self._tuning.offered_values
+        )
         self._node = node_spec(identity, options, port.offer.address, starter.commands)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
@@ -452,6 +460,12 @@ class Agent:
                     self._event(FenceLate(late_s))
             case SpawnerGone():
                 await self._spawner_gone()
+
+    def _retune(self, order: Retune, is_accepted: bool) -> None:
+        """Have all ranks start again with other values, or keep those of this round."""
+        if is_accepted:
+            self._claim.accepted(order)
+        self._send(order)
 
     async def _spawner_gone(self) -> None:
         """Kill orphaned processes: the spawner is dead, and the kernel has killed the workers."""

@@ -1,29 +1,69 @@
 """``--auto-tune on`` on the node with rank 0: reads its workers, and passes on what is wanted.
 
-The worker with rank 0 finds the settings in its page and passes them on to all ranks with the
-report of a step. Other nodes only keep the values of their trials out of the restart count.
+The worker with rank 0 finds the settings of a loader in its page and passes them on to all ranks
+with the report of a step. Values for which workers must start again are ordered from the master.
+Other nodes only keep the values of their trials out of the restart count.
 """
 
 import asyncio
+import json
+import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any, NamedTuple
 
 from ...events.event import Event
 from ...events.tuning import SettingsStarted, TrialEnded, TuningEnded
+from ...rendezvous.protocol.claim import Past
 from ...rendezvous.protocol.messages import Assignment
+from ...rendezvous.protocol.tuned import Retune, TunedValue, in_effect
 from ...training.worker import tuning_page
+from ...training.worker.tuned_values import OMP_NUM_THREADS, key_of
+from ..machine.cpu_limit import read_cpu_limit
+from ..machine.idle_cpus import IdleCpus
 from ..processes.worker_watch import WorkerWatch
 from ..tuning.loader import NUM_WORKERS, PREFETCH, knobs
+from ..tuning.restarted import of_script, threads
 from ..tuning.trial import Order, Reading, Values
-from ..tuning.tuner import Tried, Tuner
+from ..tuning.tuner import Knob, Tried, Tuner
 from ..workers.worker_group import WorkerGroup, WorkerGroupState
 
 _FIRST_LOOK_S = 1.0
 _AGAIN_S = 0.1
 """Where a step ended while it was read."""
+_REPEAT_S = 5.0
+"""An order that the master could not follow yet, or has not got, is sent again."""
+_LOADER = (NUM_WORKERS, PREFETCH)
 _OWN_PHASES = frozenset({"training", "saving"})
 """Snapshots are saved in each step; the worker reports checkpoints itself."""
+
+
+class Machine(NamedTuple):
+    """What the workers of this node share."""
+
+    cpus: float
+    """The CPU limit."""
+    cores: int
+    """Physical cores that can be busy at once."""
+    workers: int
+    threads: int
+    """``OMP_NUM_THREADS`` of each worker, of which others are tried; 0: the user has set it."""
+
+    @classmethod
+    def of(cls, workers: int, environ: Mapping[str, str]) -> "Machine":
+        """Return this machine.
+
+        Args:
+            workers: of this node.
+            environ: of each of them.
+        """
+        limit, cores = read_cpu_limit(), IdleCpus().cores
+        cpus = limit.cpus if limit is not None else os.cpu_count() or 1
+        given = environ.get(OMP_NUM_THREADS, "")
+        number = int(given) if given.isdecimal() else cores
+        return cls(cpus, cores, workers, 0 if OMP_NUM_THREADS in os.environ else number)
 
 
 class AutoTune:
@@ -31,45 +71,77 @@ class AutoTune:
 
     def __init__(
         self,
-        cpus: float,
-        workers: int,
-        kept: Mapping[str, int],
+        machine: Machine,
+        kept: Mapping[str, Any],
         note: Callable[[Event], None],
-        keep: Callable[[Mapping[str, int], float], None],
+        keep: Callable[[Mapping[str, Any], float], None],
         show: Callable[[str], None] | None = None,
+        *,
+        retune: Callable[[Retune, bool], None],
+        has_snapshot: Callable[[], bool],
     ) -> None:
         """Begin without workers.
 
         Args:
-            cpus: the CPU limit of this node.
-            workers: number of workers of this node.
+            machine: of the workers.
             kept: values of a tune file.
             note: receives events.
             keep: receives the accepted values, and by which share they are faster.
             show: prints a table at the end; None: there is none.
+            retune: orders values for all ranks; with True, those in effect are accepted.
+            has_snapshot: returns whether the workers of this node could continue from a snapshot.
         """
-        self._tuner = Tuner(knobs(cpus, workers), kept)
+        self._machine = machine
+        self._of_loader = knobs(machine.cpus, machine.workers)
+        of_loader = {name: value for name, value in kept.items() if name in _LOADER}
+        self._tuner = Tuner(self._of_loader, of_loader)
         self._note, self._keep, self._show = note, keep, show
+        self._retune, self._has_snapshot = retune, has_snapshot
         self._group: WorkerGroup | None = None
         self._at: Assignment | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reported = 0
         """Trials whose lines were shown."""
         self._has_loader = False
+        self._can_restart: bool | None = None
+        """Whether there was a snapshot to continue from; None: nothing needs one."""
+        self._ordered = Retune(0, ())
+        """The values of the present round, as far as the master knows."""
+        self._asked: Retune | None = None
+        """For the next round."""
+        self._since_s: float | None = None
+        """When the present round was ordered or has begun; None: a step is complete since."""
+        self._restart_s = math.inf
+        """The time from there to the end of the first steps, in the last round."""
 
     def begin(self, assignment: Assignment) -> None:
-        """Start a round: what the last one was trying is rolled back."""
+        """Start a round: what the last one was trying is rolled back, unless it is for that."""
         self._stop()
-        cause = assignment.cause
-        failure = cause.summary() if cause is not None and cause.trial else ""
-        self._tuner.interrupt(failure)
+        if not self._is_for_trial(assignment):
+            cause = assignment.cause
+            failure = cause.summary() if cause is not None and cause.trial else ""
+            self._tuner.interrupt(failure)
+            self._since_s = time.monotonic()
+        self._asked = None
         self._report()
         if assignment.node_rank != 0:
             self._at = None
             return
         if self._at is None and self._tuner.kept:
             self._note(SettingsStarted(assignment.round, 0, dict(self._tuner.kept)))
+        past = assignment.past or Past()
+        kept = {name: value for name, value in self._tuner.kept.items() if name in _LOADER}
+        self._tuner.kept = {**kept, **{one.name: json.loads(one.value) for one in past.values}}
+        self._ordered = Retune(assignment.round, past.values, past.trial)
         self._at = assignment
+
+    def _is_for_trial(self, assignment: Assignment) -> bool:
+        """Return whether a round is the one that was ordered for a trial, in the same world."""
+        asked, before, past = self._asked, self._at, assignment.past or Past()
+        if asked is None or before is None or assignment.cause is not None:
+            return False
+        is_same = (assignment.node_rank, assignment.world_size) == (0, before.world_size)
+        return is_same and (past.values, past.trial) == (asked.values, asked.trial)
 
     def started(self, group: WorkerGroup | None) -> None:
         """Follow the workers of the round, which were started now."""
@@ -87,7 +159,9 @@ class AutoTune:
             return
         self._tuner.interrupt("")
         self._report()
-        reason = "" if self._has_loader else _NO_LOADER
+        reason = _NO_SNAPSHOT if self._can_restart is False else ""
+        if not self._has_loader and self._can_restart is None:
+            reason = _NO_LOADER
         ended = TuningEnded(dict(self._tuner.kept), self._gain, len(self._tuner.tried), reason)
         if self._show is not None and self._tuner.tried:
             self._show(_table(self._tuner.tried))
@@ -113,24 +187,100 @@ class AutoTune:
         watch = group.watches[0] if group is not None else None
         if group is None or watch is None or group.state is not WorkerGroupState.RUNNING:
             return
-        reading = _reading(group, watch)
+        if self._asked is not None:
+            self._ask(self._asked)
+            return
+        reading = self._reading(group, watch)
         if reading is None:
             self._look_in(_FIRST_LOOK_S if watch.tuned() is None else _AGAIN_S)
             return
-        self._has_loader |= bool(reading.values)
         order = self._tuner.read(reading)
         self._report()
+        if order is not None:
+            self._pass_on(watch, order)
+        wanted = self._wanted(order)
+        if in_effect(wanted.values, wanted.trial) != in_effect(*self._ordered_values):
+            self._since_s = time.monotonic()
+            self._ask(wanted)
+            return
+        if wanted != self._ordered:
+            self._ordered = wanted
+            self._retune(wanted, True)
         if order is None:
             self._stop()
             return
-        self._pass_on(watch, order)
         self._look_in(order.look_in_s)
 
+    @property
+    def _ordered_values(self) -> tuple[tuple[TunedValue, ...], TunedValue | None]:
+        return self._ordered.values, self._ordered.trial
+
+    def _ask(self, wanted: Retune) -> None:
+        """Order a round with other values, until it comes."""
+        self._asked = wanted
+        self._retune(wanted, False)
+        self._look_in(_REPEAT_S)
+
+    def _wanted(self, order: Order | None) -> Retune:
+        """Return the values for which workers must start again, of which one may be on trial."""
+        kept, trying = self._tuner.kept, self._tuner.trying
+        values = tuple(_tuned(name, kept[name]) for name in kept if name not in _LOADER)
+        trial = None
+        if order is not None and order.is_trial and trying is not None:
+            name, _, new = trying
+            trial = _tuned(name, new) if name not in _LOADER else None
+        return Retune(self._ordered.round, values, trial)
+
     def _pass_on(self, watch: WorkerWatch, order: Order) -> None:
-        if not order.values:
+        if NUM_WORKERS not in order.values:
             return
         settings = tuning_page.pack(order.values[NUM_WORKERS], order.values[PREFETCH])
         watch.tune(settings | (tuning_page.TRIAL if order.is_trial else 0))
+
+    def _reading(self, group: WorkerGroup, watch: WorkerWatch) -> Reading | None:
+        """Return what is known now; None: no step is complete, or one ends at this moment."""
+        now = time.monotonic()
+        tuned, phases = watch.tuned(), watch.phases(now)
+        if tuned is None or phases is None:
+            return None
+        values: dict[str, Any] = {}
+        if tuned.settings:
+            processes, prefetch = tuning_page.unpack(tuned.settings)
+            values = {NUM_WORKERS: processes, PREFETCH: prefetch}
+            self._has_loader = True
+        values |= self._restarted_values(watch)
+        if self._since_s is not None:
+            self._restart_s, self._since_s = tuned.at_s - self._since_s, None
+        loadings = [one.loading() for one in group.watches if one is not None]
+        waited_s = max((loading.wait_s for loading in loadings if loading is not None), default=0.0)
+        others_s = sum(spent for name, spent in phases[2].items() if name not in _OWN_PHASES)
+        return Reading(
+            now,
+            tuned.at_s,
+            tuned.step,
+            values,
+            waited_s,
+            tuned.disturbed + others_s,
+            tuned.switch_s,
+            self._restart_s if self._can_restart else math.inf,
+        )
+
+    def _restarted_values(self, watch: WorkerWatch) -> Values:
+        """Return the values for which workers must start again, as they are in effect."""
+        values: dict[str, Any] = {}
+        found: list[Knob] = []
+        computing = watch.computing()
+        if self._machine.threads and computing is not None and not computing.uses_device:
+            ordered = in_effect(*self._ordered_values).get(OMP_NUM_THREADS)
+            values[OMP_NUM_THREADS] = json.loads(ordered) if ordered else self._machine.threads
+            found.append(threads(self._machine.cores, self._machine.workers))
+        for name, (value, others) in watch.declared().items():
+            values[key_of(name)] = value
+            found.append(of_script(name, others))
+        self._tuner.knobs = (*self._of_loader, *found)
+        if any(knob.candidates(values[knob.name]) for knob in found):
+            self._can_restart = self._has_snapshot()
+        return values
 
     def _report(self) -> None:
         """Report the trials that have ended, and keep what was accepted."""
@@ -172,20 +322,8 @@ _NO_LOADER = (
     "no DataLoader with num_workers >= 1 was read with ElasticBatches.parts in the steps of a"
     " Checkpointer"
 )
+_NO_SNAPSHOT = "OMP_NUM_THREADS and tuned values need snapshots of a Checkpointer"
 
 
-def _reading(group: WorkerGroup, watch: WorkerWatch) -> Reading | None:
-    """Return what is known now; None: no step is complete, or one ends at this moment."""
-    now = time.monotonic()
-    tuned, phases = watch.tuned(), watch.phases(now)
-    if tuned is None or phases is None:
-        return None
-    values: Values = {}
-    if tuned.settings:
-        processes, prefetch = tuning_page.unpack(tuned.settings)
-        values = {NUM_WORKERS: processes, PREFETCH: prefetch}
-    loadings = [one.loading() for one in group.watches if one is not None]
-    waited_s = max((loading.wait_s for loading in loadings if loading is not None), default=0.0)
-    others_s = sum(spent for name, spent in phases[2].items() if name not in _OWN_PHASES)
-    disturbed = tuned.disturbed + others_s
-    return Reading(now, tuned.at_s, tuned.step, values, waited_s, disturbed, tuned.switch_s)
+def _tuned(name: str, value: Any) -> TunedValue:
+    return TunedValue(name, json.dumps(value))

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ... import defaults
-from ...rendezvous.protocol.claim import Claim, ClaimState
+from ...rendezvous.protocol.claim import Claim, ClaimState, Past
 from ...rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence
 from ...rendezvous.protocol.messages import Assignment
+from ...rendezvous.protocol.tuned import Retune
 from ...values import replace
 
 
@@ -79,6 +80,13 @@ class OwnClaim:
             past=assignment.past,
             term=assignment.term,
         )
+
+    def accepted(self, order: Retune) -> None:
+        """Record that the value on trial in the round is accepted: a later master keeps it."""
+        claim = self._claim
+        if claim is not None and claim.round == order.round:
+            past = replace(claim.past or Past(), values=order.values, trial=order.trial)
+            self._claim = replace(claim, past=past)
 
     def became_spare(self) -> None:
         """Claim to be in no round's world, so that no later master counts this node as a member."""

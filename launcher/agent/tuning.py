@@ -1,14 +1,17 @@
 """What this node uses of what the job has found out: smaller parts, settings, its tune file."""
 
-import os
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...events.event import Event
-from ...events.tuning import MicroBatchChanged
+from ...events.tuning import MicroBatchChanged, SettingsStarted
 from ...rendezvous.protocol.messages import Assignment
+from ...rendezvous.protocol.tuned import Retune, TunedValue
+from ...training.worker.tuned_values import OMP_NUM_THREADS, is_key
 from ...values import replace
 from ..workers.tune_file import TuneFile
+from ..workers.worker_command import WorkerCommands
 from ..workers.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -30,27 +33,55 @@ class Tuning:
         self._node_rank = -1
         self._trials: AutoTune | None = None
 
-    def try_settings(self, workers: int, show: Callable[[str], None] | None) -> None:
+    def try_settings(
+        self,
+        commands: WorkerCommands,
+        show: Callable[[str], None] | None,
+        *,
+        retune: Callable[[Retune, bool], None],
+        has_snapshot: Callable[[], bool],
+    ) -> None:
         """Try other settings while the job trains and this node has rank 0 (``--auto-tune on``).
 
         Args:
-            workers: number of workers of this node.
+            commands: the workers of this node.
             show: prints a table at the end; None: there is none.
+            retune: as in ``AutoTune``.
+            has_snapshot: likewise.
         """
-        from ..machine.cpu_limit import read_cpu_limit  # most jobs are not tuned
-        from .auto_tune import AutoTune
+        from .auto_tune import AutoTune, Machine  # most jobs are not tuned
 
-        limit = read_cpu_limit()
-        cpus = limit.cpus if limit is not None else os.cpu_count() or 1
-        self._trials = AutoTune(cpus, workers, self.settings, self._note, self.keep_settings, show)
+        machine = Machine.of(commands.local_world_size, commands.environ)
+        self._trials = AutoTune(
+            machine,
+            self.settings,
+            self._note,
+            self.keep_settings,
+            show,
+            retune=retune,
+            has_snapshot=has_snapshot,
+        )
 
     @property
     def offered(self) -> int:
         """The ``micro_batch`` with which the job begins if this node has rank 0; 0: none."""
         return self._file.values.micro_batch if self._file is not None else 0
 
+    @property
+    def offered_values(self) -> tuple[TunedValue, ...]:
+        """The values with which the workers start, likewise."""
+        return tuple(
+            TunedValue(name, json.dumps(value))
+            for name, value in self.settings.items()
+            if name == OMP_NUM_THREADS or is_key(name)
+        )
+
     def begin(self, assignment: Assignment) -> None:
         """Report and keep what has changed with a round."""
+        if self.offered_values and assignment.node_rank == 0 and self._node_rank < 0:
+            values = {one.name: json.loads(one.value) for one in self.offered_values}
+            if assignment.past is not None and assignment.past.values == self.offered_values:
+                self._note(SettingsStarted(assignment.round, 0, values))
         micro_batch = assignment.past.micro_batch if assignment.past is not None else 0
         if micro_batch and micro_batch != self._micro_batch:
             before = assignment.cause.micro_batch if assignment.cause is not None else 0
@@ -85,11 +116,11 @@ class Tuning:
             self._file.keep(replace(self._file.values, preload=tuple(modules)), self._note)
 
     @property
-    def settings(self) -> dict[str, int]:
+    def settings(self) -> dict[str, Any]:
         """Of ``--auto-tune on``, of an earlier start of the same job."""
         return dict(self._file.values.settings) if self._file is not None else {}
 
-    def keep_settings(self, settings: Mapping[str, int], gain: float) -> None:
+    def keep_settings(self, settings: Mapping[str, Any], gain: float) -> None:
         """Keep what ``--auto-tune on`` has accepted; the node with rank 0 calls it."""
         if self._file is not None:
             values = replace(self._file.values, settings=tuple(settings.items()), gain=gain)

@@ -4,7 +4,7 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...training.worker import data_wait, hook, imported, phases, start
 from ...values import dataclass
@@ -195,6 +195,12 @@ class WorkerWatch:
             page[tuning_page.SWITCH_NS] / 1e9,
         )
         return found if page[tuning_page.STEP_NS] == at_ns else None
+
+    def declared(self) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+        """Return the values of ``tuned``: by name, the one in use, and all."""
+        from ...training.worker import tuning_page
+
+        return {} if self.is_closed else tuning_page.declared_in(self._page)
 
     @property
     def trial(self) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.offer import Offer, Replica, Saving, Snapshots
+from ...rendezvous.protocol.tuned import TunedValue
 from ...training.worker import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
@@ -275,9 +276,14 @@ class NodeOffers:
     """The offer of this node for the next round."""
 
     def __init__(
-        self, port: PortReservation, snapshots: HeldSnapshots, micro_batch: int = 0
+        self,
+        port: PortReservation,
+        snapshots: HeldSnapshots,
+        micro_batch: int = 0,
+        values: tuple[TunedValue, ...] = (),
     ) -> None:
-        self._port, self._snapshots, self._micro_batch = port, snapshots, micro_batch
+        self._port, self._snapshots = port, snapshots
+        self._micro_batch, self._values = micro_batch, values
 
     @property
     def offer(self) -> Offer:
@@ -290,4 +296,4 @@ class NodeOffers:
 
     def _with_what_is_held(self, offer: Offer) -> Offer:
         held = self._snapshots.held()
-        return replace(offer, snapshots=held, micro_batch=self._micro_batch)
+        return replace(offer, snapshots=held, micro_batch=self._micro_batch, values=self._values)

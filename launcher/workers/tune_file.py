@@ -14,6 +14,7 @@ from typing import Any
 
 from ...events.event import Event
 from ...events.tuning import TuneFileIgnored, TuneFileNotWritten
+from ...training.worker.tuned_values import OMP_NUM_THREADS, is_key, is_plain
 from ...values import dataclass
 from ..logs.regular_file import head_of_file
 from ..options import LaunchOptions, ScriptMode
@@ -22,8 +23,9 @@ _VERSION = 1
 _READ_MAX_BYTES = 1 << 20
 _MODULES_MAX = 100
 _MICRO_BATCH_MAX = 10**9
-_SETTINGS = ("num_workers", "prefetch_factor")
+_SETTINGS = ("num_workers", "prefetch_factor", OMP_NUM_THREADS)
 _SETTING_MAX = 1000
+_SETTINGS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class TunedValues:
     """Of ``--on-failure device-oom=shrink``; 0: none."""
     preload: tuple[str, ...] = ()
     """Of ``--preload auto``."""
-    settings: tuple[tuple[str, int], ...] = ()
-    """Of ``--auto-tune on``, by name."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Of ``--auto-tune on``, by name: numbers, texts and booleans."""
     gain: float = 0.0
     """More steps a second with them, as a share."""
 
@@ -121,9 +123,13 @@ def _checked(given: Any) -> TunedValues:
             raise ValueError
     settings, gain = given.get("settings", {}), given.get("gain", 0.0)
     for name, value in settings.items():
-        if name not in _SETTINGS or type(value) is not int or not 1 <= value <= _SETTING_MAX:
+        if name in _SETTINGS:
+            is_valid = type(value) is int and 1 <= value <= _SETTING_MAX
+        else:
+            is_valid = is_key(name) and is_plain(value)
+        if not is_valid:
             raise ValueError
-    if not isinstance(gain, float):
+    if not isinstance(gain, float) or len(settings) > _SETTINGS_MAX:
         raise ValueError
     return TunedValues(micro_batch, tuple(preload), tuple(settings.items()), gain)
 

@@ -26,6 +26,9 @@ TRIAL = 1 << 40
 NOTHING = 1 << 41
 """Of ``WANTED``: tuning is on, and has no wish yet."""
 _FIELD = 0xFFFF
+DECLARED, _TEXT_AT, _TEXT_END = 320, 2568, 4056
+"""Index of the word with the length of the JSON of what the script has declared with ``tuned``
+(0: nothing), and the offsets of its text."""
 
 
 def pack(num_workers: int, prefetch_factor: int) -> int:
@@ -76,6 +79,24 @@ class TuningPage:
         """Record how long training has waited because a loader began."""
         if self._is_own():
             self._page[SWITCH_NS] = took_ns
+
+    def declare(self, text: bytes) -> None:
+        """Record what the script has declared with ``tuned``; what does not fit is not tuned."""
+        if self._is_own() and len(text) <= _TEXT_END - _TEXT_AT:
+            self._page[DECLARED] = 0
+            self._page.cast("B")[_TEXT_AT : _TEXT_AT + len(text)] = text
+            self._page[DECLARED] = len(text)
+
+
+def declared_in(page: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Return what the script has declared: by name, the value in use, and all values."""
+    import json  # for the agent: most workers need none of it
+
+    text = bytes(page.cast("B")[_TEXT_AT : _TEXT_AT + min(page[DECLARED], _TEXT_END - _TEXT_AT)])
+    try:
+        return {name: (value, tuple(values)) for name, (value, values) in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}  # nothing, or the worker is writing it
 
 
 def trial_of(page: Any) -> str:
