@@ -68,7 +68,7 @@ def test_a_group_of_one_and_its_flight_recorder(record_property: Tell) -> None:
         assert worker.stdout is not None
         assert worker.stdin is not None
         said = worker.stdout.readline()
-        entered = []
+        entered: list[tuple[int, int]] = []
         for more in ("1\n", ""):
             asked_at = time.monotonic()
             found = recorders.ask([0], asked_at)

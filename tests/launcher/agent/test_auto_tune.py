@@ -17,7 +17,7 @@ from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.tuned import Retune, TunedValue
 from ft_run.tests.harness.scene import worker_failure
-from ft_run.training.worker import data_wait, phases, start, tuning_page
+from ft_run.training.worker import data_wait, hook, phases, start, tuning_page
 from ft_run.training.worker.tuning_page import NOTHING, TRIAL, TuningPage, pack
 from ft_run.values import replace
 

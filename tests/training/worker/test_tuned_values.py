@@ -1,12 +1,15 @@
 """``tuned``: the value of a round, bad arguments, and what the agent learns."""
 
 import json
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.training import tuned
-from ft_run.training.worker import hook, tuned_values
+from ft_run.training.worker import start, tuned_values
+from ft_run.training.worker.start import Page
 from ft_run.training.worker.tuned_values import VARIABLE, environ_of, is_key, key_of
 from ft_run.training.worker.tuning_page import TuningPage
 
@@ -68,10 +71,8 @@ def test_bad_arguments_get_one_error(arguments: Any, error: type[Exception], tex
 
 def test_the_agent_learns_names_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = WorkerWatch()
-    page = TuningPage(watch._page)
-    module = type(hook)(hook.NAME)
-    module.tuning = page  # type: ignore[attr-defined]
-    monkeypatch.setitem(__import__("sys").modules, hook.NAME, module)
+    page = TuningPage(Page(watch._page))
+    monkeypatch.setitem(sys.modules, start.NAME, SimpleNamespace(tuning=page))
     assert watch.declared() == {}
     give(monkeypatch, depth=4)
     tuned("depth", 2, [4, 8])
@@ -81,7 +82,7 @@ def test_the_agent_learns_names_and_values(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(watch.declared()) == 2
     page.declare(b'["no", "dictionary"]')
     assert watch.declared() == {}
-    TuningPage(watch._page)
+    Page(watch._page)  # another process
     assert watch.declared() == {}
     watch.close()
     assert watch.declared() == {}
