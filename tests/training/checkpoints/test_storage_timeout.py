@@ -77,13 +77,14 @@ def test_what_is_waited_for_is_said_now_and_then(
     monkeypatch: pytest.MonkeyPatch, limit_s: float | None
 ) -> None:
     said: list[str] = []
-    is_said, asked = threading.Event(), []
+    is_said = threading.Event()
+    asked: list[float] = []
 
     class Clock(threading.Event):
         """The time between lines, without waiting."""
 
         def wait(self, timeout: float | None = None) -> bool:
-            asked.append(timeout)
+            asked.append(timeout or 0.0)
             if len(asked) > 3:
                 is_said.set()
                 return super().wait()
@@ -92,11 +93,16 @@ def test_what_is_waited_for_is_said_now_and_then(
     monkeypatch.setattr(storage_timeout, "log", said.append)
     given = SimpleNamespace(Event=Clock, Thread=threading.Thread)
     monkeypatch.setattr(storage_timeout, "threading", given)
+    clock = SimpleNamespace(monotonic=lambda: float(sum(asked)))
+    monkeypatch.setattr(storage_timeout, "time", clock)
     with log_while_waiting("the checkpoint of step 3", limit_s, is_enabled=True):
         is_said.wait()
     assert asked == [30, 60, 60, 60]
     until = ", gives up after 10 min without progress" if limit_s else ""
-    assert said == [f"waiting for the checkpoint of step 3 (0 s so far{until})"] * 3
+    times = ("30 s", "1 min 30 s", "2 min 30 s")
+    assert said == [
+        f"waiting for the checkpoint of step 3 ({so_far} so far{until})" for so_far in times
+    ]
     with log_while_waiting("the checkpoint of step 3", limit_s, is_enabled=False):
         assert len(said) == 3
 
