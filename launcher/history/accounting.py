@@ -237,12 +237,16 @@ class Accounting:
         spent = {self._activities.find(name): s for name, s in record.get("phases", {}).items()}
         if self.phase in _REPORTED:
             left_s, self._undecided_s = self._undecided_s, 0.0
+            parts = []
             for phase, seconds in spent.items():
                 if phase is not self.phase:
                     part_s = min(left_s, max(0.0, seconds - self._spent.get(phase, 0.0)))
-                    self._spend(phase, part_s)
+                    parts.append((phase, part_s))
                     left_s -= part_s
-            self._spend(self.phase, left_s)
+            parts.append((self.phase, left_s))
+            # What was before the exit of a worker is no part of a restart.
+            for phase, part_s in sorted(parts, key=lambda part: part[0] is Phase.STOPPING):
+                self._spend(phase, part_s)
         self._spent = spent
         add(self._total.overlapping, DATA_WAIT, self._overlaps.add(record))
         name = record.get("doing", "")

@@ -386,10 +386,10 @@ def test_the_exit_of_a_worker_is_no_training_and_a_part_of_the_restart() -> None
     assert account.restart_phases[Phase.STOPPING] == 6.0
 
 
-def test_training_that_is_reported_with_the_exit_of_a_worker_is_no_part_of_the_restart() -> None:
+def test_what_is_reported_from_before_the_exit_of_a_worker_is_no_part_of_the_restart() -> None:
     job = History()
     training(job)
-    job.happens(10.0, reports("", training=7.0, stopping=3.0))
+    job.happens(10.0, reports("", stopping=3.0, saving=2.0, training=5.0))
     job.fails(LOST)
     assert job.account().restart_phases == {Phase.STOPPING: 6.0, Phase.WAITING: 4.0}
 
