@@ -16,7 +16,7 @@ class CheckpointWritten(Event):
     name = "checkpoint.written"
 
     def __str__(self) -> str:
-        took = f"{self.bytes / 1e6:.1f} MB in {self.seconds:.1f} s"
+        took = f"{self.bytes / 1e6:.1f} MB in {self.seconds:.2f} s"
         return f"checkpoint of step {self.step} saved: {self.path} ({took})"
 
 

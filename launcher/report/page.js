@@ -113,7 +113,7 @@ function tiles() {
   const state = data.summary.exit_code !== null ? "the job has ended"
     : training.is_training ? "training" : `not training: ${training.phase}`;
   const saved = saves.checkpoint;
-  const kinds = Object.entries(restarts.by_kind).map(([name, number]) => `${kind(name)} ${number}`);
+  const kinds = Object.entries(restarts.by_kind).map(([name, number]) => `${kind(name)}: ${number}`);
   const gone = ["missing", "lost", "excluded"].filter((word) => nodes[word].length)
     .map((word) => `${word}: ${nodes[word].slice(0, 6).join(", ")}${nodes[word].length > 6 ? " …" : ""}`);
   return h("dl.tiles",

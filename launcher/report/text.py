@@ -63,7 +63,7 @@ def _answers(summary: JobSummary) -> Iterator[tuple[str, str]]:
     yield "Training", f"{state}; {step}"
     yield "Checkpoint", "; ".join(_saves(summary))
     restarts = summary.restarts
-    kinds = ", ".join(f"{kind} {count}" for kind, count in restarts.by_kind.items())
+    kinds = ", ".join(f"{kind}: {count}" for kind, count in restarts.by_kind.items())
     used = "" if restarts.limit is None else f"; {restarts.used} of {restarts.limit} used"
     yield "Restarts", f"{restarts.count} ({kinds}){used}" if restarts.count else "none"
     wanted = ""

@@ -132,7 +132,7 @@ def _restarts(status: Status) -> str:
     if not restarts.get("count"):
         return ""
     count = restarts["count"]
-    kinds = ", ".join(f"{kind} {number}" for kind, number in restarts["by_kind"].items())
+    kinds = ", ".join(f"{kind}: {number}" for kind, number in restarts["by_kind"].items())
     last = restarts["last"][-1]
     age, cause = _age(status, last["at_s"]), last["cause"]["summary"]
     return f"{count} restart{'s' * (count != 1)} ({kinds}) · last {age} ago: {cause}"

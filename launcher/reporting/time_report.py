@@ -140,7 +140,8 @@ def table(event: TimeAccounted, advised: TuningAdvised | None = None) -> str:
         lines.append(f"Of training: {', '.join(f'{n} {s:.0%}' for n, s in shares.items())}")
     if event.restarts:
         parts = _joined(_largest_first(event.restart_phases))
-        lines.append(f"{_counted(event.restarts)}: {parts}")
+        took = duration(sum(event.restart_phases.values()))
+        lines.append(f"{_counted(event.restarts)}, {took}: {parts}")
     if event.goodput is not None:
         lost = f", training lost: {_joined(event.lost.items())}" if event.lost else ""
         lines.append(f"Goodput {event.goodput:.1%}{lost}")
@@ -178,7 +179,7 @@ def _cut(name: str) -> str:
 
 def _counted(restarts: Mapping[str, int]) -> str:
     count = sum(restarts.values())
-    kinds = ", ".join(f"{kind} {number}" for kind, number in restarts.items())
+    kinds = ", ".join(f"{kind}: {number}" for kind, number in restarts.items())
     return f"{count} restart{'s' * (count != 1)} ({kinds})"
 
 

@@ -687,8 +687,8 @@ def test_the_table_of_a_job() -> None:
         "  starting workers               2.0 s     0.0%\n"
         "  starting ft-run               500 ms     0.0%\n"
         "  total                        2:02:40   100.0%\n"
-        "1 restart (node_lost 1): waiting for nodes 4.0 s, stopping 3.0 s, importing and building "
-        "2.0 s, starting workers 1.0 s\n"
+        "1 restart (node_lost: 1), 10.0 s: waiting for nodes 4.0 s, stopping 3.0 s, importing and "
+        "building 2.0 s, starting workers 1.0 s\n"
         "Goodput 98.5%, training lost: node_lost 30.0 s"
     )
 

@@ -28,8 +28,8 @@ Where the time went:
   waiting for nodes             480 ms     0.3%
   stopping                      195 ms     0.1%
   total                           2:44   100.0%
-1 restart (node_lost 1): importing and building 25.7 s, stopping 146 ms, starting workers 14 ms, \
-waiting for nodes 2.8 ms
+1 restart (node_lost: 1), 25.8 s: importing and building 25.7 s, stopping 146 ms, starting workers \
+14 ms, waiting for nodes 2.8 ms
 Goodput 71.4%"""
 """What node vm/0 showed at the end of the second attempt."""
 
@@ -125,7 +125,7 @@ def test_the_text(report: JobReport) -> None:
     )
     assert "Training    ended; step 8000" in text
     assert "Checkpoint  step 8000, " in text
-    assert "Restarts    4 (worker 2, hang 1, node_lost 1); 1 of 3 used" in text
+    assert "Restarts    4 (worker: 2, hang: 1, node_lost: 1); 1 of 3 used" in text
     assert "Nodes       2 of 2 in the last round; 0 spares; lost: vm/1" in text
     assert (
         "  2026-11-25 10:52:52   20.4 s  rank 0 on node 0 (vm) was killed by SIGKILL\n"

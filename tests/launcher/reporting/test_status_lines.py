@@ -82,7 +82,7 @@ def test_how_often_it_was_restarted_and_why() -> None:
     restarts = {"count": 3, "by_kind": {"worker": 2, "node_lost": 1}, "last": [last]}
     found = status(restarts=restarts, last_stop="rank 0 exited with 1")
     assert line("3 restarts", found) == (
-        "3 restarts (worker 2, node_lost 1) · last 0:01:00 ago: rank 0 exited with 1"
+        "3 restarts (worker: 2, node_lost: 1) · last 0:01:00 ago: rank 0 exited with 1"
     )
     assert line("last stop", found) == ""  # that was it
     assert line("last stop", found | {"last_stop": "scaled up"}) == "last stop: scaled up"
