@@ -119,7 +119,9 @@ def _saves(status: Status) -> str:
         age = _age(status, saves["checkpoint"]["at_s"])
         parts.append(f"last checkpoint: step {saves['checkpoint']['step']}, {age} ago")
     if saves.get("snapshot_step", -1) >= 0:
-        parts.append(f"snapshot: step {saves['snapshot_step']}")
+        at_s = saves.get("snapshot_at_s")
+        age = f", reported {_age(status, at_s)} ago" if at_s is not None else ""
+        parts.append(f"snapshot: step {saves['snapshot_step']}{age}")
     if saves.get("replica_lag") is not None:
         parts.append(f"replica {saves['replica_lag']} steps behind")
     if failed := saves.get("failed"):

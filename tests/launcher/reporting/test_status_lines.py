@@ -66,11 +66,12 @@ def test_whether_it_is_slower_and_whether_it_is_the_data(
 
 
 def test_how_much_would_be_lost() -> None:
-    saves = {"snapshot_step": 90, "replica_lag": 2, "failed": 3, "reason": "disk full"}
+    saves: dict[str, Any] = {"snapshot_step": 90, "snapshot_at_s": 979.0, "replica_lag": 2}
+    saves |= {"failed": 3, "reason": "disk full"}
     found = status(checkpoint_step=80, checkpoint_age_s=192.6, saves=saves)
     assert line("last checkpoint", found) == (
-        "last checkpoint: step 80, 0:03:12 ago · snapshot: step 90 · replica 2 steps behind"
-        " · 3 failed since: disk full"
+        "last checkpoint: step 80, 0:03:12 ago · snapshot: step 90, reported 0:00:21 ago"
+        " · replica 2 steps behind · 3 failed since: disk full"
     )
     of_a_lost_node = status(saves={"checkpoint": {"step": 8, "at_s": 940.0}})
     assert line("last checkpoint", of_a_lost_node) == "last checkpoint: step 8, 0:01:00 ago"
