@@ -97,6 +97,14 @@ def test_a_fact_that_rules_the_node_out_is_the_failure(answers, tmp_path):
     assert record_from_json(answer[2]).failure == failure
 
 
+def test_a_fault_that_is_misspelt_fails_the_check(answers, monkeypatch):
+    monkeypatch.setenv("FT_RUN_CHECK_FAULT", "hnag")
+    order = CheckOrder(1, "solo", "light", 0, 1, "", 0, 60.0)
+    (answer,) = answers(CheckWorkerConfig("n0", 0, 1, 0, "cpu"), Delivery(order))
+    failure = "invalid fault 'hnag' in FT_RUN_CHECK_FAULT: expected one of fail, exit, hang"
+    assert failure in record_from_json(answer[2]).failure
+
+
 @pytest.mark.parametrize(
     ("accelerator", "seen", "local_rank", "answer"),
     [

@@ -126,14 +126,6 @@ def test_nodes_meet_one_is_slow_and_a_wrong_value_is_seen_on_both(crews, free_po
     assert "32 bytes among 2 workers returned 1 wrong value" in second["failure"]
 
 
-def test_a_fault_that_is_misspelt_fails_the_check(crews):
-    (solo,) = crews({"phase": "solo"}, fault="hnag")
-    assert (
-        "invalid fault 'hnag' in FT_RUN_CHECK_FAULT: expected one of fail, exit, hang"
-        in (solo["failure"])
-    )
-
-
 def test_an_interpreter_that_is_not_there_is_named(crews):
     (facts,) = crews({"phase": "facts"}, python="/no/such/python")
     assert facts["failure"] == (

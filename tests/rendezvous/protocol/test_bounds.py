@@ -173,11 +173,10 @@ def test_a_job_may_wait_forever_for_a_larger_world() -> None:
     bounds.check(dataclasses.replace(attend, job=job))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
+def test_nothing_that_came_in_fails_to_go_out() -> None:
     """Thousands of odd words to one group after another; what it answers can be encoded."""
     hostile = Hostile(
-        seed,
+        0,
         protocol=(1,), job_id=("j",), min_nodes=(2,), max_nodes=(3,), node_unit=(1,),
         max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(),
         hang=(), succession=(),
