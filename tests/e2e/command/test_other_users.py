@@ -122,10 +122,8 @@ def what_there_is(processes: dict[int, str], user: int, home: Path) -> dict[str,
     return found
 
 
-@pytest.mark.parametrize("options", [(), ("--preload", "json", "--hang-timeout", 600)])
-def test_another_user_finds_nothing(
-    ft: "Launcher", free_port: int, user: int, home: Path, options: tuple[object, ...]
-) -> None:
+def test_another_user_finds_nothing(ft: "Launcher", free_port: int, user: int, home: Path) -> None:
+    """The workers of one node are forked, those of the other executed."""
     secret = "5d0f" * 16
     temporary = home / "tmp"
     temporary.mkdir()
@@ -137,9 +135,12 @@ def test_another_user_finds_nothing(
     own["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
     arguments = (
         "--nnodes", 2, "--rdzv-id", f"u-{ft.mark}", "--rdzv-endpoint", f"127.0.0.1:{free_port}",
-        *options, "--tee", 3, ft.script(WORKER), home / "gate",
+        "--hang-timeout", 600, "--tee", 3, ft.script(WORKER), home / "gate",
     )  # fmt: skip
-    agents = [ft.start(*arguments, env=own, program=(*become, *ft.program)) for _ in range(2)]
+    agents = [
+        ft.start(*preload, *arguments, env=own, program=(*become, *ft.program))
+        for preload in (("--preload", "json"), ())
+    ]
     for agent in agents:
         agent.expect("^.*up .$")
     tried = what_there_is(ft.processes(), user, home)

@@ -5,8 +5,6 @@ import re
 import signal
 import time
 
-import pytest
-
 # Rank 0 is stopped, rank 1 waits for a lock, the others sleep.
 ALONE = """
 import os, signal, sys, threading, time
@@ -45,9 +43,11 @@ def asked_until(ft, port, pattern, *more):
         assert time.monotonic() < deadline, asked.stdout
 
 
-def start_two(ft, *args):
-    """Start two agents; return them when the master is there and has formed the round."""
-    agents = ft.start_two(*args)
+def start_two(ft, *args, first=()):
+    """Start two agents, the first with more options; return them when the round has begun."""
+    host = ft.start(*first, *args)
+    host.expect("hosted here")
+    agents = host, ft.start(*args)
     for agent in agents:
         agent.expect("started ranks")
     return agents
@@ -60,9 +60,10 @@ def end(*agents):
         agent.wait()
 
 
-@pytest.mark.parametrize("preload", [(), ("--preload", "colorsys")], ids=["executed", "forked"])
-def test_each_rank_is_described_by_what_holds_it(ft, free_port, preload):
-    agents = start_two(ft, *job(free_port, "--watch-workers", *preload), ft.script(ALONE))
+def test_each_rank_is_described_by_what_holds_it(ft, free_port):
+    """The ranks of node 0 are forked, those of node 1 executed."""
+    forked = ("--preload", "colorsys")
+    agents = start_two(ft, *job(free_port, "--watch-workers"), ft.script(ALONE), first=forked)
     said = asked_until(ft, free_port, r"(?s)stopped.*deadlock.*ranks 2-3.*main")
     assert re.sub(r"on node 0 \(\S+\)", "on node 0 (host)", said).splitlines() == [
         "rank 0 on node 0 (host) · step 3 · stopped (by a signal)",
@@ -88,11 +89,8 @@ def test_each_rank_is_described_by_what_holds_it(ft, free_port, preload):
     end(*agents)
 
 
-@pytest.mark.parametrize("watch", [(), ("--watch-workers",)])
-def test_programs_without_the_hook_run_on(ft, free_port, watch):
-    agents = start_two(ft, *job(free_port, *watch, "--no-python"), "sleep", 1000)
-    for agent in agents:
-        agent.expect("started ranks")
+def test_programs_without_the_hook_run_on(ft, free_port):
+    agents = start_two(ft, *job(free_port, "--watch-workers", "--no-python"), "sleep", 1000)
     for _ in range(2):
         said = asked_until(ft, free_port, "ranks 0-3")
         assert said == "ranks 0-3 · not known (not watched)\n"

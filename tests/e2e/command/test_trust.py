@@ -3,7 +3,6 @@
 import subprocess
 from typing import TYPE_CHECKING
 
-import pytest
 from ft_run import exit_codes
 
 if TYPE_CHECKING:
@@ -29,18 +28,18 @@ def command_lines(ft: "Launcher") -> str:
     return "\n".join(ft.processes().values())
 
 
-@pytest.mark.parametrize("options", [(), ("--preload", "json")])
-def test_two_nodes_with_a_token(ft: "Launcher", free_port: int, options: tuple[str, ...]) -> None:
+def test_two_nodes_with_a_token(ft: "Launcher", free_port: int) -> None:
+    """The workers of one are forked, those of the other executed."""
     endpoint, gate, file = f"127.0.0.1:{free_port}", ft.folder / "gate", ft.folder / "job.token"
     made = ft.run("token", file)
     assert (made.process.returncode, made.stdout, made.stderr) == (0, "", "")
     secret, log = file.read_text().strip(), ft.folder / "log"
     arguments = (
-        "--nnodes", 2, "--rdzv-id", f"trust-{ft.mark}", "--rdzv-endpoint", endpoint, *options,
+        "--nnodes", 2, "--rdzv-id", f"trust-{ft.mark}", "--rdzv-endpoint", endpoint,
         "--max-restarts", 1, "--log-dir", log, "--tee", 3, "--event-log-handler", "console",
         ft.script(WORKER), gate,
     )  # fmt: skip
-    host = ft.start("--token-file", file, *arguments)
+    host = ft.start("--token-file", file, "--preload", "json", *arguments)
     host.expect("hosted here")
     other = ft.start(*arguments, env={"FT_RUN_TOKEN": secret})
     for agent in (host, other):
