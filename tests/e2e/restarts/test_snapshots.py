@@ -119,7 +119,7 @@ def loaded_by_dcp(path: Path) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.long
+@pytest.mark.slow  # jobs that change their size show it too
 def test_a_node_that_is_new_is_sent_the_state(ft: "Launcher", free_port: int) -> None:
     folder = ft.folder / "training"
     folder.mkdir()
