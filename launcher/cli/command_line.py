@@ -11,6 +11,7 @@ from ...errors import UsageError
 from ...values import dataclass, names
 from ..flags.flag import HELP, Flag, flags_of
 from ..flags.values import either, nearest, shown
+from ..version import VERSION
 
 T = TypeVar("T")
 _UNBROKEN = "\u2011"
@@ -280,7 +281,7 @@ class CommandLine:
             if word in ("--help", "--help-all"):
                 answer(self.help(whole=word == "--help-all"))
             if word == "--version":
-                answer(f"ft-run {_version()}")
+                answer(f"ft-run {VERSION}")
 
     def help(self, *, whole: bool = False) -> str:
         """Return the help: usage, flags, notes.
@@ -347,12 +348,3 @@ def _cut_short(word: str, known: Sequence[str]) -> str | None:
         if len(longer) == 1 and len(stem) >= _STEM:
             return longer[0]
     return None
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("ft-run")
-    except PackageNotFoundError:
-        return "(not installed)"
