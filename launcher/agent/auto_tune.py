@@ -20,7 +20,7 @@ from ...rendezvous.protocol.claim import Past
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.tuned import Retune, TunedValue, in_effect
 from ...training.worker import tuning_page
-from ...training.worker.tuned_values import OMP_NUM_THREADS, key_of
+from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, key_of
 from ..machine.cpu_limit import read_cpu_limit
 from ..machine.idle_cpus import IdleCpus
 from ..processes.worker_watch import WorkerWatch
@@ -36,6 +36,8 @@ _AGAIN_S = 0.1
 _REPEAT_S = 5.0
 """An order that the master could not follow yet, or has not got, is sent again."""
 _LOADER = (NUM_WORKERS, PREFETCH)
+_STALLED_S = 10.0
+"""How much longer than ten restarts the first step may take with a value on trial."""
 _OWN_PHASES = frozenset({"training", "saving"})
 """Snapshots are saved in each step; the worker reports checkpoints itself."""
 
@@ -131,7 +133,7 @@ class AutoTune:
             self._note(SettingsStarted(assignment.round, 0, dict(self._tuner.kept)))
         past = assignment.past or Past()
         kept = {name: value for name, value in self._tuner.kept.items() if name in _LOADER}
-        self._tuner.kept = {**kept, **{one.name: json.loads(one.value) for one in past.values}}
+        self._tuner.kept = kept | decoded(in_effect(past.values, None))
         self._ordered = Retune(assignment.round, past.values, past.trial)
         self._at = assignment
 
@@ -191,10 +193,14 @@ class AutoTune:
             self._ask(self._asked)
             return
         reading = self._reading(group, watch)
-        if reading is None:
+        order = None
+        if reading is not None:
+            order = self._tuner.read(reading)
+        elif self._has_stalled:
+            self._tuner.interrupt("no step in ten times the usual time of a restart")
+        else:
             self._look_in(_FIRST_LOOK_S if watch.tuned() is None else _AGAIN_S)
             return
-        order = self._tuner.read(reading)
         self._report()
         if order is not None:
             self._pass_on(watch, order)
@@ -210,6 +216,13 @@ class AutoTune:
             self._stop()
             return
         self._look_in(order.look_in_s)
+
+    @property
+    def _has_stalled(self) -> bool:
+        """Whether workers were restarted for a trial, and do no step."""
+        if self._since_s is None or self._ordered.trial is None:
+            return False
+        return time.monotonic() - self._since_s > _STALLED_S + 10 * self._restart_s
 
     @property
     def _ordered_values(self) -> tuple[tuple[TunedValue, ...], TunedValue | None]:
@@ -271,8 +284,8 @@ class AutoTune:
         found: list[Knob] = []
         computing = watch.computing()
         if self._machine.threads and computing is not None and not computing.uses_device:
-            ordered = in_effect(*self._ordered_values).get(OMP_NUM_THREADS)
-            values[OMP_NUM_THREADS] = json.loads(ordered) if ordered else self._machine.threads
+            ordered = decoded(in_effect(*self._ordered_values))
+            values[OMP_NUM_THREADS] = ordered.get(OMP_NUM_THREADS, self._machine.threads)
             found.append(threads(self._machine.cores, self._machine.workers))
         for name, (value, others) in watch.declared().items():
             values[key_of(name)] = value

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...events.event import Event
 from ...events.tuning import MicroBatchChanged, SettingsStarted
+from ...rendezvous.protocol.claim import Past
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.tuned import Retune, TunedValue
-from ...training.worker.tuned_values import OMP_NUM_THREADS, is_key
+from ...rendezvous.protocol.tuned import Retune, TunedValue, in_effect
+from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, is_key
 from ...values import replace
 from ..workers.tune_file import TuneFile
 from ..workers.worker_command import WorkerCommands
@@ -78,11 +79,12 @@ class Tuning:
 
     def begin(self, assignment: Assignment) -> None:
         """Report and keep what has changed with a round."""
-        if self.offered_values and assignment.node_rank == 0 and self._node_rank < 0:
-            values = {one.name: json.loads(one.value) for one in self.offered_values}
-            if assignment.past is not None and assignment.past.values == self.offered_values:
-                self._note(SettingsStarted(assignment.round, 0, values))
-        micro_batch = assignment.past.micro_batch if assignment.past is not None else 0
+        offered, past = self.offered_values, assignment.past or Past()
+        is_first = (assignment.node_rank, self._node_rank) == (0, -1)
+        if offered and is_first and past.values == offered:
+            values = decoded(in_effect(offered, None))
+            self._note(SettingsStarted(assignment.round, 0, values))
+        micro_batch = past.micro_batch
         if micro_batch and micro_batch != self._micro_batch:
             before = assignment.cause.micro_batch if assignment.cause is not None else 0
             self._note(

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T", bool, int, float, str)
@@ -46,24 +47,21 @@ def is_plain(value: object) -> bool:
     return type(value) is bool or (type(value) is int and abs(value) < 1 << 53)
 
 
-def environ_of(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of workers for the values of a round.
-
-    Args:
-        values: as JSON; those that are none are left out.
-    """
-    environ, of_script = {}, {}
+def decoded(values: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a round from their JSON, without those that are none."""
+    found = {}
     for key, text in values.items():
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if not is_plain(value):
-            continue
-        if key == OMP_NUM_THREADS:
-            environ[key] = str(value)
-        else:
-            of_script[key] = value
+        with suppress(ValueError, RecursionError):
+            if is_plain(value := json.loads(text)):
+                found[key] = value
+    return found
+
+
+def environ_of(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of workers for the values of a round, which are JSON."""
+    of_script = decoded(values)
+    threads = of_script.pop(OMP_NUM_THREADS, None)
+    environ = {} if threads is None else {OMP_NUM_THREADS: str(threads)}
     return environ | ({VARIABLE: json.dumps(of_script)} if of_script else {})
 
 

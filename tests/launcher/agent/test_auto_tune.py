@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ft_run.events.event import Event
+from ft_run.launcher.agent import auto_tune
 from ft_run.launcher.agent.auto_tune import AutoTune, Machine
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.tuning import tuner
@@ -296,6 +297,26 @@ def test_a_value_that_fails_is_forbidden(loop: asyncio.AbstractEventLoop) -> Non
 
     lines = run(loop, test, threads=1).lines
     assert "OMP_NUM_THREADS 1 -> 2: back to 1, failed: rank 0" in lines[0]
+
+
+def test_a_value_with_which_no_step_is_done_is_given_up(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def test(node: Node) -> None:
+        node.has_loader = False
+        node.begin()
+        next_round(node, until_order(node)[0])
+        node.auto._look()
+        assert len(node.orders) == 1
+        monkeypatch.setattr(auto_tune, "_STALLED_S", -1000.0)
+        node.auto._look()
+        assert node.orders[1:] == [(Retune(1, ()), False)]
+        next_round(node, node.orders[1][0])
+        for _ in range(20):
+            node.look()
+        assert len(node.orders) == 2
+
+    assert "back to 1, failed: no step in ten" in run(loop, test, threads=1).lines[0]
 
 
 @pytest.mark.parametrize("what", ["no snapshot", "a GPU", "set by the user"])

@@ -10,7 +10,7 @@ from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.training import tuned
 from ft_run.training.worker import start, tuned_values
 from ft_run.training.worker.start import Page
-from ft_run.training.worker.tuned_values import VARIABLE, environ_of, is_key, key_of
+from ft_run.training.worker.tuned_values import VARIABLE, decoded, environ_of, is_key, key_of
 from ft_run.training.worker.tuning_page import TuningPage
 
 
@@ -95,7 +95,9 @@ def test_the_variables_of_workers() -> None:
         "OMP_NUM_THREADS": "4",
         VARIABLE: '{"tuned(\\"depth\\")": 2, "tuned(\\"mode\\")": "a"}',
     }
-    assert environ_of({"OMP_NUM_THREADS": "[4]", key_of("depth"): "{"}) == {}
+    assert decoded({"OMP_NUM_THREADS": "[4]", "a": "{", "b": "true", "c": "[" * 10**5}) == {
+        "b": True
+    }
 
 
 def test_names_of_values() -> None:
