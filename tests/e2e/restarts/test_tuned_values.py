@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ft_run.tests.e2e.cluster import PORT
+from ft_run.tests.e2e.listed import QUICK
 from ft_run.tests.e2e.restarts.test_auto_tune import PROGRAM
 from ft_run.tests.e2e.restarts.test_device_oom import PRELOAD
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Launcher
+    from ft_run.tests.harness.hosts import Host, Network
 
 # What a step takes depends on a value of the script, or on the threads that OpenMP gets.
 SCRIPT = """
@@ -63,6 +66,7 @@ def start(
     what: str = "",
     steps: int = 2000,
     unset: str = "NOTHING",
+    host: "Host | None" = None,
 ) -> Any:
     (ft.folder / name).mkdir(exist_ok=True)
     program = ft.script(PROGRAM, "ft_run_fast.py")
@@ -70,6 +74,7 @@ def start(
         *(*options, ft.script(SCRIPT, "train.py"), ft.folder / name, what),
         program=("env", "-u", unset, sys.executable, str(program)),
         env={"STEPS": str(steps)},
+        host=host,
     )
 
 
@@ -178,3 +183,27 @@ def test_a_trial_goes_on_with_another_master(ft: "Launcher", free_port: int) -> 
     made = rows(ft.folder / "job")
     assert all(len(values) == 1 for values in made.values())
     assert made[2499] == {(10, 1)}
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_a_trial_ends_with_the_node_that_hosts_the_master(
+    ft: "Launcher", network: "Network"
+) -> None:
+    hosts = {name: network.add(name) for name in "abc"}
+    options = (
+        *("--nnodes", "2:3", "--nproc-per-node", 1, "--auto-tune", "on", "--preload", PRELOAD),
+        *("--rdzv-endpoint", f"a,b,c:{PORT}", "--rdzv-id", ft.mark, "--rdzv-conf", QUICK),
+        *("--max-restarts", 9),
+    )
+    nodes = [start(ft, *options, steps=1500, host=hosts[name]) for name in "abc"]
+    nodes[0].expect("regroup with .*: --auto-tune on tries tuned")
+    (leader,) = [node for node in nodes if "this host is the leader" in node.stderr]
+    leader.send(signal.SIGKILL)
+    leader.wait()
+    left = [node for node in nodes if node is not leader]
+    assert [node.wait() for node in left] == [0, 0], left[0].stderr
+    made = rows(ft.folder / "job")
+    assert sorted(made) == list(range(1500))
+    assert all(len(values) == 1 for values in made.values())
+    assert re.search(r"restart 1/9", left[0].stderr)
