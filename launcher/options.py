@@ -227,7 +227,8 @@ class LaunchOptions:
         "--auto-tune off|advise|on",
         "Measure how the job uses CPUs and waits for data. advise recommends settings at the end,"
         " in ft-run status and ft-run report; on tries num_workers and prefetch_factor of the"
-        " loader of ElasticBatches, and keeps values that are measurably faster (default: off).",
+        " loader of ElasticBatches, OMP_NUM_THREADS without a GPU and values of tuned(), and keeps"
+        " what is measurably faster (default: off).",
         values.one_of("off", "advise", "on"),
         ours=True,
     )
