@@ -41,6 +41,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
 )
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.tuned import TunedValue
 from ft_run.rendezvous.protocol.work_messages import WorkClaim
 
 _M = TypeVar("_M", bound=MasterMessage)
@@ -120,6 +121,8 @@ class Scene:
         """Nodes that do not answer when they are asked for a sign of life."""
         self.micro_batches: dict[str, int] = {}
         """By node, what is in its tune file."""
+        self.tuned_values: dict[str, tuple[TunedValue, ...]] = {}
+        """Likewise."""
         self._names: dict[int, str] = {}
         self._ports = 5000
 
@@ -186,7 +189,12 @@ class Scene:
     def offer(self, name: str) -> Offer:
         """A fresh place for a store."""
         self._ports += 1
-        return Offer(f"store-of-{name}", self._ports, micro_batch=self.micro_batches.get(name, 0))
+        return Offer(
+            f"store-of-{name}",
+            self._ports,
+            micro_batch=self.micro_batches.get(name, 0),
+            values=self.tuned_values.get(name, ()),
+        )
 
     def say(self, name: str, message: NodeMessage) -> None:
         """A node reports on its last stream."""
