@@ -18,7 +18,7 @@ from ...events.event import Event
 from ...events.tuning import SettingsStarted, TrialEnded, TuningEnded
 from ...rendezvous.protocol.claim import Past
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.tuned import Retune, TunedValue, in_effect
+from ...rendezvous.protocol.tuned import Retune, TunedValue
 from ...training.worker import tuning_page
 from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, key_of
 from ..machine.cpu_limit import read_cpu_limit
@@ -133,7 +133,7 @@ class AutoTune:
             self._note(SettingsStarted(assignment.round, 0, dict(self._tuner.kept)))
         past = assignment.past or Past()
         kept = {name: value for name, value in self._tuner.kept.items() if name in _LOADER}
-        self._tuner.kept = kept | decoded(in_effect(past.values, None))
+        self._tuner.kept = kept | decoded(Retune(0, past.values).in_effect)
         self._ordered = Retune(assignment.round, past.values, past.trial)
         self._at = assignment
 
@@ -205,7 +205,7 @@ class AutoTune:
         if order is not None:
             self._pass_on(watch, order)
         wanted = self._wanted(order)
-        if in_effect(wanted.values, wanted.trial) != in_effect(*self._ordered_values):
+        if wanted.in_effect != self._ordered.in_effect:
             self._since_s = time.monotonic()
             self._ask(wanted)
             return
@@ -224,10 +224,6 @@ class AutoTune:
             return False
         return time.monotonic() - self._since_s > _STALLED_S + 10 * self._restart_s
 
-    @property
-    def _ordered_values(self) -> tuple[tuple[TunedValue, ...], TunedValue | None]:
-        return self._ordered.values, self._ordered.trial
-
     def _ask(self, wanted: Retune) -> None:
         """Order a round with other values, until it comes."""
         self._asked = wanted
@@ -236,19 +232,22 @@ class AutoTune:
 
     def _wanted(self, order: Order | None) -> Retune:
         """Return the values for which workers must start again, of which one may be on trial."""
-        kept, trying = self._tuner.kept, self._tuner.trying
+        kept, trial = self._tuner.kept, None
         values = tuple(_tuned(name, kept[name]) for name in kept if name not in _LOADER)
-        trial = None
-        if order is not None and order.is_trial and trying is not None:
-            name, _, new = trying
-            trial = _tuned(name, new) if name not in _LOADER else None
+        if order is not None and (name := self._on_trial(order)) and name not in _LOADER:
+            trial = _tuned(name, order.values[name])
         return Retune(self._ordered.round, values, trial)
+
+    def _on_trial(self, order: Order) -> str:
+        """Return the setting of which an order has the new value; empty: none."""
+        trying = self._tuner.trying
+        return trying[0] if order.is_trial and trying is not None else ""
 
     def _pass_on(self, watch: WorkerWatch, order: Order) -> None:
         if NUM_WORKERS not in order.values:
             return
         settings = tuning_page.pack(order.values[NUM_WORKERS], order.values[PREFETCH])
-        watch.tune(settings | (tuning_page.TRIAL if order.is_trial else 0))
+        watch.tune(settings | (tuning_page.TRIAL if self._on_trial(order) in _LOADER else 0))
 
     def _reading(self, group: WorkerGroup, watch: WorkerWatch) -> Reading | None:
         """Return what is known now; None: no step is complete, or one ends at this moment."""
@@ -284,7 +283,7 @@ class AutoTune:
         found: list[Knob] = []
         computing = watch.computing()
         if self._machine.threads and computing is not None and not computing.uses_device:
-            ordered = decoded(in_effect(*self._ordered_values))
+            ordered = decoded(self._ordered.in_effect)
             values[OMP_NUM_THREADS] = ordered.get(OMP_NUM_THREADS, self._machine.threads)
             found.append(threads(self._machine.cores, self._machine.workers))
         for name, (value, others) in watch.declared().items():

@@ -27,7 +27,7 @@ class Trials:
 
     def are(self, order: Retune) -> bool:
         """Return whether the values of an order are in effect: one on trial is accepted."""
-        return in_effect(self.values, self.trial) == in_effect(order.values, order.trial)
+        return in_effect(self.values, self.trial) == order.in_effect
 
     def order(self, order: Retune) -> str:
         """Take an order for the next round; return why the present one ends."""

@@ -46,3 +46,8 @@ class Retune:
     round: Count
     values: TunedValues
     trial: TunedValue | None = None
+
+    @property
+    def in_effect(self) -> dict[str, str]:
+        """As the function of this name."""
+        return in_effect(self.values, self.trial)

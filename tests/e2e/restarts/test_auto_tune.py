@@ -48,7 +48,7 @@ class Slow(Dataset):
     def __getitem__(self, index):
         time.sleep(0.04 if what == "starved" else 0.01)
         if get_worker_info().num_workers > 1 and what == "killed":
-            os.kill(os.getppid(), 9)
+            os.kill(main, 9)  # its parent may be the spawner by now
         if get_worker_info().num_workers > 1 and what == "fails":
             raise MemoryError("too many processes")
         if get_worker_info().num_workers > 1 and what == "hangs":
@@ -57,6 +57,7 @@ class Slow(Dataset):
         return torch.randn(3, generator=torch.Generator().manual_seed(index)).tolist()
 
 
+main = os.getpid()
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)

@@ -29,6 +29,7 @@ folder, what = sys.argv[1:]
 rank = int(os.environ["RANK"])
 threads = torch.get_num_threads()
 pause_ms = tuned("pause", 40, [40, 10])
+hoard = []
 every = None if what == "no snapshots" else 1
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -42,6 +43,8 @@ log = open(f"{folder}/log-{rank}-{os.getpid()}", "a", buffering=1)
 for step in checkpointer.steps(int(os.environ["STEPS"])):
     if pause_ms == 10 and what == "fails" and rank == 1:
         raise ValueError("too fast")
+    while pause_ms == 10 and what == "grows" and rank == 1:
+        hoard.append(bytearray(os.urandom(1 << 20)))
     if pause_ms == 10 and what == "hangs":
         time.sleep(1000)
     time.sleep(0.02 * min(threads, 4) if what == "threads" else pause_ms / 1000)
@@ -65,14 +68,14 @@ def start(
     name: str = "job",
     what: str = "",
     steps: int = 2000,
-    unset: str = "NOTHING",
+    prefix: tuple[str, ...] = (),
     host: "Host | None" = None,
 ) -> Any:
     (ft.folder / name).mkdir(exist_ok=True)
     program = ft.script(PROGRAM, "ft_run_fast.py")
     return ft.start(
         *(*options, ft.script(SCRIPT, "train.py"), ft.folder / name, what),
-        program=("env", "-u", unset, sys.executable, str(program)),
+        program=(*prefix, sys.executable, str(program)),
         env={"STEPS": str(steps)},
         host=host,
     )
@@ -132,6 +135,19 @@ def test_a_value_that_hangs_is_rolled_back(ft: "Launcher") -> None:
     assert command.stderr.count("auto-tune: tuned") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.parametrize("memory_limit", [1536], indirect=True)
+def test_a_value_that_takes_all_memory_is_rolled_back(
+    ft: "Launcher", memory_limit: tuple[str, ...]
+) -> None:
+    command = start(ft, *ALONE, what="grows", steps=120, prefix=memory_limit)
+    assert command.wait() == 0, command.stderr
+    assert command.stderr.count("restart (not counted, 0/0 used)") == 1
+    assert re.search(r"back to 40, failed: rank 1 .* OOM killer", command.stderr)
+    assert command.stderr.count("auto-tune: tuned") == 1
+
+
 def test_without_snapshots_nothing_is_tried(ft: "Launcher") -> None:
     command = start(ft, *ALONE, what="no snapshots", steps=60)
     assert command.wait() == 0, command.stderr
@@ -155,7 +171,9 @@ def test_the_values_of_the_user_hold_when_a_job_is_stopped(ft: "Launcher") -> No
 @pytest.mark.slow
 def test_the_threads_of_a_job_without_a_gpu(ft: "Launcher") -> None:
     options = ("--standalone", "--nproc-per-node", 1, "--auto-tune", "on")
-    command = start(ft, *options, what="threads", steps=600, unset="OMP_NUM_THREADS")
+    command = start(
+        ft, *options, what="threads", steps=600, prefix=("env", "-u", "OMP_NUM_THREADS")
+    )
     assert command.wait() == 0, command.stderr
     assert re.search(r"auto-tune: OMP_NUM_THREADS \d+ -> 1: accepted", command.stderr)
     assert re.search(r"OMP_NUM_THREADS=1, \+\d+.*% steps/s", command.stderr)

@@ -217,7 +217,10 @@ def test_an_order_is_of_rank_0_and_its_round() -> None:
 
 def test_a_job_begins_with_the_values_of_rank_0() -> None:
     scene = Scene(2)
-    values = {"a": (TunedValue("n", "2"),), "b": (TunedValue("n", "3"),)}
+    values: dict[str, tuple[TunedValue, ...]] = {
+        "a": (TunedValue("n", "2"),),
+        "b": (TunedValue("n", "3"),),
+    }
     scene.tuned_values = values
     for name in "ab":
         scene.attend(name)
