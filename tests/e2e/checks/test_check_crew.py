@@ -75,14 +75,7 @@ if "preflight.worker_main" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize(
-    "preload",
-    [
-        pytest.param((), marks=pytest.mark.slow, id="started"),  # the tests below start them too
-        pytest.param(("torch",), id="forked"),
-    ],
-)
-def test_what_two_workers_measure_and_what_becomes_of_those_that_hang_or_end(crews, ft, preload):
+def test_what_two_workers_measure_and_what_becomes_of_those_that_hang_or_end(crews, ft):
     noted, library = ft.folder / "imports", ft.folder / "library"
     library.mkdir()
     (library / "sitecustomize.py").write_text(torch_notes(noted) + LONG_AGO)
@@ -95,7 +88,7 @@ def test_what_two_workers_measure_and_what_becomes_of_those_that_hang_or_end(cre
         {"phase": "facts"},
         workers=2,
         fault="hang@phase=suspects; exit@local-rank=1,phase=pair",
-        preload=preload,
+        preload=["torch"],
         env={"PYTHONPATH": str(library)},
     )
     assert facts["facts"]["unix_time_s"] > 1.7e9
@@ -109,8 +102,7 @@ def test_what_two_workers_measure_and_what_becomes_of_those_that_hang_or_end(cre
     for record in (facts, replaced, again):
         assert "failure" not in record
         assert record["facts"]["torch"] == facts["facts"]["torch"]
-    if preload:
-        assert noted.read_text() == "torch\n", "also those after a kill are forked"
+    assert noted.read_text() == "torch\n", "also those after a kill are forked"
 
 
 def test_nodes_meet_one_is_slow_and_a_wrong_value_is_seen_on_both(crews, free_port):

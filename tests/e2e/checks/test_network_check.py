@@ -201,33 +201,11 @@ def test_check_workers_that_are_stopped_each_time_condemn_their_host_and_no_othe
 
 
 @pytest.mark.slow
-def test_three_bad_hosts_out_of_six_are_told_from_their_partners(ft, network):
-    bad = ("h1", "h3", "h5")
-    job = Job(ft, network, names(6), "3:6", fault=faults("wrong-value", *bad))
-    assert job.statuses == {name: 30 if name in bad else 0 for name in names(6)}
-    assert job.ranks == world(3)
-
-
-@pytest.mark.slow
 def test_one_host_alone(ft, network):
     assert Job(ft, network, names(1), "1").statuses == {"h0": 0}
     job = Job(ft, network, names(1), "1", fault="fail@phase=solo")
     assert job.statuses == {"h0": 30}
     assert "failed the checks: solo:" in job.said("h0")
-
-
-@pytest.mark.slow
-def test_two_hosts_that_fail_together_both_exit_20(ft, network):
-    job = Job(ft, network, names(2), "2", fault=faults("wrong-value", "h1"))
-    assert job.statuses == {"h0": 20, "h1": 20}
-    assert "the link between" in job.said("h1")
-
-
-@pytest.mark.slow
-def test_three_hosts_one_of_them_bad(ft, network):
-    job = Job(ft, network, names(3), "2:3", fault=faults("fail", "h1"))
-    assert job.statuses == {"h0": 0, "h1": 30, "h2": 0}
-    assert job.ranks == world(2)
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ def test_a_spare_takes_the_rank_of_a_node_that_is_lost(ft, network):
     job.agent("d").expect("standing by as a spare")
     since = time.monotonic()
     job.kill_agent("b")
-    job.noticed("agent killed", since, "ac", r"node 1 \(b\) was lost")
     after = job.started("acd", 1)
     ft.measured("agent killed: a spare stands in, all run", since)
     assert {name: after[name].node_rank for name in "acd"} == {"a": 0, "c": 2, "d": 1}
@@ -50,10 +49,14 @@ def test_without_a_spare_the_others_wait_for_a_replacement_and_name_the_missing_
 
 def test_an_elastic_world_shrinks_and_grows_again(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", "2:3", "--rescale-delay", 0)
-    job.start("abc")
+    before = job.start("abc")
+    since = time.monotonic()
     job.kill_agent("b")
+    job.noticed("agent killed", since, "ac", r"stopping 1 worker.*: node 1 \(b\) was lost")
     smaller = job.started("ac", 1)
     assert sorted(started.rank for started in smaller.values()) == [0, 1]
+    assert not job.are_alive(*before.values())
+    job.expect("ac", r"restart 1/9: node 1 \(b\) was lost: no connection for")
     job.agent("b")
     larger = job.started("abc", 2)
     assert sorted(started.rank for started in larger.values()) == [0, 1, 2]

@@ -10,33 +10,6 @@ from ft_run.tests.e2e.cluster import Cluster
 pytestmark = pytest.mark.root
 
 
-def test_a_killed_agent_is_a_lost_node(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", "2:3")
-    before = job.start("abc")
-    since = time.monotonic()
-    job.kill_agent("c")
-    job.noticed("agent killed", since, "ab", r"stopping 1 worker.*: node 2 \(c\) was lost")
-    after = job.started("ab", 1)
-    assert [after[name].node_rank for name in "ab"] == [0, 1]
-    assert not job.are_alive(*before.values())
-    assert job.agents["a"].expect(r"restart 1/9: node 2 \(c\) was lost: no connection for")
-    job.ends("ab")
-
-
-@pytest.mark.slow
-def test_a_host_whose_power_goes_is_a_lost_node(ft, network):
-    # Its connections are not closed: its silence is the only sign.
-    job = Cluster(ft, network, "abc", "--nnodes", "2:3")
-    job.start("abc")
-    since = time.monotonic()
-    job.hosts["c"].cut()
-    job.hosts["c"].kill()
-    job.noticed("host without power", since, "ab", r"node 2 \(c\) was lost")
-    assert job.agents["c"].wait() == -signal.SIGKILL
-    job.started("ab", 1)
-    job.ends("ab")
-
-
 def test_a_frozen_host_is_lost_and_its_workers_end_when_it_thaws(ft, network):
     """The default node_timeout of 5 s, with the grace of 1 s in it."""
     job = Cluster(ft, network, "abc", "--nnodes", "2:3", "--rescale-delay", 0)
@@ -143,22 +116,6 @@ def test_all_agents_but_one_are_killed(ft, network):
         job.agents[name].wait()
     job.ends("a")
     assert "Traceback" not in job.agents["a"].stderr
-
-
-def test_a_preempted_node_leaves_and_the_others_regroup_at_no_cost(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", "2:3")
-    before = job.start("abc")
-    since = time.monotonic()
-    job.agents["c"].send(signal.SIGTERM)
-    job.noticed(
-        "agent told to go", since, "ab", r"stopping 1 worker.*node 2 \(c\) is leaving: SIGTERM"
-    )
-    assert job.agents["c"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
-    job.started("ab", 1)
-    assert not job.are_alive(*before.values())
-    job.expect("ab", r"regroup with 2 node\(s\): node 2 \(c\) is leaving: SIGTERM")
-    job.ends("ab")
-    assert "(0 of 9 restarts used)" in job.agents["a"].stderr
 
 
 @pytest.mark.slow
