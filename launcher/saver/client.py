@@ -7,9 +7,9 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
+from ...events.record import json_value
 from ...values import replace
 from ..processes import RUN_MODULE
 from ..processes.ipc import Incoming, send
@@ -100,7 +100,7 @@ class _Process:
         """Return the answer after the saver has also cleaned up; None: the process is gone."""
         self._channel.setblocking(True)  # the saver is reading: this does not block for long
         try:
-            send(self._channel, asdict(order), fds)
+            send(self._channel, json_value(order), fds)
         except ConnectionError:
             return None
         finally:

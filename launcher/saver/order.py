@@ -1,4 +1,4 @@
-"""The messages between agent and saver; ``dataclasses.asdict`` makes JSON of them."""
+"""The messages between agent and saver; ``events.record.json_value`` makes JSON of them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -10,8 +10,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
+from ...events.record import json_value
 from ...training.worker import snapshot_page as page
 from ..processes.ipc import Incoming, send
 from ..processes.prctl import die_with_parent
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
             for message in messages:
                 order = WriteOrder.of(message)
                 written = _done(order, incoming)
-                send(channel, asdict(written))
+                send(channel, json_value(written))
                 if not written.error:
                     forget(order)
                 send(channel, {})
