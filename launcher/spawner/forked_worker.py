@@ -15,8 +15,8 @@ from contextlib import suppress
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from ...training.worker import hook as _hook  # noqa: F401 - loaded once for all workers
 from ...training.worker import start, store_wait
+from ...training.worker.hook import install as install_hooks  # loaded once for all workers
 from ...training.worker.starter import capture
 from ..processes.prctl import die_with_parent
 from ..processes.title import set_process_title
@@ -148,7 +148,8 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
     die_with_parent(place.parent)
     set_up(worker, place.streams)
     if worker["is_watched"]:
-        start.install_or_say(*place.streams[-2:])
+        page_fd, stacks_fd = place.streams[-2:]
+        start.install_or_say(page_fd, stacks_fd, lambda: install_hooks)
     else:
         store_wait.await_store()
     for fd in place.close[2:]:

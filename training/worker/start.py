@@ -19,7 +19,11 @@ from _thread import RLock, get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any, TypeAlias
+
+    Loader: TypeAlias = "Callable[[], Callable[[ModuleType, Page], None]]"
 
 NAME = "_ft_run_hook"
 """The name in ``sys.modules`` under which ``ft_run.training`` finds the hooks."""
@@ -74,8 +78,8 @@ class _Hooks:
     It is also the ``__getattr__`` of the module ``NAME`` until then.
     """
 
-    def __init__(self, page: Page) -> None:
-        self._page = page
+    def __init__(self, page: Page, load: "Loader") -> None:
+        self._page, self._load_hooks = page, load
         self._module: Any = type(sys)(NAME)
         self._module.__dict__["__getattr__"] = self._attribute
         self._lock, self._is_loaded = RLock(), False
@@ -100,9 +104,7 @@ class _Hooks:
             if self._is_loaded:
                 return
             try:
-                from . import hook
-
-                hook.install(self._module, self._page)
+                self._load_hooks()(self._module, self._page)
             except Exception as error:
                 _say(error)
                 for name in _NAMES:
@@ -121,20 +123,21 @@ def _say(error: Exception) -> None:
     os.write(2, f"{now} ft-run cannot watch this worker: {error!r}\n".encode())
 
 
-def install_or_say(page_fd: int, stacks_fd: int) -> None:
+def install_or_say(page_fd: int, stacks_fd: int, load: "Loader") -> None:
     """Watch this process, or log why not: the worker runs in any case."""
     try:
-        install(page_fd, stacks_fd)
+        install(page_fd, stacks_fd, load)
     except Exception as error:
         _say(error)
 
 
-def install(page_fd: int, stacks_fd: int) -> None:
+def install(page_fd: int, stacks_fd: int, load: "Loader") -> None:
     """Watch this process, unless another live process uses the same page.
 
     Args:
         page_fd: of the page; the caller may close it.
         stacks_fd: of the file for stacks; the caller may close it.
+        load: imports ``hook.py``, and returns its ``install``.
 
     Raises:
         OSError: a descriptor is invalid, or the kernel refuses.
@@ -157,4 +160,4 @@ def install(page_fd: int, stacks_fd: int) -> None:
     if is_used:
         return
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-    _Hooks(Page(words, file))
+    _Hooks(Page(words, file), load)

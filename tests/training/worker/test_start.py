@@ -18,7 +18,10 @@ package = type(sys)("hooks"); package.__path__ = [sys.argv[1]]
 sys.modules["hooks"] = package
 before = set(sys.modules)
 import hooks.start
-hooks.start.install_or_say(*files)
+def load():
+    import hooks.hook
+    return hooks.hook.install
+hooks.start.install_or_say(*files, load)
 """
 HOOK = "watched = sys.modules['_ft_run_hook']"
 TICKS = "print(memoryview(os.pread(files[0], 4096, 0)).cast('Q')[4])"
@@ -119,7 +122,7 @@ def test_hooks_that_cannot_be_loaded_are_reported_once(tmp_path: Path) -> None:
         "print(watched.tuning)",
         TICKS,
         folder=tmp_path,
-        says="ft-run cannot watch this worker: ImportError",
+        says="ft-run cannot watch this worker: ModuleNotFoundError",
     )
     assert found == ["None", "0"]
 

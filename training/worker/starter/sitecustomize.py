@@ -48,7 +48,13 @@ def _watch(folder: str, page_fd: int, stacks_fd: int) -> None:
     package.__path__ = [folder]
     start = _module(folder, "start")
     sys.modules[_PACKAGE], sys.modules[start.__name__] = package, start
-    start.install_or_say(page_fd, stacks_fd)
+    start.install_or_say(page_fd, stacks_fd, _hooks)
+
+
+def _hooks() -> "Any":
+    """Return the function that installs the hooks."""
+    __import__(f"{_PACKAGE}.hook")
+    return sys.modules[f"{_PACKAGE}.hook"].install
 
 
 _folder = os.path.dirname(os.path.abspath(__file__))
