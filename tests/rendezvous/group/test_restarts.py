@@ -10,7 +10,6 @@ from ft_run.rendezvous.protocol.messages import (
     Done,
     Failed,
     Outcome,
-    Start,
     Stopped,
     Verdict,
     Waiting,
@@ -18,23 +17,6 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.tests.harness.scene import claim_of, running, worker_failure
 
 # --- restarts --------------------------------------------------------------------------------
-
-
-def test_a_failure_stops_every_member_at_once_and_restarts_when_all_are_dead():
-    scene = running(3, names="abc")
-    scene.fail("b")
-    assert [scene.stops(name) for name in "abc"] == [[0], [0], [0]]
-    scene.stopped("b", "a")
-    scene.wait(500)
-    assert scene.rounds("a") == [0]
-    scene.stopped("c")
-    assert [scene.rounds(name) for name in "abc"] == [[0, 1]] * 3
-    assignment = scene.assignment("a")
-    assert assignment.restarts == 1
-    assert assignment.cause == worker_failure(1)
-    assert assignment.reason == worker_failure(1).summary()
-    assert assignment.master_port == scene.assignment("c").master_port
-    assert assignment.master_port != scene.all_told("a", Start)[0].assignment.master_port
 
 
 def test_the_offer_of_the_last_stop_is_used():
@@ -65,13 +47,6 @@ def test_the_budget_is_the_jobs_and_no_restart_more():
         assert verdict.cause == worker_failure(0, message="ValueError: no")
         assert "ValueError: no (2 of 2 restarts used)" in verdict.sentence
         assert scene.rounds(name) == [0, 1, 2]
-
-
-def test_without_a_budget_the_first_failure_ends_the_job():
-    scene = running(1, names="a", restarts=0)
-    scene.fail("a")
-    scene.stopped("a")
-    assert scene.last("a", Verdict).failure_count == 1
 
 
 def test_spares_hear_the_verdict():
@@ -163,14 +138,6 @@ def test_workers_that_were_stopped_unasked_cost_a_restart():
     assert scene.assignment("a").restarts == 1
 
 
-def test_a_later_world_forms_without_a_last_call_and_may_be_smaller():
-    scene = running(1, 3, names="abc")
-    scene.detach("c")
-    scene.wait(1)
-    scene.stopped("a", "b")
-    assert scene.assignment("a").nodes == 2
-
-
 def test_nobody_alive_is_left_out_because_he_is_slow():
     scene = running(1, 2, names="ab")
     scene.fail("a")
@@ -220,16 +187,6 @@ def test_a_node_that_never_stops_its_stale_workers_does_not_hold_up_the_others()
 # --- lost streams ----------------------------------------------------------------------------
 
 
-def test_a_node_that_reconnects_within_its_grace_is_not_disturbed():
-    scene = running(2, names="ab")
-    scene.detach("b")
-    scene.wait(0.9)
-    scene.attend("b", claim=claim_of(0, 1))
-    scene.wait(100)
-    assert scene.stops("a") == scene.stops("b") == []
-    assert scene.rounds("b") == [0]
-
-
 def test_a_new_stream_before_the_old_one_is_reported_gone():
     scene = running(2, names="ab")
     old = scene.links["b"]
@@ -238,21 +195,6 @@ def test_a_new_stream_before_the_old_one_is_reported_gone():
     scene.handle(Detached(old))
     scene.wait(100)
     assert scene.stops("a") == []
-
-
-def test_after_its_grace_a_node_is_lost_and_it_costs_a_restart():
-    scene = running(2, names="abc")
-    scene.detach("b")
-    scene.wait(0.9)
-    assert scene.stops("a") == []
-    scene.wait(0.1)
-    assert scene.stops("a") == [0]
-    scene.stopped("a")
-    assert scene.assignment("c").restarts == 1
-    cause = scene.assignment("c").cause
-    assert cause is not None
-    assert cause.kind is FailureKind.NODE_LOST
-    assert "(b) was lost" in scene.assignment("a").reason
 
 
 def test_a_start_that_was_lost_is_said_again():
