@@ -54,7 +54,13 @@ class Preload:
         self._modules = names_of(reduce(and_, filter(None, found), -1) if any(found) else 0)
         if self._modules:
             starter = self._starter
-            import_modules(self._modules, self._source, starter.commands, starter.spawner)
+            import_modules(
+                self._modules,
+                self._source,
+                starter.commands,
+                starter.spawner,
+                starter.tune_file,
+            )
         else:
             self._note(NothingToPreload(group.assignment.round, group.assignment.node_rank))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...events.preload import PreloadSource
+from ...training.worker.tuned_values import OMP_NUM_THREADS
 from ..flags.values import AUTO_PRELOAD, shown
 from ..machine.cpu_limit import available_cpus
 from ..options import LaunchOptions, ScriptMode
@@ -45,11 +46,11 @@ def start_preload(
         return "--preload is ignored: the script is not a file; falling back to normal worker start"
     if options.preload == AUTO_PRELOAD:
         if modules := remembered(tune_file):
-            import_modules(modules, PreloadSource.TUNE_FILE, commands, spawner)
+            import_modules(modules, PreloadSource.TUNE_FILE, commands, spawner, tune_file)
         return None
     refuse_missing_modules(options.preload, options.script)
     if not options.only_checks:  # otherwise only check workers are started
-        import_modules(options.preload, PreloadSource.OPTION, commands, spawner)
+        import_modules(options.preload, PreloadSource.OPTION, commands, spawner, tune_file)
     return None
 
 
@@ -59,17 +60,24 @@ def remembered(tune_file: "TuneFile | None") -> tuple[str, ...]:
 
 
 def import_modules(
-    modules: Sequence[str], source: PreloadSource, commands: WorkerCommands, spawner: SpawnerClient
+    modules: Sequence[str],
+    source: PreloadSource,
+    commands: WorkerCommands,
+    spawner: SpawnerClient,
+    tune_file: "TuneFile | None",
 ) -> None:
     """Have the spawner start a fork server for the workers.
 
     Imports beside running workers pause, unless there are two CPUs for each worker, and four.
     """
     workers = commands.local_world_size
+    env, settings = commands.job_env(), tune_file.values.settings if tune_file is not None else ()
+    if (threads := dict(settings).get(OMP_NUM_THREADS)) and OMP_NUM_THREADS not in os.environ:
+        env[OMP_NUM_THREADS] = str(threads)  # which torch reads when it is imported
     spawner.preload(
         modules,
         commands.argv(0),
-        commands.job_env(),
+        env,
         differing=commands.own_variables,
         source=source,
         count=workers if source is PreloadSource.WORKERS else 0,

@@ -170,14 +170,18 @@ def test_the_values_of_the_user_hold_when_a_job_is_stopped(ft: "Launcher") -> No
 
 @pytest.mark.slow
 def test_the_threads_of_a_job_without_a_gpu(ft: "Launcher") -> None:
-    options = ("--standalone", "--nproc-per-node", 1, "--auto-tune", "on")
-    command = start(
-        ft, *options, what="threads", steps=600, prefix=("env", "-u", "OMP_NUM_THREADS")
-    )
+    options = ("--standalone", "--nproc-per-node", 1, "--tune-file", ft.folder / "tuned.json")
+    unset, on = ("env", "-u", "OMP_NUM_THREADS"), ("--auto-tune", "on")
+    command = start(ft, *options, *on, what="threads", steps=600, prefix=unset)
     assert command.wait() == 0, command.stderr
     assert re.search(r"auto-tune: OMP_NUM_THREADS \d+ -> 1: accepted", command.stderr)
     assert re.search(r"OMP_NUM_THREADS=1, \+\d+.*% steps/s", command.stderr)
     assert rows(ft.folder / "job")[599] == {(40, 1)}
+    again = start(ft, *options, "--preload", PRELOAD, what="threads", steps=610, prefix=unset)
+    assert again.wait() == 0, again.stderr
+    assert rows(ft.folder / "job")[609] == {(40, 1)}
+    assert "OMP_NUM_THREADS=1 from --tune-file" in again.stderr
+    assert "falling back" not in again.stderr
 
 
 @pytest.mark.slow
