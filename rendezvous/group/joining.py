@@ -20,7 +20,7 @@ from .ending import Ending
 from .examination import Examiner
 from .identity import Contest, Newcomer, next_identity
 from .outbox import Outbox
-from .phases import Gathering
+from .phases import Gathering, Running, Stopping
 from .roster import Incarnations, Node, NodePhase
 from .rounds import IN_ROUND, Rounds
 from .state import JobState
@@ -293,7 +293,10 @@ class Joining:
         past = claim.past or _NO_PAST
         self._state.aftermath.limit_parts(past.micro_batch)
         if claim.round > self._state.highest or self._is_rank_0_of(claim):
-            self._state.aftermath.trials.learn(past.values, past.trial)
+            is_over = self._state.formed_before and not isinstance(
+                self._state.phase, Running | Stopping
+            )  # so is a trial of that round
+            self._state.aftermath.trials.learn(past.values, None if is_over else past.trial)
         if claim.round > self._state.highest:
             self._state.highest = claim.round
             self._state.aftermath.ledger.learn_failures(past.failures, past.since_s, now)

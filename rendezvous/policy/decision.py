@@ -91,6 +91,7 @@ class Aftermath:
             return RoundDecision()
         if is_trial:
             self._failed_trials += 1
+            self._slip = None
             return RoundDecision(words=f"--auto-tune on was trying {trial}")
         if shrinks:
             self.micro_batch = decision.micro_batch
