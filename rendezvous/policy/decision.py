@@ -92,7 +92,7 @@ class Aftermath:
         if is_trial:
             self._failed_trials += 1
             self._slip = None
-            return RoundDecision(words=f"--auto-tune on was trying {trial}")
+            return RoundDecision(words=f"auto-tune was trying {trial}")
         if shrinks:
             self.micro_batch = decision.micro_batch
             return RoundDecision(words=decision.words())

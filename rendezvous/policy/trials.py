@@ -33,8 +33,8 @@ class Trials:
         """Take an order for the next round; return why the present one ends."""
         self._ordered = order
         if order.trial is not None:
-            return f"--auto-tune on tries {order.trial}"
-        return "--auto-tune on switches back"
+            return f"auto-tune tries {order.trial}"
+        return "auto-tune switches back"
 
     def round_over(self, failure: Failure | None) -> str:
         """A round has ended; return the trial that is at fault, empty: none.

@@ -499,7 +499,7 @@ class Invariants:
         self._highest = max(self._highest, round_number)
         members = {rank: spec.node_id for rank, spec in nodes.items()}
         shrinks = first.decision.startswith("rule device-oom=shrink")
-        is_trial = first.decision.startswith("--auto-tune on")
+        is_trial = first.decision.startswith("auto-tune ")
         has_failed = first.cause is not None and not shrinks and not is_trial
         self._progress.formed((round_number, first.formed_by), len(members), has_failed=has_failed)
         is_counted = self._policy.formed(first, members, now)

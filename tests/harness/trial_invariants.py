@@ -5,7 +5,7 @@ from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.tuned import Retune, TunedValue, in_effect
 
-_DECISION = "--auto-tune on was trying "
+_DECISION = "auto-tune was trying "
 _TRIALS_MAX = 12
 _Values = tuple[tuple[TunedValue, ...], TunedValue | None]
 

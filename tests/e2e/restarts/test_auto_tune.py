@@ -152,7 +152,7 @@ def test_a_value_at_which_workers_fail_is_rolled_back(ft: "Launcher", what: str)
     command = start(ft, "job", *ALONE, what=what, steps=150)
     assert command.wait() == 0, command.stderr  # without any restart in the budget
     assert command.stderr.count("restart (not counted, 0/0 used)") == 1
-    assert "--auto-tune on was trying num_workers=2 prefetch_factor=2" in command.stderr
+    assert "auto-tune was trying num_workers=2 prefetch_factor=2" in command.stderr
     assert "num_workers 1 -> 2: back to 1, failed: rank 0" in command.stderr
     settings = settings_of(ft.folder / "job")
     assert len(settings) == 150

@@ -140,7 +140,7 @@ def test_failures_of_a_trial_are_not_counted() -> None:
         scene.fail("a", worker_failure(0, trial="num_workers=4"))
         scene.stopped("a", progress=Progress())
         assignment = scene.assignment("a")
-        assert assignment.decision == "--auto-tune on was trying num_workers=4"
+        assert assignment.decision == "auto-tune was trying num_workers=4"
         assert assignment.past is None
         assert (assignment.restarts, assignment.is_free) == (0, True)
     scene.fail("a", worker_failure(0, trial="num_workers=4"))
@@ -171,7 +171,7 @@ def test_whatever_fails_in_a_round_on_trial_is_blamed_on_it(changes: dict[str, A
     scene.fail("b", replace(worker_failure(1), **changes))
     scene.stopped("a", "b")
     assignment = scene.assignment("a")
-    assert assignment.decision == "--auto-tune on was trying n=2"
+    assert assignment.decision == "auto-tune was trying n=2"
     assert (assignment.restarts, assignment.is_free, assignment.past) == (0, True, None)
     assert assignment.cause is not None
     assert assignment.cause.trial == "n=2"
