@@ -157,7 +157,7 @@ def _event(kind: type[Event]) -> tuple[str, str, str, str, str]:
 
 
 def _type_name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("collections.abc.", "")
+    return hint.__name__ if isinstance(hint, type) else re.sub(r"[a-z.]+\.(?=[A-Z])", "", str(hint))
 
 
 def _metrics() -> str:

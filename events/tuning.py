@@ -111,9 +111,10 @@ class TuningAdvised(Event):
 
 
 class SettingsStarted(RoundEvent):
-    """The job has the settings of ``--tune-file``, from an earlier job."""
+    """The job starts with the settings of ``--tune-file``, from an earlier job."""
 
     settings: dict[str, Any]
+    """By name: a number, a string or a boolean."""
 
     name = "tuning.settings"
 
@@ -125,13 +126,13 @@ class TrialEnded(RoundEvent):
     """``--auto-tune on`` has tried a value; it is in effect if it was accepted."""
 
     setting: str
-    """``tuned("NAME")`` is a value of the script."""
+    """E.g. ``num_workers``; ``tuned("NAME")``: a value that the script names."""
     old: Any
-    """A number, a text or a boolean; so is the next one."""
+    """A number, a string or a boolean; so is the next one."""
     new: Any
     is_accepted: bool
     reason: str
-    """Why not; empty: it was accepted."""
+    """Why it was not accepted; empty: it was."""
     gain: float
     """More steps a second, as a share: 0.1 are 10 %."""
     old_s: float
@@ -157,7 +158,7 @@ class TuningEnded(Event):
     """Of all values that this job has accepted."""
     trials: int
     reason: str
-    """Why nothing, or not everything, could be tuned; empty: all could be."""
+    """Why some or all settings could not be tuned; empty: all could."""
 
     name = "tuning.ended"
 
@@ -168,7 +169,7 @@ class TuningEnded(Event):
         if self.settings:
             found = f"{_as_code(self.settings)}, {self.gain:+.1%} steps/s"
         rest = f"; {self.reason}" if self.reason else ""
-        return f"auto-tune: {self.trials} trial(s): {found}{rest}"
+        return f"auto-tune: {self.trials} trial{'s' * (self.trials != 1)}: {found}{rest}"
 
 
 def _assigned(settings: dict[str, Any]) -> str:

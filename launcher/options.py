@@ -225,10 +225,10 @@ class LaunchOptions:
     auto_tune: str = WORKERS.option(
         "off",
         "--auto-tune off|advise|on",
-        "Measure how the job uses CPUs and waits for data. advise recommends settings at the end,"
-        " in ft-run status and ft-run report; on tries num_workers and prefetch_factor of the"
-        " loader of ElasticBatches, OMP_NUM_THREADS without a GPU and values of tuned(), and keeps"
-        " what is measurably faster (default: off).",
+        "Measure how the job uses CPUs and waits for data. advise: recommend settings at the end,"
+        " in ft-run status and ft-run report. on: try num_workers and prefetch_factor of the"
+        " ElasticBatches loader, OMP_NUM_THREADS in jobs without a GPU, and values of tuned();"
+        " keep those that are measurably faster (default: off).",
         values.one_of("off", "advise", "on"),
         ours=True,
     )

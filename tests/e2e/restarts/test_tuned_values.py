@@ -99,7 +99,7 @@ def test_a_value_of_the_script_is_found_on_all_ranks(ft: "Launcher") -> None:
     command = start(ft, *ALONE, "--tune-file", file, steps=400)
     assert command.wait() == 0, command.stderr
     assert f"auto-tune: {VALUE}: accepted" in command.stderr
-    assert re.search(r'1 trial\(s\): tuned\("pause", 10, ...\), \+\d+', command.stderr)
+    assert re.search(r'1 trial: tuned\("pause", 10, ...\), \+\d+', command.stderr)
     assert command.stderr.count("regroup with 1 node(s)") == 5
     assert "not counted" not in command.stderr
     made = rows(ft.folder / "job")
@@ -117,7 +117,7 @@ def test_a_value_that_fails_is_rolled_back_and_not_tried_again(ft: "Launcher") -
     command = start(ft, *ALONE, what="fails", steps=120)
     assert command.wait() == 0, command.stderr
     assert command.stderr.count("restart (not counted, 0/0 used)") == 1
-    assert command.stderr.count('--auto-tune on was trying tuned("pause")=10') == 1
+    assert command.stderr.count('auto-tune was trying tuned("pause")=10') == 1
     assert f"{VALUE}: back to 40, failed: rank 1" in command.stderr
     assert command.stderr.count("auto-tune: tuned") == 1
     made = rows(ft.folder / "job")
@@ -161,7 +161,7 @@ def test_without_snapshots_nothing_is_tried(ft: "Launcher") -> None:
 def test_the_values_of_the_user_hold_when_a_job_is_stopped(ft: "Launcher") -> None:
     file = ft.folder / "tuned.json"
     command = start(ft, *ALONE, "--tune-file", file)
-    command.expect("regroup with .*: --auto-tune on tries tuned")
+    command.expect("regroup with .*: auto-tune tries tuned")
     command.send(signal.SIGINT)
     assert command.wait() == 130
     assert f"{VALUE}: back to 40, the round ended" in command.stderr
@@ -191,7 +191,7 @@ def test_a_trial_goes_on_with_another_master(ft: "Launcher", free_port: int) -> 
     options = ("--nnodes", 2, *NODES_OF_TWO, "--rdzv-endpoint", endpoint, "--rdzv-id", ft.mark)
     nodes = [start(ft, *options, steps=2500) for _ in range(2)]
     first = nodes[0]
-    first.expect("regroup with .*: --auto-tune on tries tuned")
+    first.expect("regroup with .*: auto-tune tries tuned")
     master.send(signal.SIGKILL)
     master.wait()
     first.expect("cannot reach the master|lost the connection to the master|reconnecting")
@@ -219,7 +219,7 @@ def test_a_trial_ends_with_the_node_that_hosts_the_master(
         *("--max-restarts", 9),
     )
     nodes = [start(ft, *options, steps=1500, host=hosts[name]) for name in "abc"]
-    nodes[0].expect("regroup with .*: --auto-tune on tries tuned")
+    nodes[0].expect("regroup with .*: auto-tune tries tuned")
     (leader,) = [node for node in nodes if "this host is the leader" in node.stderr]
     leader.send(signal.SIGKILL)
     leader.wait()

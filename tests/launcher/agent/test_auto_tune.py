@@ -251,7 +251,7 @@ def test_threads_are_tried_in_rounds_and_accepted_in_the_last(
 
     lines = run(loop, test, threads=1).lines
     assert "OMP_NUM_THREADS 1 -> 2: accepted (50 -> 25 ms a step, +100.0%)" in lines[0]
-    assert lines[-1] == "auto-tune: 1 trial(s): OMP_NUM_THREADS=2, +100.0% steps/s"
+    assert lines[-1] == "auto-tune: 1 trial: OMP_NUM_THREADS=2, +100.0% steps/s"
 
 
 def test_an_order_is_repeated_until_its_round_begins(loop: asyncio.AbstractEventLoop) -> None:
