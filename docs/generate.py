@@ -177,7 +177,7 @@ def _events_schema() -> str:
 
 
 def _json(value: Any, indent: int = 0) -> str:
-    """Return indented JSON, in which what fits into a line is on one."""
+    """Return indented JSON. A value that fits into a line is not split."""
     text = json.dumps(value)
     if indent + len(text) <= _JSON_WIDTH or not isinstance(value, (dict, list)):
         return text

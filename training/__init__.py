@@ -128,16 +128,18 @@ def tuned(name: str, default: _T, values: Sequence[_T]) -> _T:
 
         prefetch = tuned("prefetch", 2, [2, 4, 8])
 
-    Without ft-run it is the default, without ``--auto-tune on`` that of ``--tune-file`` or the
-    default. Call it at the start of the script, on all ranks.
+    Without ``--auto-tune on`` it is the value in ``--tune-file``, or else the default. Call it on
+    all ranks, before the first step. The names and values of all calls may take 1488 bytes as JSON;
+    the values of further calls are not tuned.
 
     Args:
         name: of the value in the script, 1 to 64 letters, digits, ``_``, ``.`` or ``-``.
         default: the value without tuning.
-        values: 1 to 12 different ones to try: numbers, booleans, or texts of up to 100 characters.
+        values: 1 to 12 different ones to try: numbers, booleans, or strings of up to 100
+            characters.
 
     Raises:
-        TypeError: a value is something else, or ``values`` is no list.
+        TypeError: a value has another type, or ``values`` is neither a list nor a tuple.
         ValueError: the name or the number of values is invalid, or values are equal.
     """
     from .worker.tuned_values import choose

@@ -1,8 +1,8 @@
-"""``--auto-tune on`` on the node with rank 0: reads its workers, and passes on what is wanted.
+"""``--auto-tune on`` on the node with rank 0: reads the pages of its workers, and sets values.
 
-The worker with rank 0 finds the settings of a loader in its page and passes them on to all ranks
-with the report of a step. Values for which workers must start again are ordered from the master.
-Other nodes only keep the values of their trials out of the restart count.
+The worker with rank 0 reads the settings of the loader in its page, and sends them to all ranks
+with its report of a step. Values for which workers must restart are ordered from the master. Other
+nodes set nothing: they report which values are on trial when a worker fails.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from ..workers.worker_group import WorkerGroup, WorkerGroupState
 
 _FIRST_LOOK_S = 1.0
 _AGAIN_S = 0.1
-"""Where a step ended while it was read."""
+"""After a step has ended during a read."""
 _REPEAT_S = 5.0
-"""An order that the master could not follow yet, or has not got, is sent again."""
+"""How often an order is repeated that the master has not received, or cannot carry out yet."""
 _LOADER = (NUM_WORKERS, PREFETCH)
 _STALLED_S = 10.0
-"""How much longer than ten restarts the first step may take with a value on trial."""
+"""With a value on trial, the first step may take ten times a restart and these seconds."""
 _OWN_PHASES = frozenset({"training", "saving"})
 """Snapshots are saved in each step; the worker reports checkpoints itself."""
 
@@ -51,7 +51,7 @@ class Machine(NamedTuple):
     """Physical cores that can be busy at once."""
     workers: int
     threads: int
-    """``OMP_NUM_THREADS`` of each worker, of which others are tried; 0: the user has set it."""
+    """``OMP_NUM_THREADS`` of each worker; 0: the user has set it, so that no other is tried."""
 
     @classmethod
     def of(cls, workers: int, environ: Mapping[str, str]) -> "Machine":
@@ -90,7 +90,7 @@ class AutoTune:
             note: receives events.
             keep: receives the accepted values, and by which share they are faster.
             show: prints a table at the end; None: there is none.
-            retune: orders values for all ranks; with True, those in effect are accepted.
+            retune: orders values for all ranks; with True, it accepts those in effect.
             has_snapshot: returns whether the workers of this node could continue from a snapshot.
         """
         self._machine = machine
@@ -110,14 +110,14 @@ class AutoTune:
         self._ordered = Retune(0, ())
         """The values of the present round, as far as the master knows."""
         self._asked: Retune | None = None
-        """For the next round."""
+        """Ordered for the next round; None: nothing is."""
         self._since_s: float | None = None
         """When the present round was ordered or has begun; None: a step is complete since."""
         self._restart_s = math.inf
         """The time from there to the end of the first steps, in the last round."""
 
     def begin(self, assignment: Assignment) -> None:
-        """Start a round: what the last one was trying is rolled back, unless it is for that."""
+        """Start a round; it ends a trial of the last one, unless it was ordered for that trial."""
         self._stop()
         if not self._is_for_trial(assignment):
             cause = assignment.cause
@@ -146,7 +146,7 @@ class AutoTune:
         return is_same and (past.values, past.trial) == (asked.values, asked.trial)
 
     def started(self, group: WorkerGroup | None) -> None:
-        """Follow the workers of the round, which were started now."""
+        """Follow the workers of the round, which have just started."""
         if group is not None and self._at is not None and group.watches[0] is not None:
             self._group = group
             kept = self._tuner.kept
@@ -225,13 +225,13 @@ class AutoTune:
         return time.monotonic() - self._since_s > _STALLED_S + 10 * self._restart_s
 
     def _ask(self, wanted: Retune) -> None:
-        """Order a round with other values, until it comes."""
+        """Order a round with other values, again and again until it starts."""
         self._asked = wanted
         self._retune(wanted, False)
         self._look_in(_REPEAT_S)
 
     def _wanted(self, order: Order | None) -> Retune:
-        """Return the values for which workers must start again, of which one may be on trial."""
+        """Return the values for which workers must restart; one may be on trial."""
         kept, trial = self._tuner.kept, None
         values = tuple(_tuned(name, kept[name]) for name in kept if name not in _LOADER)
         if order is not None and (name := self._on_trial(order)) and name not in _LOADER:
@@ -278,7 +278,7 @@ class AutoTune:
         )
 
     def _restarted_values(self, watch: WorkerWatch) -> Values:
-        """Return the values for which workers must start again, as they are in effect."""
+        """Return the values in effect for which workers must restart."""
         values: dict[str, Any] = {}
         found: list[Knob] = []
         computing = watch.computing()

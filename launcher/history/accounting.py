@@ -62,8 +62,8 @@ class Accounting:
         """The time since training stopped, if it is not known yet whether it restarts."""
         self._is_restarting = False
         self.restart: dict[Spent, float] = {}
-        """What the last restart or regroup has taken so far, from the end of training on. A failure
-        before the first step is a restart of its own."""
+        """Seconds of the last restart or regroup so far, from the end of training on. Another
+        failure before the first step begins another restart."""
         self.is_restart_over = True
         """Whether the job has trained since, or workers that are not watched have started."""
         self._before_hang = Phase.RUNNING

@@ -1,7 +1,7 @@
 """The parts of each restart: detection, the phases until the first step, redone steps.
 
-They are of one node, that with the lowest rank that was in both rounds. Its phases are those of
-``Accounting``; detection compares the clocks of two hosts.
+They are those of the node with the lowest rank that was in both rounds. Its phases come from
+``Accounting``. Only detection compares the clocks of two hosts.
 """
 
 from typing import Final
@@ -50,7 +50,7 @@ class RestartParts:
 
     @property
     def seconds(self) -> float:
-        """The time that is known of it, without what is done again."""
+        """Its time so far, without what is done again."""
         return (self.detect_s or 0.0) + sum(self.phases.values())
 
     @property

@@ -49,7 +49,7 @@ class WriteOrder:
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> "WriteOrder":
-        """Return the order of which these are the fields, as JSON has them."""
+        """Return the order with these fields, which are values of JSON."""
         shards = tuple(Shard(**shard) for shard in fields["shards"])
         return WriteOrder(**{**fields, "shards": shards})
 

@@ -8,7 +8,7 @@ from .comparison import CONFIRMATION, ORDER, gain, is_faster, may_be_faster
 from .rules import Rules
 
 Values = Mapping[str, Any]
-"""Settings by name, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``: numbers, texts, booleans."""
+"""Numbers, strings or booleans by setting, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``."""
 
 _LOOK_MIN_S = 0.1
 _SWITCHES = len("ABAB" + "AB" + "A")
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     switch_s: float = 0.0
     """What a switch of the loader costs, by the last one (or the start)."""
     restart_s: float = math.inf
-    """What a restart of all workers costs, with the first steps, by the last one (or the start);
+    """What a restart of all workers costs up to their first steps, by the last one (or the start);
     infinity: they could not continue from a snapshot."""
 
 

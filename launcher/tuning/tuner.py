@@ -20,10 +20,10 @@ class Knob(NamedTuple):
     candidates: Callable[[Any], Sequence[Any]]
     """Returns the values to try beside a present one, the most promising first."""
     restarts: bool = False
-    """A switch restarts all workers; otherwise the loader, which is worth it if training waits."""
+    """A switch restarts all workers. Otherwise it restarts the loader, if data wait is high."""
 
     def cost_s(self, reading: Reading) -> float:
-        """Return what a switch costs."""
+        """Return the seconds that a switch costs."""
         return reading.restart_s if self.restarts else reading.switch_s
 
 

@@ -68,7 +68,8 @@ def import_modules(
 ) -> None:
     """Have the spawner start a fork server for the workers.
 
-    Imports beside running workers pause, unless there are two CPUs for each worker, and four.
+    Imports beside running workers pause on a node with fewer than two CPUs per worker, or fewer
+    than four.
     """
     workers = commands.local_world_size
     env, settings = commands.job_env(), tune_file.values.settings if tune_file is not None else ()

@@ -37,7 +37,7 @@ class TunedValues:
     preload: tuple[str, ...] = ()
     """Of ``--preload auto``."""
     settings: tuple[tuple[str, Any], ...] = ()
-    """Of ``--auto-tune on``, by name: numbers, texts and booleans."""
+    """Of ``--auto-tune on``, by name: numbers, strings and booleans."""
     gain: float = 0.0
     """More steps a second with them, as a share."""
 

@@ -22,11 +22,11 @@ class Trials:
         """For the next round."""
 
     def learn(self, values: tuple[TunedValue, ...], trial: TunedValue | None = None) -> None:
-        """Take over what the present round has, from a tune file or a node that was in it."""
+        """Take over the values of the present round, from a tune file or a node that is in it."""
         self.values, self.trial = values, trial
 
     def are(self, order: Retune) -> bool:
-        """Return whether the values of an order are in effect: one on trial is accepted."""
+        """Return whether the values of an order are in effect already: it accepts the trial."""
         return in_effect(self.values, self.trial) == order.in_effect
 
     def order(self, order: Retune) -> str:

@@ -12,7 +12,7 @@ from .bounded import Count, Length, Name
 
 @dataclass(frozen=True, slots=True)
 class TunedValue:
-    """One of them."""
+    """One of these values."""
 
     name: Name
     value: Annotated[str, Length(256)]
@@ -38,7 +38,7 @@ def in_effect(values: Iterable[TunedValue], trial: TunedValue | None) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Retune:
-    """Of the node with rank 0: all ranks are to have these values, not counted as a restart.
+    """From the node with rank 0: all ranks are to have these values. No restart is counted.
 
     The workers are restarted if other values are in effect in the round.
     """
@@ -49,5 +49,5 @@ class Retune:
 
     @property
     def in_effect(self) -> dict[str, str]:
-        """As the function of this name."""
+        """The values of the round by name, as JSON."""
         return in_effect(self.values, self.trial)

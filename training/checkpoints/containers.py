@@ -105,7 +105,7 @@ def _on_host(part: torch.Tensor) -> torch.Tensor:
 
 
 def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
-    """Return a tensor like ``_on_host`` with other values, in memory that is there already."""
+    """Return a tensor as ``_on_host`` does, in existing memory and with undefined values."""
     if not part.numel():
         return torch.empty(part.shape, dtype=part.dtype)
     data = torch.frombuffer(room, dtype=torch.uint8, count=part.nbytes)
@@ -113,7 +113,7 @@ def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
 
 
 class _Sink:
-    """A file that writes in small pieces; torch also moves forward in it."""
+    """A file that is written in small pieces; torch also skips bytes in it."""
 
     def __init__(self, file: Any, written: Callable[[], object]) -> None:
         self._file, self._written = file, written

@@ -86,8 +86,8 @@ def _fill(fd: int, address: int, length: int) -> None:
 class Registration:
     """Memory that a thread registers with the current device, in one call.
 
-    CUDA refuses each copy that crosses from one registered range to the next, as from registered to
-    other memory. Drivers from R580 on refuse a call for 512 GiB and more.
+    CUDA refuses a copy that crosses from one registered range to the next, or from registered to
+    other memory. Drivers from R580 on refuse a call for 512 GiB or more.
     """
 
     def __init__(self, memory: torch.Tensor, owner: object) -> None:

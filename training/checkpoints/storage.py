@@ -130,7 +130,7 @@ class Storage(ABC):
         return [int(match[1]) for match in matches if match]
 
     def _clean(self, until: int | None) -> None:
-        """Remove leftovers of steps up to one; None: all, when nothing is writing."""
+        """Remove the leftovers of steps up to ``until``; None: of all, if nothing is writing."""
         for name in self._names(self._root):
             if _is_left(name, until):
                 self._discard(name)
@@ -373,7 +373,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _is_left(name: str, until: int | None) -> bool:
-    """Return whether a name is a leftover of a step up to one; None: of any step."""
+    """Return whether a name is a leftover of a step up to ``until``; None: of any step."""
     match = _LEFTOVER.fullmatch(name)
     if match is None or until is None:
         return match is not None

@@ -46,7 +46,7 @@ class Phases:
     """The worker's side."""
 
     def __init__(self, page: Page) -> None:
-        """Go on with ``BUILDING``, which has begun with the page."""
+        """Continue ``BUILDING``, which has begun with the page."""
         self._is_own, self._thread, self._page = page.is_own, page.thread, page.words
         self._numbers = {name: number for number, name in enumerate(NAMES)}
         self._base = BUILDING

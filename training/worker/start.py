@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NAME = "_ft_run_hook"
 """The name in ``sys.modules`` under which ``ft_run.training`` finds the hooks."""
 _NAMES = ("progress", "expect", "piece", "enter", "leave", "tuning")
-"""What that module has."""
+"""The functions and objects of that module."""
 _LIBRARIES = ("torch", "transformers", "kubeflow")
 """Their import loads the hooks: they patch modules of these."""
 
@@ -52,7 +52,7 @@ class Page:
     """The page of this worker, and the process and thread that it is about."""
 
     def __init__(self, words: "Any", stacks_fd: int = 0) -> None:
-        """Begin with the first phase.
+        """Begin the first phase.
 
         Args:
             words: a ``memoryview`` of 8-byte words.

@@ -29,7 +29,7 @@ _declared: dict[str, list[Any]] = {}
 
 
 def key_of(name: str) -> str:
-    """Return under which name a value of the script is tuned, as a call that shows it."""
+    """Return the name of a setting that is a value of the script: its call, in short."""
     return f'tuned("{name}")'
 
 
@@ -39,7 +39,7 @@ def is_key(text: str) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value is a number, a short text or a boolean that JSON has."""
+    """Return whether a value is a number, a short string or a boolean that JSON has."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, str):
@@ -48,7 +48,7 @@ def is_plain(value: object) -> bool:
 
 
 def decoded(values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a round from their JSON, without those that are none."""
+    """Return the values of a round from their JSON, without invalid ones."""
     found = {}
     for key, text in values.items():
         with suppress(ValueError, RecursionError):
@@ -97,7 +97,7 @@ def _checked(name: object, default: object, values: object) -> Sequence[Any]:
         if not is_plain(value):
             raise TypeError(
                 f"invalid value {value!r} in tuned({name!r}): expected a finite number, a boolean"
-                f" or printable text of at most {_TEXT_MAX} characters"
+                f" or a printable string of at most {_TEXT_MAX} characters"
             )
     if not 1 <= len(values) <= _VALUES_MAX or len(set(values)) < len(values):
         raise ValueError(

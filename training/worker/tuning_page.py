@@ -24,7 +24,7 @@ tuned); changes while a checkpoint is written; the number of completed steps, an
 ended (CLOCK_MONOTONIC); how long training last waited because a loader began."""
 TRIAL = 1 << 40
 NOTHING = 1 << 41
-"""Of ``WANTED``: tuning is on, and has no wish yet."""
+"""Of ``WANTED``: tuning is on, and wants nothing yet."""
 _FIELD = 0xFFFF
 DECLARED, _TEXT_AT, _TEXT_END = 320, 2568, 4056
 """Index of the word with the length of the JSON of what the script has declared with ``tuned``

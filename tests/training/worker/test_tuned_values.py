@@ -60,7 +60,7 @@ def test_the_value_of_the_round_holds_if_the_script_names_it(
         (("a", 1, [[1]]), TypeError, r"invalid value \[1\] in tuned"),
         (("a", 1, [float("nan")]), TypeError, "expected a finite number"),
         (("a", 1, [1 << 60]), TypeError, "expected a finite number"),
-        (("a", "", ["x" * 101]), TypeError, "printable text of at most 100 characters"),
+        (("a", "", ["x" * 101]), TypeError, "printable string of at most 100 characters"),
     ],
 )
 def test_bad_arguments_get_one_error(arguments: Any, error: type[Exception], text: str) -> None:
