@@ -163,7 +163,7 @@ class AutoTune:
         self._report()
         reason = _NO_SNAPSHOT if self._can_restart is False else ""
         if not self._has_loader and self._can_restart is None:
-            reason = _NO_LOADER
+            reason = _NOTHING_TO_TRY
         ended = TuningEnded(dict(self._tuner.kept), self._gain, len(self._tuner.tried), reason)
         if self._show is not None and self._tuner.tried:
             self._show(_table(self._tuner.tried))
@@ -330,9 +330,9 @@ def _table(tried: Sequence[Tried]) -> str:
     return "\n".join(lines)
 
 
-_NO_LOADER = (
-    "no DataLoader with num_workers >= 1 was read with ElasticBatches.parts in the steps of a"
-    " Checkpointer"
+_NOTHING_TO_TRY = (
+    "no step of a Checkpointer used a DataLoader with num_workers >= 1 (read with"
+    " ElasticBatches.parts) or another setting to try"
 )
 _NO_SNAPSHOT = "OMP_NUM_THREADS and tuned values need snapshots of a Checkpointer"
 
