@@ -6,7 +6,6 @@ nodes set nothing: they report which values are on trial when a worker fails.
 """
 
 import asyncio
-import json
 import math
 import os
 import time
@@ -20,7 +19,7 @@ from ...rendezvous.protocol.claim import Past
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.tuned import Retune, TunedValue
 from ...training.worker import tuning_page
-from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, key_of
+from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, encoded, key_of
 from ..machine.cpu_limit import read_cpu_limit
 from ..machine.idle_cpus import IdleCpus
 from ..processes.worker_watch import WorkerWatch
@@ -338,4 +337,4 @@ _NO_SNAPSHOT = "OMP_NUM_THREADS and tuned values need snapshots of a Checkpointe
 
 
 def _tuned(name: str, value: Any) -> TunedValue:
-    return TunedValue(name, json.dumps(value))
+    return TunedValue(name, encoded(value))

@@ -1,6 +1,5 @@
 """What this node uses of what the job has found out: smaller parts, settings, its tune file."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ from ...events.tuning import MicroBatchChanged, SettingsStarted
 from ...rendezvous.protocol.claim import Past
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.tuned import Retune, TunedValue, in_effect
-from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, is_key
+from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, encoded, is_key
 from ...values import replace
 from ..workers.tune_file import TuneFile
 from ..workers.worker_command import WorkerCommands
@@ -72,7 +71,7 @@ class Tuning:
     def offered_values(self) -> tuple[TunedValue, ...]:
         """The values with which the workers start, likewise."""
         return tuple(
-            TunedValue(name, json.dumps(value))
+            TunedValue(name, encoded(value))
             for name, value in self.settings.items()
             if name == OMP_NUM_THREADS or is_key(name)
         )

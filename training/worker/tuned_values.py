@@ -57,6 +57,11 @@ def decoded(values: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
+def encoded(value: object) -> str:
+    """Return a value as ``decoded`` takes it, in at most two characters for each of a text."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def environ_of(values: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of workers for the values of a round, which are JSON."""
     of_script = decoded(values)
@@ -74,9 +79,11 @@ def choose(name: str, default: T, values: Iterable[T]) -> T:
         given = None
     found = next((one for one in known if type(one) is type(given) and one == given), default)
     page = getattr(sys.modules.get("_ft_run_hook"), "tuning", None)
-    if page is not None:
-        _declared[name] = [found, list(dict.fromkeys(known))]
-        page.declare(json.dumps(_declared).encode())
+    mine = [found, list(dict.fromkeys(known))]
+    if page is not None and _declared.get(name) != mine:
+        all_of_them = _declared | {name: mine}
+        if page.declare(json.dumps(all_of_them, ensure_ascii=False).encode()):
+            _declared[name] = mine  # else it does not fit, and others still may
     return found
 
 

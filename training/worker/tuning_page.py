@@ -80,12 +80,14 @@ class TuningPage:
         if self._is_own():
             self._page[SWITCH_NS] = took_ns
 
-    def declare(self, text: bytes) -> None:
-        """Record what the script has declared with ``tuned``; what does not fit is not tuned."""
-        if self._is_own() and len(text) <= _TEXT_END - _TEXT_AT:
-            self._page[DECLARED] = 0
-            self._page.cast("B")[_TEXT_AT : _TEXT_AT + len(text)] = text
-            self._page[DECLARED] = len(text)
+    def declare(self, text: bytes) -> bool:
+        """Record what the script has declared with ``tuned``, if it fits; return whether it did."""
+        if not self._is_own() or len(text) > _TEXT_END - _TEXT_AT:
+            return False
+        self._page[DECLARED] = 0
+        self._page.cast("B")[_TEXT_AT : _TEXT_AT + len(text)] = text
+        self._page[DECLARED] = len(text)
+        return True
 
 
 def declared_in(page: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:

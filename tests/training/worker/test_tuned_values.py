@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 from ft_run.launcher.processes.worker_watch import WorkerWatch
+from ft_run.rendezvous.protocol.bounds import check
+from ft_run.rendezvous.protocol.tuned import Retune, TunedValue
 from ft_run.training import tuned
 from ft_run.training.worker import start, tuned_values
 from ft_run.training.worker.start import Page
-from ft_run.training.worker.tuned_values import VARIABLE, decoded, environ_of, is_key, key_of
+from ft_run.training.worker.tuned_values import (
+    VARIABLE,
+    decoded,
+    encoded,
+    environ_of,
+    is_key,
+    is_plain,
+    key_of,
+)
 from ft_run.training.worker.tuning_page import TuningPage
 
 
@@ -78,8 +88,9 @@ def test_the_agent_learns_names_and_values(monkeypatch: pytest.MonkeyPatch) -> N
     tuned("depth", 2, [4, 8])
     tuned("mode", "ä", ["b"])
     assert watch.declared() == {"depth": (4, (2, 4, 8)), "mode": ("ä", ("ä", "b"))}
-    page.declare(b"x" * 5000)  # what does not fit changes nothing
-    assert len(watch.declared()) == 2
+    tuned("far", "", [one * 100 for one in "àáâãäåæçèéêë"])
+    tuned("share", 0.5, [0.5])
+    assert list(watch.declared()) == ["depth", "mode", "share"]  # without what does not fit
     page.declare(b'["no", "dictionary"]')
     assert watch.declared() == {}
     Page(watch._page)  # another process
@@ -98,6 +109,13 @@ def test_the_variables_of_workers() -> None:
     assert decoded({"OMP_NUM_THREADS": "[4]", "a": "{", "b": "true", "c": "[" * 10**5}) == {
         "b": True
     }
+
+
+@pytest.mark.parametrize("value", ["ä" * 100, '"' * 100, "\U0001f600" * 100, -1e-300, True])
+def test_each_value_fits_the_messages(value: Any) -> None:
+    assert is_plain(value)
+    check(Retune(0, (TunedValue("a", encoded(value)),)))
+    assert decoded({"a": encoded(value)}) == {"a": value}
 
 
 def test_names_of_values() -> None:
