@@ -231,7 +231,7 @@ class AutoTune:
 
     def _wanted(self, order: Order | None) -> Retune:
         """Return the values for which workers must restart; one may be on trial."""
-        kept, trial = self._tuner.kept, None
+        kept, trial = decoded(Retune(0, self._ordered.values).in_effect) | self._tuner.kept, None
         values = tuple(_tuned(name, kept[name]) for name in kept if name not in _LOADER)
         if order is not None and (name := self._on_trial(order)) and name not in _LOADER:
             trial = _tuned(name, order.values[name])
@@ -285,9 +285,13 @@ class AutoTune:
             ordered = decoded(self._ordered.in_effect)
             values[OMP_NUM_THREADS] = ordered.get(OMP_NUM_THREADS, self._machine.threads)
             found.append(threads(self._machine.cores, self._machine.workers))
+        kept = dict(self._tuner.kept)
         for name, (value, others) in watch.declared().items():
             values[key_of(name)] = value
             found.append(of_script(name, others))
+            if kept.get(key_of(name), value) not in others:
+                del kept[key_of(name)]  # the script names others since then, and uses one of them
+        self._tuner.kept = kept
         self._tuner.knobs = (*self._of_loader, *found)
         if any(knob.candidates(values[knob.name]) for knob in found):
             self._can_restart = self._has_snapshot()

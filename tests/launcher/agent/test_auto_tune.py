@@ -347,3 +347,18 @@ def test_values_of_a_script_are_those_that_it_has_declared(
         assert until_order(node)[0].trial == TunedValue('tuned("depth")', '"b"')
 
     run(loop, test)
+
+
+def test_a_kept_value_that_the_script_no_longer_names_stops_nothing(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    def test(node: Node) -> None:
+        node.has_loader = False
+        past = Past(values=(TunedValue('tuned("depth")', "7"),))
+        node.begin(replace(FIRST, past=past))
+        node.worker.declare(b'{"depth": [1, [1, 2]]}')
+        order, is_accepted = until_order(node)
+        assert order.trial == TunedValue('tuned("depth")', "2")
+        assert not is_accepted
+
+    run(loop, test)
