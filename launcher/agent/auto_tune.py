@@ -198,6 +198,8 @@ class AutoTune:
         elif self._has_stalled:
             self._tuner.interrupt("no step in ten times the usual time of a restart")
         else:
+            if any(len(values) > 1 for _, values in watch.declared().values()):
+                self._can_restart = self._has_snapshot()
             self._look_in(_FIRST_LOOK_S if watch.tuned() is None else _AGAIN_S)
             return
         self._report()

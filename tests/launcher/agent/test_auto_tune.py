@@ -212,6 +212,15 @@ def test_other_nodes_and_other_scripts_tune_nothing(loop: asyncio.AbstractEventL
         "auto-tune: nothing was tuned: no step of a Checkpointer used a DataLoader"
     )
 
+    def without_checkpointer(node: Node) -> None:
+        node.has_snapshot = False
+        node.begin()
+        node.worker.declare(b'{"depth": [1, [1, 2]]}')
+        node.auto._look()
+
+    (line,) = run(loop, without_checkpointer).lines
+    assert line.endswith("OMP_NUM_THREADS and tuned values need snapshots of a Checkpointer")
+
 
 TWO = TunedValue("OMP_NUM_THREADS", "2")
 
