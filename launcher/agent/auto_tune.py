@@ -233,7 +233,8 @@ class AutoTune:
 
     def _wanted(self, order: Order | None) -> Retune:
         """Return the values for which workers must restart; one may be on trial."""
-        kept, trial = decoded(Retune(0, self._ordered.values).in_effect) | self._tuner.kept, None
+        kept = {**decoded(Retune(0, self._ordered.values).in_effect), **self._tuner.kept}
+        trial = None
         values = tuple(_tuned(name, kept[name]) for name in kept if name not in _LOADER)
         if order is not None and (name := self._on_trial(order)) and name not in _LOADER:
             trial = _tuned(name, order.values[name])
