@@ -9,6 +9,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 SAME_S = 0.2
@@ -39,10 +40,22 @@ def hear(
             signalled(number)
 
     for number in heard(signals):
-        loop.add_signal_handler(number, take, number)
+        _handle(loop, number, partial(take, number))
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         if number not in signals:
             loop.add_signal_handler(number, pass_on, number)
+
+
+def _handle(
+    loop: asyncio.AbstractEventLoop, number: signal.Signals, act: Callable[[], object]
+) -> None:
+    """Handle a signal in the loop, until another handler replaces this one.
+
+    ``loop.add_signal_handler`` would need ``remove_signal_handler``, which restores the default
+    action: until the next handler is set, a signal ends the process if it has another thread. The
+    loop wakes up for every signal while it handles some with ``add_signal_handler``.
+    """
+    signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
 
 
 def heard(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
@@ -68,7 +81,7 @@ async def unless_asked(
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     for number in heard(signals):
-        loop.add_signal_handler(number, asked.set)
+        _handle(loop, number, asked.set)
     tasks = asyncio.create_task(asked.wait()), asyncio.create_task(awaited)
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -85,13 +98,8 @@ def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> No
 
     The outcome and the exit status are known; a signal must not change them.
     """
-    loop = asyncio.get_running_loop()
-    numbers = heard(signals)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:
-        loop.remove_signal_handler(number)  # closing the loop would restore the default
+    for number in heard(signals):
         signal.signal(number, lambda *_: hurry())
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ignore(signals: Iterable[signal.Signals]) -> None:
