@@ -16,6 +16,9 @@ SAME_S = 0.2
 """A signal repeated within this time is a duplicate: ``timeout`` sends it to its child and to its
 process group, and wrappers forward a Ctrl-C that the terminal has sent to all processes."""
 
+_acts: dict[int, Callable[[], object]] = {}
+"""By signal, what it does now."""
+
 
 def hear(
     loop: asyncio.AbstractEventLoop,
@@ -49,13 +52,14 @@ def hear(
 def _handle(
     loop: asyncio.AbstractEventLoop, number: signal.Signals, act: Callable[[], object]
 ) -> None:
-    """Handle a signal in the loop, until another handler replaces this one.
+    """Handle a signal in the loop: also one that has come, and was not handled yet.
 
     ``loop.add_signal_handler`` would need ``remove_signal_handler``, which restores the default
     action: until the next handler is set, a signal ends the process if it has another thread. The
     loop wakes up for every signal while it handles some with ``add_signal_handler``.
     """
-    signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
+    _acts[number] = act
+    signal.signal(number, lambda *_: loop.call_soon_threadsafe(lambda: _acts[number]()))
 
 
 def heard(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
@@ -99,6 +103,7 @@ def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> No
     The outcome and the exit status are known; a signal must not change them.
     """
     for number in heard(signals):
+        _acts[number] = hurry
         signal.signal(number, lambda *_: hurry())
 
 

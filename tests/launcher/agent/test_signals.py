@@ -43,9 +43,8 @@ def test_no_moment_has_the_default_action(monkeypatch: pytest.MonkeyPatch) -> No
         hear(loop, LEAVE, signalled, signalled)
         os.kill(os.getpid(), signal.SIGTERM)
         await is_asked.wait()
-        waiting = unless_asked(asyncio.Event().wait(), LEAVE)
-        loop.call_later(0.01, os.kill, os.getpid(), signal.SIGINT)
-        assert await waiting
+        os.kill(os.getpid(), signal.SIGINT)  # just before the wait begins
+        assert await unless_asked(asyncio.Event().wait(), LEAVE, timeout_s=30)
         hurry_on(LEAVE, lambda: hurried.append(True))
 
     asyncio.run(work())
