@@ -10,6 +10,7 @@ from ft_run.launcher.machine import cpu_limit
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner.client import ForkServerEvent
 from ft_run.launcher.workers.learnt_preload import Preload
+from ft_run.launcher.workers.preload import import_modules
 from ft_run.launcher.workers.tune_file import TunedValues
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.training.worker.imported import FORKABLE, bits_of, names_of
@@ -124,3 +125,20 @@ def test_imports_pause_where_workers_need_the_cpus(
     node = Node({"torch"})
     node.preload.learn(node.group)
     assert node.pauses == [pauses]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "4"), ("2", None)])
+def test_modules_are_imported_with_the_threads_of_the_tune_file(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str | None
+) -> None:
+    """torch reads the number when it is imported; the user's own holds."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    envs: list[dict[str, str]] = []
+    spawner: Any = SimpleNamespace(preload=lambda _, __, env, **___: envs.append(env))
+    file: Any = SimpleNamespace(values=TunedValues(settings={"OMP_NUM_THREADS": 4}))
+    options = LaunchOptions("a.py", RendezvousOptions())
+    commands = WorkerCommands(options, 2, {})
+    import_modules(["torch"], PreloadSource.TUNE_FILE, commands, spawner, file)
+    assert [env.get("OMP_NUM_THREADS") for env in envs] == [expected]
