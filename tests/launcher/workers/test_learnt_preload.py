@@ -137,7 +137,7 @@ def test_modules_are_imported_with_the_threads_of_the_tune_file(
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     envs: list[dict[str, str]] = []
     spawner: Any = SimpleNamespace(preload=lambda _, __, env, **___: envs.append(env))
-    file: Any = SimpleNamespace(values=TunedValues(settings={"OMP_NUM_THREADS": 4}))
+    file: Any = SimpleNamespace(values=TunedValues(settings=(("OMP_NUM_THREADS", 4),)))
     options = LaunchOptions("a.py", RendezvousOptions())
     commands = WorkerCommands(options, 2, {})
     import_modules(["torch"], PreloadSource.TUNE_FILE, commands, spawner, file)
