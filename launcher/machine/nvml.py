@@ -5,6 +5,7 @@ kill. So the agent makes no such call: it uses a separate process with a deadlin
 (``ask_in_process``). Check workers are separate processes already.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -70,6 +71,7 @@ class NvmlFailedError(Exception):
     """Raised if NVML does not respond, with the reason."""
 
 
+@functools.cache  # each restart asks; a driver does not come later
 def has_library() -> bool:
     """Return whether there is a driver, without using it."""
     import ctypes  # here, as below, since most callers need no GPUs

@@ -178,12 +178,12 @@ def _become_worker(
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, worker["blocked_signals"])
         environment = {**os.environ, **worker["env"]}
-        watched_by = fds[-2:] if worker.get("is_watched") else ()
-        for fd in watched_by:
-            os.set_inheritable(fd, True)
+        page_fd = fds[-1] if worker.get("is_watched") else -1
+        if page_fd >= 0:
+            os.set_inheritable(page_fd, True)
         captures = worker.get("captures_errors")
-        if watched_by or captures:
-            environment |= starter_env(environment, watched_by, os.getpid() if captures else 0)
+        if page_fd >= 0 or captures:
+            environment |= starter_env(environment, page_fd, os.getpid() if captures else 0)
         argv = worker["argv"]
         os.execvpe(argv[0], argv, environment)
     except OSError as error:

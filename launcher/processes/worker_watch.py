@@ -1,8 +1,8 @@
-"""The agent's files of a watched worker: its shared page, and the file for its stacks."""
+"""The agent's file of a watched worker: its shared page, and behind it its stacks."""
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,23 +79,36 @@ class Tuned(NamedTuple):
 
 
 class WorkerWatch:
-    """The files that a worker shares with this process; ``close`` it."""
+    """The file that a worker shares with this process; ``close`` it."""
 
     def __init__(self) -> None:
-        """Create the files.
+        """Create the file.
 
         Raises:
             OSError: no descriptor or no memory is available.
         """
-        self.page_fd = os.memfd_create("ft-run-page")
+        self.fd = os.memfd_create("ft-run-page")
         try:
-            os.ftruncate(self.page_fd, start.PAGE_BYTES)
-            self._memory = mmap.mmap(self.page_fd, start.PAGE_BYTES)
-            self.stacks_fd = os.memfd_create("ft-run-stacks")
+            self.clear_stacks()
+            self._memory = mmap.mmap(self.fd, start.PAGE_BYTES)
         except OSError:
-            os.close(self.page_fd)
+            os.close(self.fd)
             raise
         self._page = memoryview(self._memory).cast("Q")
+
+    def clear_stacks(self) -> None:
+        """Remove the stacks that were written; the next ones begin in their place."""
+        os.ftruncate(self.fd, start.PAGE_BYTES)
+        os.lseek(self.fd, start.PAGE_BYTES, os.SEEK_SET)  # both processes share the file position
+
+    def stacks(self, max_bytes: int) -> str:
+        """Return the stacks as far as they are written."""
+        return os.pread(self.fd, max_bytes, start.PAGE_BYTES).decode(errors="replace")
+
+    @property
+    def has_stacks(self) -> bool:
+        """Return whether stacks are written, maybe not all of them."""
+        return os.fstat(self.fd).st_size > start.PAGE_BYTES
 
     def progress(self) -> Progress | None:
         """Return the progress of the worker; None: it is not watched now."""
@@ -210,9 +223,9 @@ class WorkerWatch:
         return "" if self.is_closed else tuning_page.trial_of(self._page)
 
     @property
-    def stacks_fd_there(self) -> int:
-        """Return the worker's descriptor of the file for stacks; 0: not watched."""
-        return self._page[start.STACKS_FD]
+    def fd_there(self) -> int:
+        """Return the worker's descriptor of the file; 0: not watched."""
+        return self._page[start.FILE_FD]
 
     def trainjob(self) -> tuple[int, bool]:
         """Return what progress in Kubeflow's TrainJob depends on.
@@ -227,31 +240,29 @@ class WorkerWatch:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the files are closed, because the worker has ended."""
+        """Return whether the file is closed, because the worker has ended."""
         return self._memory.closed
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file."""
         self._page.release()
         self._memory.close()
-        os.close(self.page_fd)
-        os.close(self.stacks_fd)
+        os.close(self.fd)
 
 
 def starter_env(
-    environ: Mapping[str, str], watched_by: Sequence[int] = (), captured_pid: int = 0
+    environ: Mapping[str, str], page_fd: int = -1, captured_pid: int = 0
 ) -> dict[str, str]:
     """Return the variables, on top of a worker's, that make an executed Python install its hooks.
 
     Args:
         environ: the environment of the worker.
-        watched_by: the descriptors of its page and its file for stacks; empty: not watched.
+        page_fd: the descriptor of its page; -1: not watched.
         captured_pid: the process whose exception is captured in its error file; 0: none.
     """
     path = environ.get("PYTHONPATH")
-    page_fd, stacks_fd = watched_by or (-1, -1)
     # The interpreter ignores an empty variable, but an empty entry is the current folder.
     return {
         "PYTHONPATH": f"{_STARTER}{os.pathsep}{path}" if path else _STARTER,
-        "FT_RUN_HOOK": f"{page_fd}:{stacks_fd}:{int(path == '')}:{captured_pid}",
+        "FT_RUN_HOOK": f"{page_fd}:{int(path == '')}:{captured_pid}",
     }

@@ -148,8 +148,7 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
     die_with_parent(place.parent)
     set_up(worker, place.streams)
     if worker["is_watched"]:
-        page_fd, stacks_fd = place.streams[-2:]
-        start.install_or_say(page_fd, stacks_fd, lambda: install_hooks)
+        start.install_or_say(place.streams[-1], lambda: install_hooks)
     else:
         store_wait.await_store()
     for fd in place.close[2:]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from ...rendezvous.protocol import stacks
 from ...rendezvous.protocol.stacks import Frame, RankStack, RankState
-from ...training.worker.start import STACKS_FILE, STACKS_SIGNAL
+from ...training.worker.start import FILE, STACKS_SIGNAL
 from ...values import dataclass
 from ..processes.worker_watch import WorkerWatch
 from .dump import main_thread
@@ -65,21 +65,20 @@ async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
     pid, watch = progress.pid, worker.watch
     if (letter := _state(pid)) in ("T", "t"):
         return _described(pid, letter, RankState.SILENT, "")
-    if not _takes_signal(pid, watch.stacks_fd_there):
+    if not _takes_signal(pid, watch.fd_there):
         return await _without_hook(pid, "the stacks hook was removed", timeout_s)
-    os.ftruncate(watch.stacks_fd, 0)
-    os.lseek(watch.stacks_fd, 0, os.SEEK_SET)  # both processes share the file position
+    watch.clear_stacks()
     try:
         os.kill(pid, STACKS_SIGNAL)
     except (ProcessLookupError, PermissionError) as error:
         return RankState.UNKNOWN, (), error.strerror or ""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
-    while watch.is_closed or not _has_answered(pid, watch.stacks_fd):
+    while watch.is_closed or not _has_answered(pid, watch):
         if watch.is_closed or loop.time() >= until:
             return _described(pid, _state(pid), RankState.SILENT, "")
         await asyncio.sleep(_LOOK_AGAIN_S)
-    dump = os.pread(watch.stacks_fd, _DUMP_MAX_BYTES, 0).decode(errors="replace")
+    dump = watch.stacks(_DUMP_MAX_BYTES)
     frames = await asyncio.to_thread(main_thread, dump)  # it reads the lines of source files
     return RankState.ANSWERED, frames, ""
 
@@ -95,9 +94,9 @@ async def _without_hook(pid: int, remark: str, timeout_s: float) -> _Answer:
     return _described(pid, letter, RankState.UNKNOWN, remark)
 
 
-def _has_answered(pid: int, stacks_fd: int) -> bool:
+def _has_answered(pid: int, watch: WorkerWatch) -> bool:
     """Whether the stacks are complete: the signal is blocked while it is handled."""
-    if not os.fstat(stacks_fd).st_size:
+    if not watch.has_stacks:
         return False
     masks = _status(pid)
     names = ("SigPnd", "ShdPnd", "SigBlk")
@@ -110,7 +109,7 @@ def _takes_signal(pid: int, fd: int) -> bool:
     except OSError:
         return False
     caught = int(_status(pid).get("SigCgt", "0"), 16)
-    return target.startswith(STACKS_FILE) and bool(caught & _SIGNAL_BIT)
+    return target.startswith(FILE) and bool(caught & _SIGNAL_BIT)
 
 
 def _described(pid: int, letter: str, otherwise: RankState, remark: str) -> _Answer:

@@ -30,8 +30,8 @@ def run(watch: WorkerWatch, *lines: str) -> Progress:
     """Return how far a watched script has come."""
     subprocess.run(
         [sys.executable, "-c", "\n".join(("from ft_run.training import progress", *lines))],
-        env={**os.environ, **starter_env(os.environ, (watch.page_fd, watch.stacks_fd))},
-        pass_fds=(watch.page_fd, watch.stacks_fd),
+        env={**os.environ, **starter_env(os.environ, watch.fd)},
+        pass_fds=[watch.fd],
         check=True,
         timeout=60,
     )
@@ -143,7 +143,7 @@ def test_what_a_worker_computes_with(watch: WorkerWatch, monkeypatch: pytest.Mon
     device = SimpleNamespace(is_initialized=lambda: True)
     torch = SimpleNamespace(cuda=no_device, xpu=SimpleNamespace(), npu=device)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    page = memoryview(mmap.mmap(watch.page_fd, start.PAGE_BYTES)).cast("Q")
+    page = memoryview(mmap.mmap(watch.fd, start.PAGE_BYTES)).cast("Q")
     worker = hook.Hook(start.Page(page))
     worker.progress(-1)
     assert watch.computing() == Computing(os.getpid(), 0.0, 0.0, True)

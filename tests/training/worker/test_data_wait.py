@@ -193,7 +193,7 @@ def test_the_parts_of_the_page_do_not_overlap() -> None:
         phases.NAMES_AT // 8, (phases.NAMES_AT + phases.PHASES_MAX * phases.NAME_BYTES) // 8
     )
     parts = [
-        [start.PID, hook.STEPS, phases.LAST_NS, hook.LONGEST_NS, hook.TICKS, start.STACKS_FD],
+        [start.PID, hook.STEPS, phases.LAST_NS, hook.LONGEST_NS, hook.TICKS, start.FILE_FD],
         range(hook.FURTHEST, hook.BEFORE_STEPS + 1),
         range(hook.USES_DEVICE, hook.WALL_BEGAN_NS + 1),
         [phases.PHASE, start.SINCE_NS, phases.CHANGES, phases.IDLE_NS],

@@ -254,13 +254,13 @@ print(json.dumps([sys.path, environ, children, sorted(sys.path_importer_cache),
 
 def look(folder: Path, environ: Mapping[str, str], *, watched: bool) -> tuple[Any, str]:
     """Run ``LOOKS``, executed; return what it found and its errors."""
-    files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
-    os.ftruncate(files[0], start.PAGE_BYTES)
-    more = starter_env(environ, files) if watched else {}
+    file = os.memfd_create("ft-run-page")
+    os.ftruncate(file, start.PAGE_BYTES)
+    more = starter_env(environ, file) if watched else {}
     done = subprocess.run(
         [sys.executable, "-c", LOOKS],
         env={**environ, **more},
-        pass_fds=files,
+        pass_fds=[file],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -268,10 +268,9 @@ def look(folder: Path, environ: Mapping[str, str], *, watched: bool) -> tuple[An
         check=True,
     )
     if watched:
-        page = memoryview(os.pread(files[0], start.PAGE_BYTES, 0)).cast("Q")
+        page = memoryview(os.pread(file, start.PAGE_BYTES, 0)).cast("Q")
         assert page[start.PID] > 0
-    for fd in files:
-        os.close(fd)
+    os.close(file)
     return json.loads(done.stdout), done.stderr
 
 
@@ -295,29 +294,28 @@ def test_an_executed_worker_finds_what_it_would_find(
 
 def test_the_first_python_of_a_shell_script_is_watched(tmp_path: Path) -> None:
     """And the next one when that has ended; what they start is not."""
-    files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
-    os.ftruncate(files[0], start.PAGE_BYTES)
+    file = os.memfd_create("ft-run-page")
+    os.ftruncate(file, start.PAGE_BYTES)
     say = "from ft_run.training import progress; [progress() for _ in range(%d)]"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{say % 4}'])"
     found = []
     for script in (f'{sys.executable} -c "{say % 2}"', f'{sys.executable} -c "{child}"'):
         subprocess.run(
             ["sh", "-c", f"true; {script}; true"],
-            env={**os.environ, **starter_env(os.environ, files)},
-            pass_fds=files,
+            env={**os.environ, **starter_env(os.environ, file)},
+            pass_fds=[file],
             cwd=tmp_path,
             check=True,
             timeout=60,
         )
-        found.append(memoryview(os.pread(files[0], start.PAGE_BYTES, 0)).cast("Q")[hook.TICKS])
-    for fd in files:
-        os.close(fd)
+        found.append(memoryview(os.pread(file, start.PAGE_BYTES, 0)).cast("Q")[hook.TICKS])
+    os.close(file)
     assert found == [2, 0]
 
 
 def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
-    files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
-    os.ftruncate(files[0], start.PAGE_BYTES)
+    file = os.memfd_create("ft-run-page")
+    os.ftruncate(file, start.PAGE_BYTES)
     os.mkfifo(tmp_path / "up")
     os.mkfifo(tmp_path / "over")
     say = "from ft_run.training import progress; [progress() for _ in range(%d)]"
@@ -327,15 +325,14 @@ def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
     )
     subprocess.run(
         ["sh", "-c", script],
-        env={**os.environ, **starter_env(os.environ, files)},
-        pass_fds=files,
+        env={**os.environ, **starter_env(os.environ, file)},
+        pass_fds=[file],
         cwd=tmp_path,
         check=True,
         timeout=60,
     )
-    ticks = memoryview(os.pread(files[0], start.PAGE_BYTES, 0)).cast("Q")[hook.TICKS]
-    for fd in files:
-        os.close(fd)
+    ticks = memoryview(os.pread(file, start.PAGE_BYTES, 0)).cast("Q")[hook.TICKS]
+    os.close(file)
     assert ticks == 2
 
 

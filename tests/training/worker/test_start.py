@@ -12,8 +12,8 @@ from ft_run.training.worker.start import Page
 FOLDER = Path(start.__file__).parent
 BEGIN = """
 import os, sys, time, contextlib  # as site has them in an environment
-files = os.memfd_create("ft-run-page"), os.memfd_create("ft-run-stacks")
-os.ftruncate(files[0], 4096)
+file = os.memfd_create("ft-run-page")
+os.ftruncate(file, 4096)
 package = type(sys)("hooks"); package.__path__ = [sys.argv[1]]
 sys.modules["hooks"] = package
 before = set(sys.modules)
@@ -21,10 +21,10 @@ import hooks.start
 def load():
     import hooks.hook
     return hooks.hook.install
-hooks.start.install_or_say(*files, load)
+hooks.start.install_or_say(file, load)
 """
 HOOK = "watched = sys.modules['_ft_run_hook']"
-TICKS = "print(memoryview(os.pread(files[0], 4096, 0)).cast('Q')[4])"
+TICKS = "print(memoryview(os.pread(file, 4096, 0)).cast('Q')[4])"
 LOADED = "print('hooks.hook' in sys.modules)"
 
 
@@ -40,7 +40,7 @@ def run(*lines: str, folder: Path = FOLDER, says: str = "") -> list[str]:
 
 def test_at_start_only_what_a_bare_python_has_is_loaded() -> None:
     new = "print(*sorted({*sys.modules} - before))"
-    assert run(new) == ["_ft_run_hook faulthandler hooks.start mmap"]
+    assert run(new) == ["_ft_run_hook faulthandler hooks.start"]
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers", "kubeflow"])
@@ -104,10 +104,10 @@ def test_a_thread_that_loads_the_hooks_is_not_the_one_whose_phases_count() -> No
         "thread = threading.Thread(target=watched.enter, args=('saving',))",
         "thread.start(); thread.join()",
         "from hooks import phases",
-        "page = memoryview(os.pread(files[0], 4096, 0)).cast('Q')",
+        "page = memoryview(os.pread(file, 4096, 0)).cast('Q')",
         "print(page[phases.PHASE] == phases.BUILDING)",
         "watched.enter('saving')",
-        "page = memoryview(os.pread(files[0], 4096, 0)).cast('Q')",
+        "page = memoryview(os.pread(file, 4096, 0)).cast('Q')",
         "print(page[phases.PHASE] == phases.SAVING)",
     )
     assert found == ["True", "True"]
@@ -127,6 +127,21 @@ def test_hooks_that_cannot_be_loaded_are_reported_once(tmp_path: Path) -> None:
     assert found == ["None", "0"]
 
 
+def test_a_script_that_has_closed_all_descriptors_is_not_watched(tmp_path: Path) -> None:
+    """And no other file that has the number now is written to."""
+    found = run(
+        HOOK,
+        "os.closerange(3, 200)",
+        f"other = [os.open({str(tmp_path / 'other')!r}, os.O_RDWR | os.O_CREAT)]",
+        "while other[-1] < 150: other.append(os.dup(other[0]))",
+        "os.write(other[0], b'a' * 4096)",
+        "watched.progress(1)",
+        "print(os.pread(other[0], 5000, 0) == b'a' * 4096)",
+        says="is not the page that is shared with ft-run",
+    )
+    assert found == ["True"]
+
+
 def test_a_page_begins_without_what_another_process_has_left() -> None:
     words = memoryview(bytearray(start.PAGE_BYTES)).cast("Q")
     Page(words)
@@ -135,5 +150,5 @@ def test_a_page_begins_without_what_another_process_has_left() -> None:
     Page(words, 3)
     left = {word: value for word, value in enumerate(words) if value}
     assert left.pop(start.SINCE_NS) > 7
-    assert left == {start.PID: os.getpid(), start.STACKS_FD: 3, start.WANTED: 7}
+    assert left == {start.PID: os.getpid(), start.FILE_FD: 3, start.WANTED: 7}
     assert not words[hook.TICKS]

@@ -44,13 +44,12 @@ def run(watch: WorkerWatch, folder: Path, text: str, **environ: str) -> tuple[in
         for package in list(path.relative_to(folder).parents)[:-1]:
             (folder / package / "__init__.py").touch()
     (folder / "work.py").write_text(text)
-    fds = (watch.page_fd, watch.stacks_fd)
     env = {name: value for name, value in os.environ.items() if name not in IN_TRAINJOB} | environ
     subprocess.run(
         [sys.executable, "work.py"],
-        env=env | starter_env(env, fds),
+        env=env | starter_env(env, watch.fd),
         cwd=folder,
-        pass_fds=fds,
+        pass_fds=[watch.fd],
         timeout=60,
         check=True,
     )
