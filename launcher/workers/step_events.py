@@ -20,7 +20,8 @@ from .worker_group import WorkerGroup, WorkerGroupState
 if TYPE_CHECKING:
     from .measuring import Measuring
 
-_SOONEST_S: Final = 0.02
+_SOONEST_S: Final = 0.05
+"""Two workers that start on two CPUs are slowed by each look."""
 _LATEST_S: Final = 15.0
 _SHARE: Final = 0.05
 """Until the first step it looks again after this share of the time since the start, so that the
