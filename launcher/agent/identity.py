@@ -83,7 +83,6 @@ def node_spec(
         local_world_size=commands.local_world_size,
         wanted_rank=options.rendezvous.node_rank,
         is_watched=commands.are_watched,
-        drains_to_grow=True,
         segment=options.rendezvous.segment or "",
     )
 

@@ -1,13 +1,19 @@
 """Has all ranks save a consistent snapshot before nodes leave or the world grows. Pure.
 
-``policy/drain`` records which node was sent which order; here it is applied to the running round.
+A node that is being preempted gives notice; a larger world is planned. Then the nodes of the round
+are ordered to drain. When each has reported that its workers have saved their shards of the state
+of one step, the same for all, the nodes that gave notice may leave, or the round is stopped for
+the larger one. Each has its own time limit, at the end of which it happens without permission: so
+a round is never held by it.
 """
 
 import math
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ...events.master import NodePreemptionNoticed, ScaleUpCancelled, ScaleUpPrepared
-from ..policy.drain import Draining, World
+from ...values import replace
 from ..protocol.bounded import COUNT_MAX
 from ..protocol.drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
 from ..protocol.tuned import Retune
@@ -16,6 +22,16 @@ from .phases import Running
 from .roster import Node, NodePhase, sizes_of
 from .rounds import Rounds
 from .state import JobState
+
+_OTHER_LINK = -1
+"""No stream of this master."""
+
+
+class _Preemption(NamedTuple):
+    """Why a node leaves, and when at the latest."""
+
+    reason: str
+    until: float
 
 
 class Drains:
@@ -31,21 +47,33 @@ class Drains:
         """
         self._state, self._roster, self._out = state, state.roster, out
         self._rounds = rounds
-        self._draining = Draining()
+        self._preempted: dict[str, _Preemption] = {}
+        self._world: tuple[int, str] | None = None
+        """Number and master of the round that the following belongs to."""
+        self._number = 0
+        """Of the present or next order of the round; another one after each that is cancelled."""
+        self._steps: dict[str, int] = {}
+        """By node, the step whose state its workers have saved."""
+        self._told: dict[str, tuple[int | None, Drain | None]] = {}
+        """By node, the stream and the order that was sent last; None: it was cancelled."""
+        self._dismissed: dict[str, int | None] = {}
+        """By node that was told that it may leave, the stream."""
 
     # --- what happens ------------------------------------------------------------------------
 
     def noticed(self, node: Node, notice: Notice) -> None:
         """Record that a node is being preempted."""
-        node_id, until = node.spec.node_id, self._state.now + notice.seconds
-        if self._draining.notice(node_id, notice.reason, until):
+        node_id = node.spec.node_id
+        if node_id not in self._preempted:
             self._out.note(NodePreemptionNoticed(node_id, notice.reason, notice.seconds))
+        until = self._state.now + notice.seconds
+        self._preempted[node_id] = _Preemption(notice.reason, until)
 
     def drained(self, node: Node, message: Drained) -> None:
         """Record that the workers of a node have saved their shards."""
-        number = message.number if node.spec.drains_to_grow else None
-        if message.round == self._state.round == node.round:
-            self._draining.left(self._world, node.spec.node_id, message.step, number)
+        is_current = message.round == self._state.round == node.round
+        if is_current and message.number == self._number:  # else the order was cancelled
+            self._steps[node.spec.node_id] = message.step
 
     def retuned(self, node: Node, order: Retune) -> None:
         """Restart all workers with the values that the node with rank 0 orders.
@@ -57,113 +85,144 @@ class Drains:
             return
         trials = self._state.aftermath.trials
         members = self._roster.in_phase(NodePhase.RUNNING)
-        names = [one.spec.node_id for one in members if one.link is not None]
-        is_whole = len(names) == self._state.world_nodes
+        there = [one for one in members if one.link is not None]
+        is_whole = len(there) == self._state.world_nodes
         if trials.are(order):
             trials.learn(order.values, order.trial)
-        elif is_whole and not running.is_growing and not self._draining.is_any(names):
+        elif is_whole and not running.is_growing and not self._leaving(there):
             self._rounds.stop_round(trials.order(order), counted=False)
 
     def taken_over(self) -> None:
         """A round of an earlier master runs on: a larger world that it has planned is cancelled."""
+        self._begin_round()
+        # Unlike the number of any order of another master.
+        self._number = 1 + zlib.crc32(self._state.master_id.encode()) % (COUNT_MAX // 2)
         members = self._roster.in_phase(NodePhase.RUNNING)
-        names = [node.spec.node_id for node in members if node.spec.drains_to_grow]
-        number = 1 + zlib.crc32(self._state.master_id.encode()) % (COUNT_MAX // 2)
-        self._draining.take_over(self._world, names, number)
+        self._told = {node.spec.node_id: (_OTHER_LINK, None) for node in members}
 
     def forget(self, node_id: str) -> None:
         """Forget a removed node."""
-        self._draining.forget(node_id)
+        self._preempted.pop(node_id, None)
 
     def rescale(self, running: Running) -> None:
-        """It is time for a larger world: have all ranks save first, where they can.
-
-        Nodes of an earlier version of ft-run cannot: then the round is stopped at once.
-        """
+        """It is time for a larger world: have all ranks save first, if they are given time."""
         running.rescale_at = math.inf
         if self._rounds.growth() <= 0:
             return
         reason = self._rounds.growth_reason()
         limit_s = self._state.settings.drain_timeout_s
-        members = self._roster.in_phase(NodePhase.RUNNING)
-        if not limit_s or not all(node.spec.drains_to_grow for node in members):
+        if not limit_s:
             self._rounds.stop_round(reason, counted=False)
             return
         running.grows_until = self._state.now + limit_s
-        self._draining.plan_growth(self._world, reason, running.grows_until)
         self._out.note(ScaleUpPrepared(reason, limit_s))
 
     def advance(self, running: Running) -> None:
         """Tell the nodes what they have to know, and do what they have made possible."""
-        if self._draining.is_idle:
+        self._begin_round()
+        is_growing = running.grows_until < math.inf
+        if not (self._preempted or is_growing or self._told):
             return
         nodes = {node.spec.node_id: node for node in self._roster.in_phase(NodePhase.RUNNING)}
-        if running.grows_until < math.inf:
-            self._advance_growth(running, nodes)
+        leaving = self._leaving(nodes.values())
+        if is_growing:
+            self._advance_growth(running, nodes, is_anyone_leaving=bool(leaving))
             if self._state.phase is not running:
                 return
-        self._send_orders(nodes)
-        links = {name: node.link for name, node in nodes.items()}
-        step, may_leave = self._draining.dismissals(links)
-        for name in may_leave:
-            self._out.send(nodes[name], MayLeave(self._state.round, step))
+        self._send_order(self._order(running, nodes, leaving), nodes)
+        step = self._saved(nodes)
+        for node in leaving if step is not None else ():
+            name = node.spec.node_id
+            if self._dismissed.get(name) != node.link:
+                self._dismissed[name] = node.link
+                self._out.send(node, MayLeave(self._state.round, step))
 
     # --- parts of it -------------------------------------------------------------------------
 
-    @property
-    def _world(self) -> World:
-        return (self._state.round, self._state.formed_by)
+    def _begin_round(self) -> None:
+        world = self._state.round, self._state.formed_by
+        if world != self._world:
+            self._world, self._number = world, 0
+            self._steps, self._told, self._dismissed = {}, {}, {}
 
-    def _advance_growth(self, running: Running, nodes: dict[str, Node]) -> None:
+    def _leaving(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return which of these nodes are being preempted."""
+        return [node for node in nodes if node.spec.node_id in self._preempted]
+
+    def _saved(self, nodes: Mapping[str, Node]) -> int | None:
+        """Return the step that all nodes have saved; None: not all yet.
+
+        -1: the workers of some node keep no state, or have kept it themselves.
+        """
+        steps = {self._steps.get(name) for name in nodes}
+        return steps.pop() if len(steps) == 1 else None
+
+    def _advance_growth(
+        self, running: Running, nodes: Mapping[str, Node], *, is_anyone_leaving: bool
+    ) -> None:
         """Stop the round for a larger one when all ranks have saved, or their time is over."""
         if self._rounds.growth() <= 0:
             running.grows_until = math.inf
-            self._draining.cancel_growth(nodes)
             self._out.note(ScaleUpCancelled())
+            if not is_anyone_leaving:
+                self._number += 1
+                self._steps.clear()
             return
-        reason, step = self._rounds.growth_reason(), self._draining.saved(nodes)
+        reason, step = self._rounds.growth_reason(), self._saved(nodes)
         if self._state.now >= running.grows_until:
             limit_s = self._state.settings.drain_timeout_s
-            why = f"{reason}, without a snapshot: not all ranks saved it within {limit_s:g} s"
-            self._rounds.stop_round(why, counted=False)
-        elif self._draining.is_any(nodes):
-            return  # a node leaves first; the round after it is the larger one
-        elif self._draining.saves_none(nodes):
-            self._rounds.stop_round(reason, counted=False)
+            reason += f", without a snapshot: not all ranks saved it within {limit_s:g} s"
+        elif is_anyone_leaving:
+            return  # the round after it is the larger one
+        elif any(self._steps.get(name) == -1 for name in nodes):
+            pass  # workers that keep no state
         elif step is not None:
-            why = f"{reason}, all ranks saved the snapshot of step {step}"
-            self._rounds.stop_round(why, counted=False)
-
-    def _send_orders(self, nodes: dict[str, Node]) -> None:
-        resizes = self._draining.is_any(nodes) and self._resizes(nodes)
-        order = self._draining.order(self._world, nodes, resizes=resizes)
-        links = {name: node.link for name, node in nodes.items()}
-        untold = self._draining.untold(order, links)
-        number = self._state.round
-        if order is None:
-            for name in untold:
-                self._out.send(nodes[name], CancelDrain(number, self._draining.number))
+            reason += f", all ranks saved the snapshot of step {step}"
+        else:
             return
-        left_s = max(0.0, order.until - self._state.now)
-        drain = Drain(
-            number,
-            order.reason,
-            left_s,
-            order.is_whole,
-            order.resizes,
-            order.grows,
-            order.number,
-        )
-        for name in untold:
-            self._out.send(nodes[name], drain)
+        self._rounds.stop_round(reason, counted=False)
 
-    def _resizes(self, nodes: dict[str, Node]) -> bool:
+    def _order(
+        self, running: Running, nodes: Mapping[str, Node], leaving: Sequence[Node]
+    ) -> Drain | None:
+        """Return the order for the nodes of the round; None: there is no reason for one."""
+        is_whole = grows = False
+        if leaving:
+            first = min((node.spec.node_id for node in leaving), key=self._leaves_at)
+            why, until = self._preempted[first]
+            reason = f"node {first} is being preempted ({why})"
+            is_whole, resizes = len(leaving) == len(nodes), self._resizes(leaving)
+        elif running.grows_until < math.inf:
+            reason, until = self._rounds.growth_reason(), running.grows_until
+            resizes = grows = True
+        else:
+            return None
+        left_s = max(0.0, until - self._state.now)
+        return Drain(self._state.round, reason, left_s, is_whole, resizes, grows, self._number)
+
+    def _leaves_at(self, node_id: str) -> float:
+        return self._preempted[node_id].until
+
+    def _send_order(self, order: Drain | None, nodes: Mapping[str, Node]) -> None:
+        """Send an order to the nodes that have not received it on their stream.
+
+        Without one, those that save for a larger world learn that it is cancelled.
+        """
+        kind = None if order is None else replace(order, reason="", seconds=0.0)
+        message = order or CancelDrain(self._state.round, self._number)
+        for name, node in nodes.items():
+            told = self._told.get(name)
+            may_save = told is not None and (told[1] is None or told[1].grows)
+            if told != (node.link, kind) and (kind is not None or may_save):
+                self._told[name] = (node.link, kind)
+                self._out.send(node, message)
+
+    def _resizes(self, leaving: Sequence[Node]) -> bool:
         """Return whether the world will have another size without the nodes that leave."""
         state, job = self._state, self._state.job
         assert job is not None
-        going = [nodes[name] for name in self._draining.going(nodes)]
-        size = state.usable(state.sizes - sizes_of(going) + self._rounds.could_join())
+        size = state.usable(state.sizes - sizes_of(leaving) + self._rounds.could_join())
         if not size:  # the others wait for replacements
             return job.min_nodes != job.max_nodes
-        workers = {node.spec.local_world_size for node in (*going, *self._roster.ready_nodes())}
+        workers = {node.spec.local_world_size for node in (*leaving, *self._roster.ready_nodes())}
         return size != state.world_nodes or len(workers) > 1

@@ -50,8 +50,7 @@ class Drain:
     resizes: bool = False
     """The next world has another size: sharded state in memory does not count there."""
     grows: bool = False
-    """No node leaves: the round is stopped for a larger world. Only for nodes with
-    ``NodeSpec.drains_to_grow``."""
+    """No node leaves: the round is stopped for a larger world."""
     number: int = 0
     """Another one after an order of the round that was cancelled."""
 

@@ -114,8 +114,6 @@ class NodeSpec:
     """``--node-rank``; None: not given."""
     is_watched: bool = False
     """``--watch-workers``."""
-    drains_to_grow: bool = False
-    """It knows ``Drain.grows`` and ``CancelDrain``; an earlier version does not."""
     segment: Name = ""
     """The NVLink domain, rack or block that the node is in; empty: unknown."""
 

@@ -103,15 +103,14 @@ class Scene:
         examiner: Examiner | None = None,
         job_rescale_delay_s: float | None = None,
         hang: HangSpec | None = None,
-        drains_to_grow: bool = False,
         **times: Any,
     ) -> None:
         self.job = JobSpec("job", low, high or low, unit, restarts, policy, checks)
         self.job = replace(self.job, rescale_delay_s=job_rescale_delay_s, hang=hang)
-        self.group = Group(GroupSettings(**times), "master", examiner)
+        # Unless a test is about that, the world grows without a snapshot.
+        settings = GroupSettings(**{"drain_timeout_s": 0.0, **times})
+        self.group = Group(settings, "master", examiner)
         self.now = 0.0
-        self.drains_to_grow = drains_to_grow
-        """Nodes that attend from now on can save before the world grows."""
         self.told: dict[str, list[MasterMessage]] = defaultdict(list)
         self.closed: list[str] = []
         self.notes: list[str] = []
@@ -180,7 +179,6 @@ class Scene:
             role=role,
             local_world_size=workers,
             wanted_rank=wanted_rank,
-            drains_to_grow=self.drains_to_grow,
         )
         offer = self.offer(name)
         attend = Attend(protocol, "1", job or self.job, spec, offer, claim, leaving, work)

@@ -424,8 +424,6 @@ class Agent:
         before, self.drain = self.drain, order
         if before is not None and before.grows and before.number != order.number:
             self.drains_at = None
-        if order.grows:
-            assert self.spec.drains_to_grow, f"{self.name} does not know what {order} means"
         self._say_drained()  # once more, where it has
 
     @property

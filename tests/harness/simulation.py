@@ -56,7 +56,6 @@ class Setup:
     """Any rank's state is that of all, so that it outlives a change of the world."""
     saves: bool
     """The script has a Checkpointer."""
-    has_old_nodes: bool
     """Some nodes do not save before the world grows: they have an earlier version of ft-run."""
     repeats_leave: bool
     nodes_at_start: int
@@ -85,7 +84,6 @@ class Setup:
             has_segments=bool(start & 128),
             is_replicated=bool(times & 128),
             saves=not rules & 64,
-            has_old_nodes=bool(rules & 128) and bool(options & 128),
             repeats_leave=bool(options & 8),
             nodes_at_start=start // 2 % (maximum + _NODES_BEYOND_MAX + 1),
             runs_at_start=not start & 1,
@@ -340,7 +338,6 @@ class Simulation:
             role=("trainer", "reader")[number % 2],
             local_world_size=1 + number % 3,
             wanted_rank=pin,
-            drains_to_grow=not (self.setup.has_old_nodes and number % 2),
             segment=_SEGMENTS[number % len(_SEGMENTS)] if self.setup.has_segments else "",
         )
         agent = Agent(

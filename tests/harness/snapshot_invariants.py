@@ -125,9 +125,8 @@ class GrowthWatch:
         steps = {agent.saved for agent in alive}
         planned = self._planned.get((master, stop.round))
         if planned is None:
-            if all(agent.spec.drains_to_grow for agent in agents):
-                raise SnapshotError(f"I9: {stop}, and nobody was asked to save")
-        elif ", all ranks saved" in stop.reason:
+            raise SnapshotError(f"I9: {stop}, and nobody was asked to save")
+        if ", all ranks saved" in stop.reason:
             if steps - {int(stop.reason.rpartition(" ")[2])}:
                 raise SnapshotError(f"I9: {stop}, but ranks have saved {steps}")
         elif "without a snapshot" in stop.reason:

@@ -356,6 +356,7 @@ class World:
                 starts_from=now + self.times.wait_s,
                 join_timeout_s=1e6,
                 last_call_timeout_s=3.0,
+                drain_timeout_s=0.0,  # its workers save nothing
             )
             process.group = Group(settings, f"{process.name}-{elector.term}")
         group = process.group

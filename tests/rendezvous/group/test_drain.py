@@ -2,7 +2,6 @@
 
 import pytest
 from ft_run.rendezvous.group.group import GroupPhase
-from ft_run.rendezvous.policy.drain import Draining
 from ft_run.rendezvous.protocol.drain_messages import (
     CancelDrain,
     Drain,
@@ -17,22 +16,6 @@ from ft_run.tests.harness.scene import Scene, claim_of, running
 def drained(scene: Scene, *names: str, step: int = 8, number: int = 0) -> None:
     for name in names:
         scene.say(name, Drained(scene.group.round, step, number))
-
-
-def test_a_node_may_leave_when_all_have_left_one_state() -> None:
-    scene = running(1, 3, "abc")
-    scene.say("b", Notice("SIGTERM", 15.0))
-    for name in "abc":
-        reason = "node b is being preempted (SIGTERM)"
-        assert scene.last(name, Drain) == Drain(0, reason, 15.0, is_whole=False, resizes=True)
-        assert not scene.stops(name)
-    drained(scene, "a", "b")
-    assert not scene.all_told("b", MayLeave)
-    drained(scene, "c")
-    drained(scene, "c")
-    assert scene.all_told("b", MayLeave) == [MayLeave(0, 8)]  # once
-    assert not scene.all_told("a", MayLeave)
-    assert not scene.stops("a")  # the node that leaves says so
 
 
 def test_no_restart_is_counted_and_the_node_is_not_in_the_next_round() -> None:
@@ -63,17 +46,6 @@ def test_it_leaves_at_its_own_time_whatever_the_others_have_left() -> None:
     assert scene.group.phase is GroupPhase.RUNNING  # nothing here waits for it
     scene.say("a", Leave("SIGTERM"))
     assert scene.stops("b") == [0]
-
-
-def test_when_all_will_be_gone_all_are_told_so() -> None:
-    scene = running()
-    scene.say("a", Notice("gcp", 20.0))
-    scene.wait(5)
-    scene.say("b", Notice("gcp", 10.0))
-    reason = "node b is being preempted (gcp)"
-    assert scene.last("a", Drain) == Drain(0, reason, 10.0, is_whole=True)  # as many come, or none
-    drained(scene, *"ab")
-    assert scene.all_told("a", MayLeave) == scene.all_told("b", MayLeave) == [MayLeave(0, 8)]
 
 
 def test_the_order_is_said_again_on_another_stream() -> None:
@@ -118,16 +90,8 @@ def test_a_node_that_is_lost_is_not_waited_for_any_more() -> None:
     scene.wait(60)
     scene.stopped("b")
     assert scene.group.round == 1
-    assert len(scene.all_told("b", Drain)) == 1
-
-
-def test_nothing_is_kept_of_a_node_that_is_gone() -> None:
-    draining = Draining()
-    assert draining.notice("a", "SIGTERM", 15.0)
-    assert not draining.notice("a", "gcp", 10.0)  # no news
-    assert not draining.is_idle
-    draining.forget("a")
-    assert draining.is_idle
+    scene.attend("a", incarnation="another")
+    assert len(scene.all_told("b", Drain)) == 1  # the new process is not being preempted
 
 
 def test_the_order_comes_with_the_start_of_a_round() -> None:
@@ -179,7 +143,7 @@ def test_a_spare_that_leaves_changes_the_size() -> None:
 
 def growing(names: str = "ab", high: int = 4) -> Scene:
     """A round for which another node has come, at the moment at which a larger one is planned."""
-    scene = running(2, high, names, drains_to_grow=True)
+    scene = running(2, high, names, drain_timeout_s=60.0)
     scene.attend("n")
     scene.wait(10)
     return scene
@@ -213,21 +177,8 @@ def test_workers_that_save_nothing_are_not_waited_for() -> None:
     assert scene.last("a", Stop).reason == "scaling up from 2 to 3 nodes"
 
 
-def test_nodes_of_an_earlier_version_are_not_ordered_to_save() -> None:
-    scene = Scene(2, 4, drains_to_grow=True)
-    scene.attend("a")
-    scene.drains_to_grow = False
-    scene.attend("b")
-    scene.wait(60)
-    scene.drains_to_grow = True
-    scene.attend("n")
-    scene.wait(10)
-    assert not scene.all_told("a", Drain)
-    assert scene.last("a", Stop).reason == "scaling up from 2 to 3 nodes"
-
-
 def test_nothing_is_saved_where_there_is_no_time_for_it() -> None:
-    scene = running(2, 4, drains_to_grow=True, drain_timeout_s=0.0)
+    scene = running(2, 4, drain_timeout_s=0.0)
     scene.attend("n")
     scene.wait(10)
     assert not scene.all_told("a", Drain)
@@ -315,7 +266,7 @@ def test_a_member_that_is_preempted_meanwhile_leaves_first() -> None:
 
 
 def test_a_larger_world_waits_for_a_node_that_leaves_but_not_for_long() -> None:
-    scene = running(2, 4, drains_to_grow=True)
+    scene = running(2, 4, drain_timeout_s=60.0)
     scene.say("b", Notice("gcp", 600.0))
     scene.attend("n")
     scene.attend("o")
@@ -327,7 +278,7 @@ def test_a_larger_world_waits_for_a_node_that_leaves_but_not_for_long() -> None:
 
 
 def test_a_new_master_cancels_what_the_one_before_may_have_ordered() -> None:
-    scene = Scene(2, 3, drains_to_grow=True)
+    scene = Scene(2, 3, drain_timeout_s=60.0)
     for rank, name in enumerate("ab"):
         scene.attend(name, claim=claim_of(0, rank, formed_by="before"))
     assert scene.group.phase is GroupPhase.RUNNING
@@ -340,15 +291,3 @@ def test_a_new_master_cancels_what_the_one_before_may_have_ordered() -> None:
     assert not scene.stops("a")
     drained(scene, *"ab", step=9, number=scene.last("a", Drain).number)
     assert scene.stops("a") == [0]
-
-
-def test_nodes_of_an_earlier_version_are_not_told_that_nothing_is_ordered() -> None:
-    scene = Scene(2, 3)
-    for rank, name in enumerate("ab"):
-        scene.attend(name, claim=claim_of(0, rank, formed_by="before"))
-    assert not scene.all_told("a", CancelDrain)
-    scene.say("a", Notice("SIGTERM", 15.0))
-    drained(scene, *"ab")  # they know no number
-    assert scene.all_told("a", MayLeave) == [MayLeave(0, 8)]
-    scene.done("a")
-    assert not scene.all_told("b", CancelDrain)
