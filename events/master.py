@@ -128,9 +128,7 @@ class NodeRefused(MasterEvent):
 
     peer: str
     sentence: str
-    """For the master's console."""
-    reason: str
-    """The reason that the node receives."""
+    """The reason, as the node receives it."""
 
     name = "node.refused"
     severity = Severity.WARNING

@@ -5,47 +5,17 @@ import math
 import typing
 from typing import Any
 
-from ...values import dataclass
+from ...values import replace
 from ..policy.matches import BadRule
 from ..policy.rules import Rule
 from ..protocol.bounded import Called
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import PROTOCOL_VERSION, Attend, HangSpec, JobSpec, NodeSpec, PolicySpec
 
-_CHECK_OPTIONS = (
-    ("level", "--check-level"),
-    ("timeout_s", "--check-timeout in seconds"),
-    ("on_restart", "--check-on-restart"),
-    ("is_binding", "--check-mode enforce"),
-    ("straggler_threshold", "--straggler-threshold"),
-    ("compute_threshold", "--compute-straggler-threshold"),
-    ("exclude_straggler", "--exclude-straggler"),
-    ("only", "ft-run check"),
-    ("is_strict", "--strict"),
-    ("minimums", "the list of minimums (--min-..., --max-...)"),
-)
-
 _PARTS = {"policy": PolicySpec(), "hang": HangSpec(timeout_s=math.inf, start_s=math.inf)}
 """Options of a job that are compared one by one, and what they are where they are not sent."""
 _APART = ("job_id", "checks", "succession", *_PARTS)
 
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """The side for which a refusal is worded: the refused node, or the master."""
-
-    node: str
-    here: str
-    there: str
-    intro: str
-
-    @classmethod
-    def of_master(cls, node_id: str) -> "Side":
-        """Return the words for the master's console, which has named the refused node already."""
-        return cls("it", f"on {node_id}", "in this job", "")
-
-
-OWN_SIDE = Side("this node", "here", "there", "this node's options differ from the job's: ")
 
 _RULES_MAX = 100
 """To read the longest expression takes 0.04 s."""
@@ -54,20 +24,8 @@ _COUNT_MAX = 2**31
 """No job comes to as many rounds or restarts; with one more, a number would not fit a message."""
 
 
-_SUCCESSION_OPTIONS = (
-    ("endpoints", "--rdzv-endpoint"),
-    ("fence_s", "--rdzv-conf fence in seconds"),
-    ("node_timeout_s", "--rdzv-conf node_timeout in seconds"),
-    ("node_grace_s", "--rdzv-conf node_grace in seconds"),
-)
-_LEASE_OPTION = ("lease_s", "--rdzv-conf lease in seconds")
-
-
 def refusal(
-    attend: Attend,
-    job: JobSpec | None,
-    succession: SuccessionSpec | None = None,
-    side: Side = OWN_SIDE,
+    attend: Attend, job: JobSpec | None, succession: SuccessionSpec | None = None
 ) -> str | None:
     """Return a one-line reason why a node may not join the job; None when it may.
 
@@ -75,26 +33,24 @@ def refusal(
         attend: the first message of the node.
         job: the options that the earlier nodes agreed on; None for the first.
         succession: what this host was given; None: it was given one endpoint.
-        side: the side for which it is worded.
     """
     if attend.protocol != PROTOCOL_VERSION:
         return (
-            f"{side.node} uses protocol {attend.protocol} (ft-run {attend.version}) and the "
-            f"master uses protocol {PROTOCOL_VERSION}; install the same version of ft-run on all "
-            "nodes."
+            f"protocol {attend.protocol} (ft-run {attend.version}) is not that of the master, "
+            f"{PROTOCOL_VERSION}; install the same version of ft-run on all nodes."
         )
-    sentence = _nonsense(attend, side)
+    sentence = _nonsense(attend)
     if sentence is not None:
         return sentence
-    differences = succession_differences(attend.job.succession, succession, side=side)
+    differences = succession_differences(attend.job.succession, succession, "this job")
     if differences:
-        return _differ(differences, side)
+        return options_differ(differences)
     # Rules are parsed for the first node alone: those of the others must be the same. So a node
     # that does not belong to the job cannot make the master parse its rules.
-    return _bad_rule(attend.job) if job is None else difference(attend.job, job, side)
+    return _bad_rule(attend.job) if job is None else difference(attend.job, job)
 
 
-def _nonsense(attend: Attend, side: Side) -> str | None:
+def _nonsense(attend: Attend) -> str | None:
     job, node = attend.job, attend.node
     if not 1 <= job.min_nodes <= job.max_nodes or job.node_unit < 1:
         return (
@@ -110,11 +66,9 @@ def _nonsense(attend: Attend, side: Side) -> str | None:
     if bad_number is not None:
         return bad_number
     if attend.claim is not None and max(attend.claim.round, attend.claim.restarts) >= _COUNT_MAX:
-        return (
-            f"{side.node} claims round {attend.claim.round} with {attend.claim.restarts} restarts."
-        )
+        return f"invalid claim of round {attend.claim.round}, {attend.claim.restarts} restarts."
     if not node.node_id or not node.incarnation or node.local_world_size < 1:
-        return f"{side.node} sent no identity or no number of workers; is it an ft-run agent?"
+        return "no identity or no number of workers; only ft-run agents can join."
     if node.wanted_rank is not None and not 0 <= node.wanted_rank < job.max_nodes:
         return (
             f"--node-rank {node.wanted_rank} is not below the number of nodes ({job.max_nodes}); "
@@ -125,21 +79,13 @@ def _nonsense(attend: Attend, side: Side) -> str | None:
 
 def _bad_number(job: JobSpec) -> str | None:
     """Return which number is out of bounds: a peer may send one that no command line gives."""
-    specs = [spec for part in _PARTS if (spec := getattr(job, part)) is not None]
-    numbers = [
-        (next(word for word in words.split() if word.startswith("--")), getattr(spec, name))
-        for spec in specs
-        for name, words in _options(spec)
-    ]
-    if job.checks is not None:
-        numbers += [
-            ("--check-timeout", job.checks.timeout_s),
-            ("--straggler-threshold", job.checks.straggler_threshold),
-            ("--compute-straggler-threshold", job.checks.compute_threshold),
-        ]
-    for flag, value in numbers:
-        if isinstance(value, float) and not 0 <= value < math.inf:
-            return f"invalid value {value:g} for {flag}: expected a number >= 0."
+    specs = [spec for spec in (job.policy, job.hang, job.checks) if spec is not None]
+    for spec in specs:
+        for name, words in _options(type(spec)):
+            value = getattr(spec, name)
+            if isinstance(value, float) and not 0 <= value < math.inf:
+                flag = next(word for word in words.split() if word.startswith("--"))
+                return f"invalid value {value:g} for {flag}: expected a number >= 0."
     if job.rescale_delay_s is not None and not job.rescale_delay_s >= 0:
         return (
             f"invalid value {job.rescale_delay_s:g} for --rescale-delay: expected a number of "
@@ -160,62 +106,61 @@ def _bad_rule(job: JobSpec) -> str | None:
     return None
 
 
-def difference(given: JobSpec, agreed: JobSpec, side: Side = OWN_SIDE) -> str | None:
+def difference(given: JobSpec, agreed: JobSpec) -> str | None:
     """Return a one-line text on how a node's options differ from the job's; None where they agree.
 
     Args:
         given: the options of the node.
         agreed: the options of the job.
-        side: for which it is worded.
     """
     if given.job_id != agreed.job_id:
         return (
             f"--rdzv-id {given.job_id!r} is not the job of this master ({agreed.job_id!r}); use "
             "the same id or another endpoint."
         )
-    found = _differing(given, agreed, _options(agreed))
+    found = _differing(given, agreed)
     for part, default in _PARTS.items():
-        mine, theirs = getattr(given, part) or default, getattr(agreed, part) or default
-        found += _differing(mine, theirs, _options(default))
+        found += _differing(getattr(given, part) or default, getattr(agreed, part) or default)
     if given.checks is not None and agreed.checks is not None:
-        found += _differing(given.checks, agreed.checks, _CHECK_OPTIONS)
+        found += _differing(given.checks, agreed.checks)
     elif given.checks != agreed.checks:
         found.append(("--network-check", given.checks is not None, agreed.checks is not None))
-    return _differ(_words(found, side), side) if found else None
+    return options_differ(_words(found, "this job")) if found else None
 
 
 def succession_differences(
     given: SuccessionSpec | None,
     other: SuccessionSpec | None,
+    whose: str,
     *,
     both_lead: bool = False,
-    side: Side = OWN_SIDE,
 ) -> list[str]:
     """Return the differences between two lists of hosts, each with both values.
 
     Args:
         given: to this node or host; None: it was given one endpoint.
         other: to the host that it is compared with.
+        whose: the second value is, for display.
         both_lead: both are hosts that may lead; other nodes ignore the lease.
-        side: for which it is worded.
     """
     if given is not None and other is not None:
-        options = (*_SUCCESSION_OPTIONS, _LEASE_OPTION) if both_lead else _SUCCESSION_OPTIONS
-        return _words(_differing(given, other, options), side)
+        if not both_lead:
+            given = replace(given, lease_s=other.lease_s)
+        return _words(_differing(given, other), whose)
     if given == other:
         return []
     mine, theirs = (spec.endpoints if spec is not None else "no list" for spec in (given, other))
-    return _words([("--rdzv-endpoint", mine, theirs)], side)
+    return _words([("--rdzv-endpoint", mine, theirs)], whose)
 
 
-def _options(spec: object) -> tuple[tuple[str, str], ...]:
-    """Return the options that are compared one by one: field and words."""
-    kind: Any = type(spec)
-    return _options_of(kind)
+def options_differ(differences: list[str]) -> str:
+    """Return the error for a node, from the texts of ``succession_differences``."""
+    return f"the node's options differ: {', '.join(differences)}."
 
 
 @functools.cache
-def _options_of(kind: type) -> tuple[tuple[str, str], ...]:
+def _options(kind: Any) -> tuple[tuple[str, str], ...]:
+    """Return the options of a class that are compared one by one: field and words."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return tuple((name, _option(name, hint)) for name, hint in hints.items() if name not in _APART)
 
@@ -228,21 +173,17 @@ def _option(name: str, hint: object) -> str:
     return f"{flag} in seconds" if name.endswith("_s") else flag
 
 
-def _words(found: list[tuple[str, object, object]], side: Side) -> list[str]:
+def _words(found: list[tuple[str, object, object]], whose: str) -> list[str]:
     return [
-        f"{option} is {_shown(mine)} {side.here} and {_shown(theirs)} {side.there}"
-        for option, mine, theirs in found
+        f"{option} is {_shown(mine)} ({whose}: {_shown(theirs)})" for option, mine, theirs in found
     ]
 
 
-def _differ(differences: list[str], side: Side) -> str:
-    return f"{side.intro}{', '.join(differences)}."
-
-
-def _differing(
-    given: object, agreed: object, options: tuple[tuple[str, str], ...]
-) -> list[tuple[str, object, object]]:
-    both = ((option, getattr(given, name), getattr(agreed, name)) for name, option in options)
+def _differing(given: object, agreed: object) -> list[tuple[str, object, object]]:
+    both = (
+        (option, getattr(given, name), getattr(agreed, name))
+        for name, option in _options(type(agreed))
+    )
     return [(option, mine, theirs) for option, mine, theirs in both if mine != theirs]
 
 
@@ -256,7 +197,7 @@ def _shown(value: object) -> str:
     return {True: "set", False: "not set"}[value] if isinstance(value, bool) else str(value)
 
 
-def identity_taken(attend: Attend, holder: NodeSpec, _side: Side) -> str:
+def identity_taken(attend: Attend, holder: NodeSpec) -> str:
     """Return the error for a node whose identity or rank a living node already has."""
     node = attend.node
     if node.wanted_rank is not None and node.wanted_rank == holder.wanted_rank:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 from ...events.master import (
     NodeJoined,
@@ -15,7 +14,7 @@ from ...events.master import (
 from ...values import replace
 from ..protocol.claim import Claim, ClaimState, Past
 from ..protocol.messages import Attend, Challenge, NodeSpec, Refused, Renamed, Start, Stop
-from .admission import OWN_SIDE, Side, difference, identity_taken, refusal
+from .admission import difference, identity_taken, refusal
 from .ending import Ending
 from .examination import Examiner
 from .identity import Contest, Newcomer, next_identity
@@ -105,7 +104,7 @@ class Joining:
             # is better than a job that is said to have succeeded and was never run.
             return False
         if sentence is not None:
-            self._refuse(link, attend.node, partial(self._refusal, attend))
+            self._refuse(link, attend.node, sentence)
             return False
         if self._state.job is None:
             self._rounds.agree(attend.job)
@@ -124,15 +123,15 @@ class Joining:
         is_same = attend.job.job_id == self._state.job.job_id
         return is_same and self._refusal_of_first(attend) is None
 
-    def _refusal(self, attend: Attend, side: Side = OWN_SIDE) -> str | None:
+    def _refusal(self, attend: Attend) -> str | None:
         job = self._state.job
         if job is None:
-            return self._refusal_of_first(attend, side)
-        return refusal(attend, job, self._state.settings.succession, side)
+            return self._refusal_of_first(attend)
+        return refusal(attend, job, self._state.settings.succession)
 
-    def _refusal_of_first(self, attend: Attend, side: Side = OWN_SIDE) -> str | None:
+    def _refusal_of_first(self, attend: Attend) -> str | None:
         """Return why the options of a node may not become those of the job; None where they may."""
-        sentence = refusal(attend, None, self._state.settings.succession, side)
+        sentence = refusal(attend, None, self._state.settings.succession)
         checks = attend.job.checks
         if sentence is None and checks is not None and self._examiner is not None:
             try:
@@ -143,20 +142,17 @@ class Joining:
 
     def _yield_to(self, attend: Attend, now: float) -> None:
         """Refuse all that are here: a node that was in a round of the job has other options."""
-        given, where = self._state.job, attend.node.host
+        given = self._state.job
         assert given is not None
         self._out.note(OptionsReplaced(attend.node.node_id))
-
-        def reason(side: Side) -> str:
-            return (
-                f"{difference(given, attend.job, side)} The job is already running on {where}: "
-                "use its options, or stop it there first."
-            )
-
+        sentence = (
+            f"{difference(given, attend.job)} The job is already running on {attend.node.host}: "
+            "use its options, or stop it there first."
+        )
         self._rounds.agree(attend.job)
         self._state.phase = Gathering()
         for node in list(self._roster):
-            self._refuse(node.link, node.spec, reason)
+            self._refuse(node.link, node.spec, sentence)
             self._gone(node)
         for newcomer in self.contest.dissolve():
             self.attend(newcomer.link, newcomer.attend, now)
@@ -166,18 +162,12 @@ class Joining:
         return attend.claim is None and attend.node.incarnation not in self._admitted
 
     def _refuse(
-        self,
-        link: int | None,
-        node: NodeSpec,
-        reason: Callable[[Side], str | None],
-        *,
-        is_displaced: bool = False,
+        self, link: int | None, node: NodeSpec, sentence: str, *, is_displaced: bool = False
     ) -> None:
-        sentence, for_user = reason(OWN_SIDE) or "", reason(Side.of_master(node.node_id)) or ""
         # Two nodes claim the identity of one that is displaced: only the address tells them apart.
         address = f" at {node.address}" if is_displaced or not node.node_id else ""
         which = f"node {node.node_id}" if node.node_id else "a node"
-        self._out.note(NodeRefused(which + address, for_user, sentence))
+        self._out.note(NodeRefused(which + address, sentence))
         self._out.send_on(link, Refused(sentence, is_displaced))
         self._out.close(link)
 
@@ -200,8 +190,8 @@ class Joining:
             if self._is_of_another_host(newcomer.attend, node):
                 self._give_identity(newcomer, now)
                 continue
-            reason = partial(identity_taken, newcomer.attend, node.spec)
-            self._refuse(newcomer.link, newcomer.attend.node, reason, is_displaced=True)
+            sentence = identity_taken(newcomer.attend, node.spec)
+            self._refuse(newcomer.link, newcomer.attend.node, sentence, is_displaced=True)
 
     @staticmethod
     def _is_of_another_host(attend: Attend, holder: Node) -> bool:

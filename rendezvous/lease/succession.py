@@ -314,14 +314,13 @@ class Succession(Lease):
 
     def _differs(self, host: int, theirs: SuccessionSpec, own: SuccessionSpec) -> None:
         """Record a host that was given other options: its vote does not count."""
-        differences = succession_differences(own, theirs, both_lead=True)
-        options = f"those of {self.endpoints[host]}: {', '.join(differences)}."
+        where = str(self.endpoints[host])
+        differences = succession_differences(own, theirs, where, both_lead=True)
         is_other_list = theirs.endpoints != own.endpoints
         now, before = _now(), self._rival
         since = now if before is None else before.since
-        self._rival = _Rival(
-            since, now, f"this host's options differ from {options}", is_other_list
-        )
+        sentence = f"this host's options differ: {', '.join(differences)}."
+        self._rival = _Rival(since, now, sentence, is_other_list)
         self._turn()
 
     def _face_rival(self) -> None:

@@ -1,8 +1,10 @@
 """The messages about checks between nodes and the master, plain values like ``messages``."""
 
+from typing import Annotated
+
 from ... import defaults
 from ...values import dataclass
-from .bounded import Count, Name, Report, Rules, Setting
+from .bounded import Called, Count, Name, Report, Rules, Setting
 from .offer import Offer
 
 
@@ -10,24 +12,24 @@ from .offer import Offer
 class CheckSpec:
     """How nodes are checked before they enter a world (docs/reference/checks.md)."""
 
-    level: Name = defaults.CHECK_LEVEL
-    """``--check-level``: light or full."""
-    timeout_s: Setting = 0.0
+    level: Annotated[Name, Called("--check-level")] = defaults.CHECK_LEVEL
+    """Light or full."""
+    timeout_s: Annotated[Setting, Called("--check-timeout in seconds")] = 0.0
     """For all phases together, in seconds; 0: the default, which is longer with GPUs."""
-    on_restart: Name = "node"
-    """``--check-on-restart``: never, node or always."""
-    is_binding: bool = True
+    on_restart: Annotated[Name, Called("--check-on-restart")] = "node"
+    """Never, node or always."""
+    is_binding: Annotated[bool, Called("--check-mode enforce")] = True
     """Whether a node that fails is rejected; false with ``--check-mode warn``."""
     straggler_threshold: Setting = defaults.STRAGGLER_THRESHOLD
     exclude_straggler: bool = False
-    only: bool = False
-    """Whether the job consists of the checks: ``ft-run check``."""
-    is_strict: bool = False
+    only: Annotated[bool, Called("ft-run check")] = False
+    """Whether the job consists of the checks."""
+    is_strict: Annotated[bool, Called("--strict")] = False
     """Whether a warning changes the exit status; with ``only``."""
-    minimums: Rules = ()
+    minimums: Annotated[Rules, Called("the list of minimums (--min-..., --max-...)")] = ()
     """Minimums of metrics, e.g. ``compute_tflops=2.5``."""
-    compute_threshold: Setting = 0.0
-    """``--compute-straggler-threshold``; 0: ``straggler_threshold``."""
+    compute_threshold: Annotated[Setting, Called("--compute-straggler-threshold")] = 0.0
+    """0: ``straggler_threshold``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Messages between the hosts that may lead. Names and fields as in ``rendezvous.proto``."""
 
 import enum
+from typing import Annotated
 
 from ...values import dataclass
-from .bounded import Ballot, Count, CountOrNone, ExitCode, Name, Names, Setting
+from .bounded import Ballot, Called, Count, CountOrNone, ExitCode, Name, Names, Setting
 
 NO_HOST = -1
 """The value for no host: no host leads."""
@@ -18,12 +19,12 @@ class SuccessionSpec:
     From the times of the nodes a new leader knows when no worker of an earlier one is left.
     """
 
-    endpoints: Names
+    endpoints: Annotated[Names, Called("--rdzv-endpoint")]
     """All listed endpoints, in their order, separated by commas."""
-    lease_s: Setting
-    fence_s: Setting
-    node_timeout_s: Setting
-    node_grace_s: Setting
+    lease_s: Annotated[Setting, Called("--rdzv-conf lease in seconds")]
+    fence_s: Annotated[Setting, Called("--rdzv-conf fence in seconds")]
+    node_timeout_s: Annotated[Setting, Called("--rdzv-conf node_timeout in seconds")]
+    node_grace_s: Annotated[Setting, Called("--rdzv-conf node_grace in seconds")]
 
 
 class LeaseStep(enum.Enum):

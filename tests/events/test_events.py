@@ -71,7 +71,7 @@ CASES: list[tuple[Event, int, str]] = [
         "master: node vm/1 disconnected",
     ),
     (
-        NodeRefused("node vm/1 at 10.0.0.1", "no.", "no."),
+        NodeRefused("node vm/1 at 10.0.0.1", "no."),
         Severity.WARNING,
         "master: node vm/1 at 10.0.0.1 refused: no",
     ),

@@ -251,7 +251,7 @@ while not os.path.exists(sys.argv[1]):
 
 
 ODD = (
-    (("--max-restarts", 5), "--max-restarts is 5 here and 3 there"),
+    (("--max-restarts", 5), "--max-restarts is 5 (this job: 3)"),
     (("--rdzv-id", "other"), "--rdzv-id 'other' is not the job of this master ('j')"),
     (("--node-rank", 7), "--node-rank 7 is not below the number of nodes (2)"),
 )

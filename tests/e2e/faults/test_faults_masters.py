@@ -116,8 +116,8 @@ def test_the_node_that_hosts_the_master_comes_back_with_other_options(ft, networ
     other = job.agent("a", "--max-restarts", 5)
     assert other.wait() == exit_codes.REFUSED
     assert re.search(
-        r"^ft-run: error: this node's options differ from the job's: --max-restarts is 5 here and "
-        r"9 there\. The job is already running on [bc]: use its options, or stop it there first.$",
+        r"^ft-run: error: the node's options differ: --max-restarts is 5 \(this job: 9\)\. "
+        r"The job is already running on [bc]: use its options, or stop it there first.$",
         other.stderr,
         re.MULTILINE,
     )

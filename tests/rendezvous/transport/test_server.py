@@ -224,13 +224,13 @@ def test_what_is_out_of_bounds_is_refused_in_one_sentence() -> None:
             for _ in range(2):
                 stream = await scene.say(encode_node(odd))
                 assert decode_master(await stream.read()) == Refused(
-                    "this node sent an invalid message: port is 4294967295, which no agent sends; "
+                    "invalid message: port is 4294967295, which no agent sends; "
                     "expected 0 to 65535."
                 )
                 assert await ended(stream)
             (refusal,) = scene.refusals  # once per reason
             assert refusal.peer.startswith("a node at ipv4:127.0.0.1:")
-            assert refusal.sentence.startswith("it sent an invalid message: port is")
+            assert refusal.sentence.startswith("invalid message: port is")
             assert scene.master.group.job is None
 
     run(test)
@@ -271,7 +271,7 @@ def test_it_is_told_which_node_was_refused_and_why_once_per_reason() -> None:
                 "--rdzv-id 'other' is not the job of this master ('j'); use the same id or "
                 "another endpoint."
             )
-            assert scene.refusals == [NodeRefused("node h/1", said, said)]
+            assert scene.refusals == [NodeRefused("node h/1", said)]
 
     run(test)
 
@@ -281,7 +281,7 @@ def test_a_console_is_not_filled_with_made_up_reasons() -> None:
         async with Scene() as scene:
             for number in range(100):
                 reason = f"reason {number}"
-                scene.master.refused(NodeRefused("a node", reason, reason))
+                scene.master.refused(NodeRefused("a node", reason))
             assert len(scene.refusals) == 32
 
     run(test)
