@@ -43,9 +43,9 @@ from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport
 from ft_run.rendezvous.transport.channel_options import SERVICE, client_options
 from ft_run.rendezvous.transport.codec import encode_node
-from ft_run.rendezvous.trust.credentials import TokenTrust
+from ft_run.rendezvous.trust.credentials import TokenTrust, Trust
 from ft_run.rendezvous.trust.token import Token
-from ft_run.rendezvous.trust.wire import Trust, open_channel
+from ft_run.rendezvous.trust.wire import open_channel
 from procfs import cpu_s, memory
 
 WORKERS = 8

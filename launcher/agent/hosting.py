@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ...checks.results import Known
     from ...rendezvous.lease.succession import Succession
     from ...rendezvous.transport.server import MasterServer
-    from ...rendezvous.trust.wire import Trust
+    from ...rendezvous.trust.credentials import Trust
     from .agent import Agent
 
 Note = Callable[[Event], None]

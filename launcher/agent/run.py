@@ -33,7 +33,7 @@ from .local_socket import answering
 from .signals import hurry_on, unless_asked
 
 if TYPE_CHECKING:
-    from ...rendezvous.trust.wire import Trust
+    from ...rendezvous.trust.credentials import Trust
     from ..metrics.node_metrics import NodeEndpoint
     from ..preflight.crew import CheckCrew
     from .local_answers import LocalAnswers

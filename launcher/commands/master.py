@@ -34,7 +34,7 @@ from ..version import VERSION
 if TYPE_CHECKING:
     from ...rendezvous.lease.succession import Succession
     from ...rendezvous.transport.server import MasterServer
-    from ...rendezvous.trust.wire import Trust
+    from ...rendezvous.trust.credentials import Trust
     from ..agent.local_answers import LocalAnswers
     from ..metrics.server import MetricsServer
 

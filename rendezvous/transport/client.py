@@ -13,14 +13,15 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ... import defaults
-from ..group.admission import succession_differences
+from ..group.admission import options_differ, succession_differences
 from ..lease.search import Search
 from ..master.link import LinkDown, LinkEvent, LinkLost, LinkUp
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
+from ..trust.credentials import Trust
 from ..trust.handshake_errors import handshake_error
-from ..trust.wire import Trust, open_channel
+from ..trust.wire import open_channel
 from .channel_options import (
     LED_BY_KEY,
     MASTER_KEY,
@@ -280,7 +281,7 @@ class GrpcLink:
 
     async def _cannot_open(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> Exception:
         if (why := await handshake_error(error.details() or "", endpoint, self._trust)) is not None:
-            return _UnfitError(why.value, why.sentence(endpoint))
+            return _UnfitError(why.words, why.sentence(endpoint))
         return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
 
     def _hosts(self) -> tuple[str, ...]:
@@ -352,10 +353,8 @@ def _compare(
         return partial(_UnreachableError, "invalid answer")
     if theirs is None and greeting.get(TERM_KEY) is not None:
         return None  # it leads, and compares when this node attends; or it knows no leader
-    if differences := succession_differences(own, theirs):
-        options = ", ".join(differences)
-        sentence = f"this node's options differ from those of {endpoint}: {options}."
-        return partial(_UnfitError, "different options", sentence)
+    if differences := succession_differences(own, theirs, str(endpoint)):
+        return partial(_UnfitError, "different options", options_differ(differences))
     return None
 
 

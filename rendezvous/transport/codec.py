@@ -38,15 +38,6 @@ def _text(value: str) -> str:
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
 
-class _Presence(enum.Enum):
-    """Whether a field is always present in a message from the network."""
-
-    IMPLIED = 1
-    """It always has a value, at least protobuf's default."""
-    NEEDED = 2
-    OPTIONAL = 3
-
-
 class _Codec:
     """Converts one dataclass and the protobuf message of the same name."""
 
@@ -57,21 +48,20 @@ class _Codec:
         """The last value and its result: one message is often sent to thousands of nodes."""
         self._as_it_is: list[str] = []
         self._converted: list[tuple[str, _Encode]] = []
-        self._optional: list[tuple[str, _Encode]] = []
+        self._optional: dict[str, _Encode] = {}
         """Fields that may be None."""
-        self._decoded: list[tuple[str, _Decode, _Presence]] = []
+        self._decoded: list[tuple[str, _Decode, bool]] = []
+        """With whether the field may be absent; others have at least protobuf's default."""
         hints = typing.get_type_hints(plain)
         for name in names(plain):
-            hint, presence = hints[name], _Presence.IMPLIED
-            if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            hint = hints[name]
+            is_optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
+            if is_optional:
                 (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
-                presence = _Presence.OPTIONAL
-            elif is_value(hint):
-                presence = _Presence.NEEDED
             encode, decode = _converters(hint)
-            self._decoded.append((name, decode, presence))
-            if presence is _Presence.OPTIONAL:
-                self._optional.append((name, encode))
+            self._decoded.append((name, decode, is_optional or is_value(hint)))
+            if is_optional:
+                self._optional[name] = encode
             elif encode is _same:
                 self._as_it_is.append(name)
             else:
@@ -84,7 +74,7 @@ class _Codec:
         given = {name: getattr(value, name) for name in self._as_it_is}
         for name, encode in self._converted:
             given[name] = encode(getattr(value, name))
-        for name, encode in self._optional:
+        for name, encode in self._optional.items():
             inner = getattr(value, name)
             if inner is not None:
                 given[name] = encode(inner)
@@ -94,10 +84,10 @@ class _Codec:
 
     def decode(self, message: Any) -> Any:
         given = {}
-        for name, decode, presence in self._decoded:
-            if presence is _Presence.IMPLIED or message.HasField(name):
+        for name, decode, may_be_absent in self._decoded:
+            if not may_be_absent or message.HasField(name):
                 given[name] = decode(getattr(message, name))
-            elif presence is _Presence.OPTIONAL:
+            elif name in self._optional:
                 given[name] = None
             else:
                 raise WireError(f"{self.plain.__name__} without {name}")

@@ -14,7 +14,8 @@ from ..protocol import bounds
 from ..protocol.bounded import BALLOT_MAX
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, SuccessionSpec
-from ..trust.wire import Trust, open_channel
+from ..trust.credentials import Trust
+from ..trust.wire import open_channel
 from .channel_options import LED_BY_KEY, SERVICE, SUCCESSION_KEY, TERM_KEY, client_options
 from .codec import WireError, decode, encode
 from .probe import why_unreachable

@@ -25,7 +25,8 @@ from ..master.status import job_status
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
-from ..trust.wire import Trust, listen
+from ..trust.credentials import Trust
+from ..trust.wire import listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, SUCCESSION_KEY, server_options
 from .codec import WireError, decode_node, encode, encode_master, part_of
 from .health import NO_SENSE, Health
@@ -175,9 +176,9 @@ class MasterServer:
             attend = decode_node(await self._silent.first_word(context.read))
             bounds.check(attend)
         except bounds.OutOfBounds as error:
-            sentence, what = f"sent an invalid message: {error}", f"a node at {context.peer()}"
-            master.refused(NodeRefused(what, f"it {sentence}", sentence))
-            await context.write(encode_master(Refused(f"this node {sentence}")))
+            sentence = f"invalid message: {error}"
+            master.refused(NodeRefused(f"a node at {context.peer()}", sentence))
+            await context.write(encode_master(Refused(sentence)))
             return
         except _NOT_AN_AGENT:
             return

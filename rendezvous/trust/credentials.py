@@ -15,34 +15,72 @@ if TYPE_CHECKING:
     import grpc
 
 
-class TokenTrust:
-    """Credentials that accept every process with the same token."""
+class Trust:
+    """Credentials for both ends of a connection."""
 
-    wire_name: str | None = WIRE_NAME
+    wire_name: str | None = None
     """The name that a master's certificate must have; None: that of its endpoint."""
 
-    def __init__(self, token: Token) -> None:
-        self._token = token
+    def current(self) -> KeyPair:
+        """Return the certificate of this process, and the authorities that it accepts."""
+        raise NotImplementedError
 
-    @cached_property
-    def _key_pair(self) -> KeyPair:
-        return key_pair(self._token)
+    @property
+    def bearer(self) -> str:
+        """The secret that clients of HTTPS send; empty: they have a certificate."""
+        return ""
 
     def for_channel(self) -> "grpc.ChannelCredentials":
         """Return the credentials of a channel."""
         import grpc
 
-        mine = self._key_pair
+        mine = self.current()
         return grpc.ssl_channel_credentials(mine.authority, mine.key, mine.certificate)
 
     def for_server(self) -> "grpc.ServerCredentials":
         """Return the credentials of a server."""
         import grpc
 
-        mine = self._key_pair
+        mine = self.current()
         return grpc.ssl_server_credentials(
             [(mine.key, mine.certificate)], mine.authority, require_client_auth=True
         )
+
+    def for_https(self) -> "ssl.SSLContext":
+        """Return the context of an HTTPS server."""
+        import ssl
+
+        mine = self.current()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # ssl takes a certificate and its key from a file only: here one in memory.
+        fd = os.memfd_create("ft-run-https")
+        try:
+            os.write(fd, mine.certificate + b"\n" + mine.key)
+            context.load_cert_chain(f"/proc/self/fd/{fd}", password="")
+        finally:
+            os.close(fd)
+        if not self.bearer:
+            context.load_verify_locations(cadata=mine.authority.decode())
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+class TokenTrust(Trust):
+    """Credentials that accept every process with the same token."""
+
+    wire_name = WIRE_NAME
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    def current(self) -> KeyPair:
+        """Return the certificate that was derived from the token."""
+        return self._key_pair
+
+    @cached_property
+    def _key_pair(self) -> KeyPair:
+        return key_pair(self._token)
 
     @property
     def ca(self) -> bytes:
@@ -51,20 +89,12 @@ class TokenTrust:
 
     @property
     def bearer(self) -> str:
-        """The secret that clients of HTTPS send; they need no certificate."""
+        """The token: clients of HTTPS need no certificate."""
         return self._token.reveal()
 
-    def for_https(self) -> "ssl.SSLContext":
-        """Return the context of an HTTPS server."""
-        return _https(self._key_pair, asks_clients=False)
 
-
-class FileTrust:
+class FileTrust(Trust):
     """The user's certificates; a changed file is used from the next connection on."""
-
-    wire_name: str | None = None
-    bearer = ""
-    """Clients of HTTPS have a certificate instead."""
 
     def __init__(self, cert: str, key: str, ca: str) -> None:
         """Read the files once.
@@ -76,30 +106,19 @@ class FileTrust:
         self._shown = self._served = self._read()
         self._check()
 
-    def for_channel(self) -> "grpc.ChannelCredentials":
-        """Return the credentials of a channel, from the present content of the files."""
-        import grpc
-
-        mine = self._current()
-        return grpc.ssl_channel_credentials(mine.authority, mine.key, mine.certificate)
-
     def for_server(self) -> "grpc.ServerCredentials":
         """Return the credentials of a server, which checks the files for each connection."""
         import grpc
 
-        self._served = self._current()
+        self._served = self.current()
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(self._served),
             self._if_changed,  # type: ignore[arg-type]  # None: unchanged, says its documentation
             True,
         )
 
-    def for_https(self) -> "ssl.SSLContext":
-        """Return the context of an HTTPS server, with the present content of the files."""
-        return _https(self._current(), asks_clients=True)
-
     def _if_changed(self) -> "grpc.ServerCertificateConfiguration | None":
-        now = self._current()
+        now = self.current()
         if now == self._served:
             return None
         self._served = now
@@ -131,7 +150,7 @@ class FileTrust:
                 "its key; expected PEM files that belong together, the key without a password."
             ) from None
 
-    def _current(self) -> KeyPair:
+    def current(self) -> KeyPair:
         """Return the content of the files; the previous content while one cannot be read."""
         with suppress(UsageError):
             self._shown = self._read()
@@ -143,25 +162,6 @@ class FileTrust:
             _read(self._cert, "--tls-cert"),
             read_private(self._key, f"the key {self._key} (--tls-key)"),
         )
-
-
-def _https(mine: KeyPair, *, asks_clients: bool) -> "ssl.SSLContext":
-    """Return the context of an HTTPS server; ``asks_clients``: they need a certificate too."""
-    import ssl
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # ssl takes a certificate and its key from a file only: here one in memory.
-    fd = os.memfd_create("ft-run-https")
-    try:
-        os.write(fd, mine.certificate + b"\n" + mine.key)
-        context.load_cert_chain(f"/proc/self/fd/{fd}", password="")
-    finally:
-        os.close(fd)
-    if asks_clients:
-        context.load_verify_locations(cadata=mine.authority.decode())
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 def _read(path: str, flag: str) -> bytes:

@@ -10,51 +10,50 @@ import socket
 
 from ..protocol.endpoint import Endpoint
 from .certificates import WIRE_NAME
-from .wire import Trust
+from .credentials import Trust
 
 _PROBE_S = 2.0
 
 
 class HandshakeError(enum.Enum):
-    """The reason for a failed handshake with the master; the value is the text for a log."""
+    """The reason for a failed handshake: a text for the log, and the rest of the error message."""
 
-    WANTS_TOKEN = "the master requires a token"  # noqa: S105 - no secret: a sentence
-    WANTS_CERTIFICATE = "the master requires a certificate"
-    OTHER_TOKEN = "the token differs"  # noqa: S105 - as above
-    OTHER_CERTIFICATE = "the master's certificate is not trusted"
-    NOT_TRUSTED = "the master does not trust this node's certificate"
-    PLAIN = "the master does not use TLS"
+    WANTS_TOKEN = (
+        "the master requires a token",
+        "set --token-file (or FT_RUN_TOKEN_FILE, FT_RUN_TOKEN) to the token of the job.",
+    )
+    WANTS_CERTIFICATE = (
+        "the master requires a certificate",
+        "set --tls-cert, --tls-key and --tls-ca.",
+    )
+    OTHER_TOKEN = (
+        "the token differs from that of the master",
+        "expected the same token on all nodes of the job.",
+    )
+    OTHER_CERTIFICATE = (
+        "the certificate of the master is not trusted",
+        "expected one that is signed by --tls-ca, with the endpoint's host among its names.",
+    )
+    NOT_TRUSTED = (
+        "the master does not trust the certificate of this node",
+        "expected one that is signed by the master's --tls-ca.",
+    )
+    PLAIN = (
+        "the master does not use TLS",
+        "this node requires it (it has a token or a certificate); expected the same on all nodes "
+        "of the job.",
+    )
+
+    @property
+    def words(self) -> str:
+        """The reason, for a log."""
+        return self.value[0]
 
     def sentence(self, endpoint: Endpoint) -> str:
         """Return the error message: what is wrong, and what is expected."""
-        return _SENTENCES[self].format(endpoint=endpoint)
+        why, right = self.value
+        return f"{why.replace('the master', f'the master at {endpoint}', 1)}; {right}"
 
-
-_SENTENCES = {
-    HandshakeError.WANTS_TOKEN: (
-        "the master at {endpoint} requires a token; set --token-file (or FT_RUN_TOKEN_FILE, "
-        "FT_RUN_TOKEN) to the token of the job."
-    ),
-    HandshakeError.WANTS_CERTIFICATE: (
-        "the master at {endpoint} requires a certificate; set --tls-cert, --tls-key and --tls-ca."
-    ),
-    HandshakeError.OTHER_TOKEN: (
-        "the token differs from that of the master at {endpoint}; expected the same token on all "
-        "nodes of the job."
-    ),
-    HandshakeError.OTHER_CERTIFICATE: (
-        "the certificate of the master at {endpoint} is not trusted; expected one that is signed "
-        "by --tls-ca, with the endpoint's host among its names."
-    ),
-    HandshakeError.NOT_TRUSTED: (
-        "the master at {endpoint} does not trust the certificate of this node; expected one that "
-        "is signed by the master's --tls-ca."
-    ),
-    HandshakeError.PLAIN: (
-        "the master at {endpoint} does not use TLS, which this node requires (it has a token or a "
-        "certificate); expected the same on all nodes of the job."
-    ),
-}
 
 _CLOSED = re.compile(r"Socket closed|connection reset", re.IGNORECASE)
 _NOT_TRUSTED = re.compile(

@@ -8,7 +8,7 @@ from ...values import dataclass
 from .token import Token, checked, read_token
 
 if TYPE_CHECKING:
-    from .wire import Trust
+    from .credentials import Trust
 
 TOKEN_VARIABLE = "FT_RUN_TOKEN"  # noqa: S105 - a name
 """The variable with the token itself; removed from the environment before any start."""

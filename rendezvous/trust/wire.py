@@ -1,15 +1,12 @@
 """Opens channels and ports: in plain text, or with mutual TLS."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import grpc.aio
 
 from ..protocol.endpoint import Endpoint, join_host_port
-
-if TYPE_CHECKING:
-    import ssl
+from .credentials import Trust
 
 Options = Sequence[tuple[str, int]]
 
@@ -17,26 +14,6 @@ _ATTEMPT, _ATTEMPT_MS = "grpc.min_reconnect_backoff_ms", 2_000
 """How long an attempt to connect may take. A handshake costs the master some 0.75 ms of CPU time:
 when all nodes of a large job connect at once, the last ones wait, and a handshake that they abandon
 is wasted. A longer limit would delay the attempt at a host's new address."""
-
-
-class Trust(Protocol):
-    """Credentials for both ends of a connection."""
-
-    wire_name: str | None
-    """The name that a master's certificate must have; None: that of its endpoint."""
-
-    def for_channel(self) -> grpc.ChannelCredentials:
-        """Return what opens a channel."""
-
-    @property
-    def bearer(self) -> str:
-        """The secret that clients of HTTPS send; empty: they have a certificate."""
-
-    def for_server(self) -> grpc.ServerCredentials:
-        """Return what a port is listened at with."""
-
-    def for_https(self) -> "ssl.SSLContext":
-        """Return the context of an HTTPS server."""
 
 
 def open_channel(target: Endpoint, options: Options, trust: Trust | None) -> grpc.aio.Channel:

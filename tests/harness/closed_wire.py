@@ -32,8 +32,8 @@ from ft_run.rendezvous.trust.certificates import (
     certificate_of,
     issue,
 )
+from ft_run.rendezvous.trust.credentials import Trust
 from ft_run.rendezvous.trust.token import new_token
-from ft_run.rendezvous.trust.wire import Trust
 
 TIMEOUT_S = 60.0
 TOKEN, OTHER = new_token(), new_token()

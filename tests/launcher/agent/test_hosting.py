@@ -291,7 +291,9 @@ def test_the_next_job_may_have_another_token(port: int) -> None:
         events = asyncio.Queue[LinkEvent]()
         agent = SimpleNamespace(attend=lambda: first_word("new"), post=events.put_nowait)
         link = coming.connect(cast(Agent, agent))
-        assert await next_of(events, LinkDown) == LinkDown("the token differs")
+        assert await next_of(events, LinkDown) == LinkDown(
+            "the token differs from that of the master"
+        )
         await last.stop(wait=False)
         await next_of(events, Start)
         assert coming.serves_others

@@ -444,7 +444,7 @@ def test_a_refusal_is_final() -> None:
         )
         node = Node(endpoint, lambda: other)
         refused = await node.next(Refused)
-        assert "--nnodes is 3 here and 2 there" in refused.sentence
+        assert "--nnodes is 3 (this job: 2)" in refused.sentence
         await asyncio.wait([node.link._task])  # it ends by itself and says no more
         assert node.events.empty()
         await node.link.close()

@@ -15,11 +15,10 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust.certificates import WIRE_NAME, key_pair
-from ft_run.rendezvous.trust.credentials import TokenTrust
+from ft_run.rendezvous.trust.credentials import TokenTrust, Trust
 from ft_run.rendezvous.trust.handshake_errors import HandshakeError
 from ft_run.rendezvous.trust.source import TrustOptions, read_trust
 from ft_run.rendezvous.trust.token import write_token
-from ft_run.rendezvous.trust.wire import Trust
 from ft_run.tests.harness.closed_wire import (
     OTHER,
     TOKEN,
@@ -105,7 +104,7 @@ def test_a_node_that_was_there_before_the_master_had_another_token_tries_again()
             await node.next(Waiting)
         server = MasterServer(Master(GroupSettings(), lambda _: None), "1", 5.0, TokenTrust(OTHER))
         await server.start(Endpoint("127.0.0.1", port))
-        while await node.next(LinkDown) != LinkDown("the token differs"):
+        while await node.next(LinkDown) != LinkDown("the token differs from that of the master"):
             pass
         await server.stop()
         async with door(None):
@@ -158,7 +157,7 @@ def test_a_node_with_a_token_says_nothing_in_plain_text() -> None:
         endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
         node = Node(endpoint, TokenTrust(TOKEN))
         for _ in range(3):
-            assert await node.next(LinkDown) == LinkDown(HandshakeError.PLAIN.value)
+            assert await node.next(LinkDown) == LinkDown(HandshakeError.PLAIN.words)
         await node.link.close()
         server.close()
         await server.wait_closed()
@@ -184,7 +183,7 @@ def test_another_token_in_the_file_is_that_of_the_next_job(tmp_path: Path) -> No
             node = Node(there.endpoint, nodes)
             await node.next(Waiting)
             late = Node(there.endpoint, trust_of_file())
-            assert await late.events.get() == LinkDown(HandshakeError.OTHER_TOKEN.value)
+            assert await late.events.get() == LinkDown(HandshakeError.OTHER_TOKEN.words)
             await late.link.close()
             await node.link.close()
 

@@ -86,7 +86,7 @@ def test_the_name_in_a_certificate_of_ones_own_is_that_of_the_endpoint(files: Fo
         async with door(files.trust()) as there:
             cert, key, ca = (str(files.path / name) for name in ("cert", "key", "ca"))
             node = Node(there.endpoint, FileTrust(cert, key, ca))
-            assert await node.events.get() == LinkDown(HandshakeError.OTHER_CERTIFICATE.value)
+            assert await node.events.get() == LinkDown(HandshakeError.OTHER_CERTIFICATE.words)
             await node.link.close()
             assert there.is_untouched
 
@@ -123,7 +123,7 @@ def test_a_node_without_a_certificate_is_told_that_the_master_wants_one(
     async def test() -> None:
         async with door(files.trust()) as there:
             node = Node(there.endpoint, None)
-            assert await node.events.get() == LinkDown(HandshakeError.WANTS_CERTIFICATE.value)
+            assert await node.events.get() == LinkDown(HandshakeError.WANTS_CERTIFICATE.words)
             await node.link.close()
 
     run(test)
@@ -142,7 +142,7 @@ def test_a_node_with_a_foreign_certificate_is_told_that_the_master_does_not_trus
     async def test() -> None:
         async with door(files.trust()) as there:
             node = Node(Endpoint("localhost", there.endpoint.port), trust)
-            assert await node.events.get() == LinkDown(HandshakeError.NOT_TRUSTED.value)
+            assert await node.events.get() == LinkDown(HandshakeError.NOT_TRUSTED.words)
             await node.link.close()
             assert there.is_untouched
 

@@ -65,7 +65,7 @@ def test_a_master_with_an_expired_certificate_is_not_trusted() -> None:
     async def test() -> None:
         async with door(Expired(TOKEN)) as there:
             node = Node(there.endpoint, TokenTrust(TOKEN))
-            assert await node.events.get() == LinkDown("the token differs")
+            assert await node.events.get() == LinkDown("the token differs from that of the master")
             await node.link.close()
 
     run(test)
