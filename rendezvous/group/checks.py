@@ -26,9 +26,8 @@ from ..protocol.claim import Claim
 from ..protocol.messages import NodeSpec
 from .examination import CheckStep, Conclusion, Examination, Examiner
 from .outbox import Outbox
-from .roster import Node, NodePhase, sizes_of
+from .roster import Node, NodePhase, Sizes, sizes_of
 from .state import JobState
-from .world import Sizes
 
 _ANSWER_GRACE_S = 2.0
 """What an answer may take beyond the time that its order allows: to end a hanging worker."""

@@ -8,12 +8,12 @@ from .checks import Findings
 from .outbox import Outbox
 from .phases import Checking, Gathering
 from .resumption import Line, resumption
-from .roster import Node, NodePhase, sizes_of
+from .roster import Node, NodePhase, Sizes, sizes_of
 from .rounds import Rounds
 from .segments import order_by_segment
 from .state import JobState
 from .waiting import WaitingNodes
-from .world import Candidate, Sizes, World, form, largest_size
+from .world import form, largest_size
 
 _ROUNDS_AHEAD_MAX = 10_000
 """No other master came as much further with nodes of this job."""
@@ -71,38 +71,35 @@ class Formation:
 
     def _form(self, size: int, now: float) -> None:
         assert self._state.job is not None
-        candidates = [
-            Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._fit()
-        ]
         unit = self._state.job.node_unit
-        members = order_by_segment(candidates, size, unit, self._state.segments)
+        members = order_by_segment(self._fit(), size, unit, self._state.segments)
         line = Line(self._state.round, self._state.formed_by)
         self._state.round = self._state.highest = self._next_round(members)
         self._state.formed_by = self._state.master_id
         self._state.term = self._state.settings.term
         self._state.newest = self._state.term, self._state.round
-        world = form(self._state.round, members)
-        resumed = resumption(world, [member.offer.snapshots for member in members], line)
+        resumed = resumption(members, line)
         self._state.world_nodes = size
         if not self._state.formed_before:
-            self._state.aftermath.limit_parts(world.master.micro_batch)
-            self._state.aftermath.trials.learn(world.master.values)
+            self._state.aftermath.limit_parts(members[0].offer.micro_batch)
+            self._state.aftermath.trials.learn(members[0].offer.values)
         self._state.formed_before = True
         self._state.former_ranks = {}
         self._waiting.close()
         ended = self._rounds.begin(now)
         reason = ended.reason or "all nodes connected"
+        world_size = sum(node.spec.local_world_size for node in members)
         self._out.note(
             RoundFormed(
                 self._state.round,
                 size,
-                world.world_size,
+                world_size,
                 self._state.restarts,
                 self._state.job.max_restarts,
                 reason,
             )
         )
-        self._start(world, reason, ended.cause, resumed)
+        self._start(members, world_size, reason, ended.cause, resumed)
         self._waiting.forget_newcomers()
         waiting = self._waiting.waiting(now)
         for spare in self._roster.in_phase(NodePhase.READY):
@@ -110,35 +107,39 @@ class Formation:
             self._out.send(spare, waiting)
         self._rounds.plan_rescale(now)  # those left out may yet turn out to be fit
 
-    def _next_round(self, members: list[Candidate]) -> int:
+    def _next_round(self, members: list[Node]) -> int:
         """Return a number that no member has seen: a node ignores what is not above its last.
 
         What a node of another master says of that moves the number only where it is a member.
         Neither that nor what other hosts say moves it far.
         """
         highest = max(self._state.round, self._state.highest)
-        nodes = [self._roster.get(member.spec.node_id) for member in members]
-        seen = max((node.last_round for node in nodes if node is not None), default=-1)
+        seen = max(node.last_round for node in members)
         return min(max(seen, highest), self._state.round + _ROUNDS_AHEAD_MAX) + 1
 
     def _start(
-        self, world: World, reason: str, cause: Failure | None, resumed: Resumption | None
+        self,
+        members: list[Node],
+        world_size: int,
+        reason: str,
+        cause: Failure | None,
+        resumed: Resumption | None,
     ) -> None:
-        state = self._state
+        state, store = self._state, members[0].offer
         base = Assignment(
-            round=world.round,
+            round=state.round,
             formed_by=state.formed_by,
             term=state.term,
             restarts=state.restarts,
             node_rank=0,
-            nodes=len(world.members),
+            nodes=len(members),
             rank_offset=0,
-            world_size=world.world_size,
+            world_size=world_size,
             role_rank_offset=0,
             role_world_size=0,
             successor="",
-            master_addr=world.master.address,
-            master_port=world.master.port,
+            master_addr=store.address,
+            master_port=store.port,
             reason=reason,
             cause=cause,
             decision=self._rounds.answer.words if cause is not None else "",
@@ -147,19 +148,14 @@ class Formation:
             past=state.aftermath.past(state.policy, state.now),
             resumption=resumed,
         )
-        self._state.members = {member.node_rank: member.node_id for member in world.members}
-        segments: dict[int, str] = {}
-        for member in world.members:
-            node = self._roster.get(member.node_id)
-            assert node is not None
-            node.assignment = world.assignment(member, base)
-            node.round, node.rank = world.round, member.node_rank
-            segments[member.node_rank] = node.spec.segment
-            node.rank_offset = member.rank_offset
+        state.members = {rank: node.spec.node_id for rank, node in enumerate(members)}
+        state.place({rank: node.spec.segment for rank, node in enumerate(members)})
+        for node, part in zip(members, form(base, members), strict=True):
+            node.assignment, node.round = part, part.round
+            node.rank, node.rank_offset = part.node_rank, part.rank_offset
             state.served.add(node.spec.incarnation)
             self._roster.move(node, NodePhase.RUNNING)
-            self._out.send(node, Start(node.assignment))
-        state.place(segments)
+            self._out.send(node, Start(part))
 
     # --- checks before a round ---------------------------------------------------------------
 

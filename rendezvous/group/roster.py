@@ -13,7 +13,9 @@ from ..protocol.claim import Claim
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, NodeSpec
 from ..protocol.offer import Offer
-from .world import Sizes
+
+Sizes = Counter[str]
+"""The number of nodes of each segment."""
 
 
 class NodePhase(enum.Enum):

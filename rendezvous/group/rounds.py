@@ -19,12 +19,11 @@ from .ending import Ending, sentence_of, spent, verdict_of
 from .events import Hung
 from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
-from .resumption import Holder, Line, savings
-from .roster import Node, NodePhase, sizes_of
+from .resumption import Line, savings
+from .roster import Node, NodePhase, Sizes, sizes_of
 from .state import JobState
 from .takeover import TakenOver, Takeover, TakeoverState, over
 from .waiting import WaitingNodes
-from .world import Sizes
 
 _DELAY_TOLD_S = 1.0
 IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
@@ -224,21 +223,23 @@ class Rounds:
 
     def take_over(self, taken: TakenOver, now: float) -> None:
         """Continue the round of an earlier master as an own one."""
-        state, rank0_is_done = self._state, taken.rank0_is_done
-        running = Running(None, rank0_is_done=state.policy.rank0_decides and rank0_is_done)
+        state, world = self._state, taken.world
+        rank0_is_done = state.policy.rank0_decides and world.rank0_is_done
+        running = Running(None, rank0_is_done=rank0_is_done)
         state.formed_before, state.phase = True, running
-        state.round, state.formed_by = taken.round, taken.formed_by
+        state.round, state.formed_by = taken.round, world.formed_by
         state.term = min(taken.term, state.settings.term)  # a higher one is invented by a node
         state.newest = state.term, state.round
         if taken.finding is TakeoverState.COMPLETE:
             state.starts_from = -math.inf  # its workers are the only ones
-        state.world_nodes = taken.nodes
+        state.world_nodes = len(world.members) + world.missing
         # Include members that are not connected: the policy may require a replacement of one.
-        members = {claim.node_rank: name for name, claim in taken.members.items()}
-        state.members = taken.ranks | members
+        members = {claim.node_rank: name for name, claim in world.members.items()}
+        absent = world.absent()
+        state.members = absent | members
         known = ((rank, self._roster.get(name)) for rank, name in state.members.items())
         state.place({rank: node.spec.segment for rank, node in known if node is not None})
-        self._keep_ranks(taken.ranks)
+        self._keep_ranks(absent)
         self._waiting.close()
         self._out.note(
             RoundTakenOver(
@@ -247,7 +248,7 @@ class Rounds:
         )
         for name, claim in taken.claims.items():
             node = self._roster.get(name)
-            if name in taken.members:
+            if name in world.members:
                 self._resume(node, claim)
             elif node is not None and claim.state is not ClaimState.STOPPED:
                 self.stop_stale(node, claim.round)
@@ -380,12 +381,8 @@ class Rounds:
 
     def _savings(self) -> dict[str, Saving]:
         """Return what nodes save of the data that workers of the last round have left."""
-        nodes = [
-            Holder(node.spec.node_id, node.spec.local_world_size, node.offer.snapshots)
-            for node in self._roster.in_phase(NodePhase.READY)
-            if node.link is not None
-        ]
-        return savings(nodes, Line(self._state.round, self._state.formed_by))
+        line = Line(self._state.round, self._state.formed_by)
+        return savings(self._roster.ready_nodes(), line)
 
     # --- waiting nodes -----------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ like all others; where no node has one, ``world.order`` decides alone.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from .world import Candidate, order, preference
+from .roster import Node
+from .world import order, preference
 
 
 def order_by_segment(
-    candidates: Sequence[Candidate], size: int, unit: int, last: Mapping[int, str]
-) -> list[Candidate]:
+    candidates: Sequence[Node], size: int, unit: int, last: Mapping[int, str]
+) -> list[Node]:
     """Choose ``size`` of the candidates and return them by node rank.
 
     Args:
@@ -26,17 +27,17 @@ def order_by_segment(
     """
     if not any(candidate.spec.segment for candidate in candidates):
         return order(candidates, size)
-    pools: defaultdict[str, list[Candidate]] = defaultdict(list)
+    pools: defaultdict[str, list[Node]] = defaultdict(list)
     for candidate in sorted(candidates, key=preference):
         pools[candidate.spec.segment].append(candidate)
     units = _assigned(pools, size // unit, unit, last)
-    slots: list[Candidate | None] = [None] * size
-    rest: dict[str, Iterator[Candidate]] = {}
+    slots: list[Node | None] = [None] * size
+    rest: dict[str, Iterator[Node]] = {}
     first_ranks = {(segment, home): at * unit for at, (segment, home) in enumerate(units)}
     for segment, pool in pools.items():
         left = []
         for candidate in pool:
-            rank = candidate.previous_rank
+            rank = candidate.rank
             home = None if rank is None else first_ranks.get((segment, rank // unit))
             at = -1 if home is None or rank is None else home + rank % unit
             if at >= 0 and slots[at] is None:
@@ -51,15 +52,15 @@ def order_by_segment(
 
 
 def _assigned(
-    pools: Mapping[str, Sequence[Candidate]], count: int, unit: int, last: Mapping[int, str]
+    pools: Mapping[str, Sequence[Node]], count: int, unit: int, last: Mapping[int, str]
 ) -> list[tuple[str, int | None]]:
     """Return the segment of each unit of the world, and which unit of the last one it continues."""
     room = {segment: len(pool) // unit for segment, pool in pools.items()}
     survivors = Counter(
-        (candidate.previous_rank // unit, segment)
+        (candidate.rank // unit, segment)
         for segment, pool in pools.items()
         for candidate in pool
-        if candidate.previous_rank is not None
+        if candidate.rank is not None
     )
     kept: dict[int, str] = {}
     for home, segment in sorted(survivors, key=lambda key: (-survivors[key], key)):

@@ -7,8 +7,8 @@ from ..protocol.lease_messages import NO_ROUND
 from ..protocol.messages import JobSpec, PolicySpec
 from .events import GroupSettings
 from .phases import Gathering, Phase
-from .roster import Incarnations, Node, Roster
-from .world import Sizes, usable_size
+from .roster import Incarnations, Node, Roster, Sizes
+from .world import usable_size
 
 _DEFAULT_POLICY = PolicySpec()
 

@@ -31,33 +31,6 @@ class TakeoverState(enum.Enum):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TakenOver:
-    """The round that a takeover goes on with, and how it stands."""
-
-    finding: TakeoverState
-    round: int
-    term: int
-    """Of the leader that formed it; 0 where there is one endpoint."""
-    formed_by: str
-    """The master that formed it; empty where no member of it is there."""
-    nodes: int
-    """Size of its world."""
-    claims: dict[str, Claim]
-    """What each node claims, also those that were in no world or another."""
-    members: dict[str, Claim]
-    """The claims of the round's members."""
-    ranks: dict[int, str]
-    """Members without a claim, where they are known by name: by node rank."""
-    rank0_is_done: bool
-    lost: Failure | None = None
-    """That members have not come back, where that ends the round."""
-    departure: Failure | None = None
-    """The first member that has stopped in order to go, where that ends the round."""
-    reason: str = ""
-    """Why the round ends without a failure."""
-
-
 def over(round_number: int, *, is_stale: bool) -> Stop:
     """Return the order to stop the workers of a round that is over.
 
@@ -78,7 +51,7 @@ def is_spare(claim: Claim) -> bool:
 
 
 @dataclass(slots=True)
-class _World:
+class ClaimedWorld:
     """A world with the highest number, and those of its members that are there."""
 
     formed_by: str
@@ -105,6 +78,26 @@ class _World:
             for claim in self.members.values()
             if claim.successor and claim.successor not in self.members
         }
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """The round that a takeover goes on with, and how it stands."""
+
+    finding: TakeoverState
+    round: int
+    term: int
+    """Of the leader that formed it; 0 where there is one endpoint."""
+    world: ClaimedWorld
+    """That of the round; without a master where no member of it is there."""
+    claims: dict[str, Claim]
+    """What each node claims, also those that were in no world or another."""
+    lost: Failure | None
+    """That members have not come back, where that ends the round."""
+    departure: Failure | None
+    """The first member that has stopped in order to go, where that ends the round."""
+    reason: str
+    """Why the round ends without a failure."""
 
 
 _FEW = 8
@@ -138,7 +131,7 @@ class Takeover:
         """Term and number of the newest round that any node was in: what a leader has formed is
         newer than all that earlier ones have."""
         self._claims: dict[str, Claim] = {}
-        self._worlds: dict[str, _World] = {}
+        self._worlds: dict[str, ClaimedWorld] = {}
         """The worlds of the highest round, by the master that formed them."""
         self._doomed: dict[str, int] = {}
         self._told: set[str] = set()
@@ -159,11 +152,11 @@ class Takeover:
                 self._look_at(name)
         self._keep(node_id, claim)
 
-    def _world_of(self, claim: Claim) -> _World | None:
+    def _world_of(self, claim: Claim) -> ClaimedWorld | None:
         """Return the world of a claim; None where there is none, or it is not the newest."""
         if _age(claim) != self._newest or is_spare(claim):
             return None
-        return self._worlds.setdefault(claim.formed_by, _World(claim.formed_by, claim.nodes))
+        return self._worlds.setdefault(claim.formed_by, ClaimedWorld(claim.formed_by, claim.nodes))
 
     def _keep(self, node_id: str, claim: Claim) -> None:
         self._claims[node_id] = claim
@@ -263,7 +256,9 @@ class Takeover:
 
     def decide(self, now: float) -> TakenOver | None:
         """Return what is taken over; None while members are waited for."""
-        world = max(self._worlds.values(), key=lambda world: world.standing, default=_World("", 0))
+        world = max(
+            self._worlds.values(), key=lambda world: world.standing, default=ClaimedWorld("", 0)
+        )
         is_clear = not world.missing or self._are_replaced(world)
         if now < self.until and not (world.members and is_clear):
             return None
@@ -280,12 +275,8 @@ class Takeover:
             finding=finding,
             round=self.round,
             term=self._newest[0],
-            formed_by=world.formed_by,
-            nodes=len(world.members) + world.missing,
+            world=world,
             claims=self._claims,
-            members=world.members,
-            ranks=world.absent(),
-            rank0_is_done=world.rank0_is_done,
             lost=lost,
             departure=departure if finding is TakeoverState.REGROUP else None,
             reason=reason,
@@ -294,7 +285,7 @@ class Takeover:
     def _is_there(self, node_id: str) -> bool:
         return self._roster.get(node_id) is not None
 
-    def _departure(self, world: _World) -> Failure | None:
+    def _departure(self, world: ClaimedWorld) -> Failure | None:
         """Return the first member that has stopped in order to go."""
         members = world.members
         stopped = (
@@ -304,7 +295,7 @@ class Takeover:
         )
         return next(stopped, None)
 
-    def _gone(self, world: _World) -> int:
+    def _gone(self, world: ClaimedWorld) -> int:
         """Return how many members do not attend, not even without workers of the round.
 
         A node that attends without them was started again, or has never heard of the round because
@@ -317,7 +308,7 @@ class Takeover:
         may_be_members = there - world.members.keys() - (spares - named)
         return max(0, world.missing - len(may_be_members))
 
-    def _judge(self, world: _World, departure: Failure | None, gone: int) -> TakeoverState:
+    def _judge(self, world: ClaimedWorld, departure: Failure | None, gone: int) -> TakeoverState:
         """Return what the claims amount to.
 
         Args:
@@ -341,7 +332,7 @@ class Takeover:
             return TakeoverState.BROKEN
         return TakeoverState.FAILED if gone else TakeoverState.COMPLETE
 
-    def _are_replaced(self, world: _World) -> bool:
+    def _are_replaced(self, world: ClaimedWorld) -> bool:
         """Return whether all missing members attend, but say nothing of this world.
 
         Then they were started again, or have never heard of the round: they have no workers of it.
@@ -354,7 +345,7 @@ class Takeover:
 
     # --- in words ----------------------------------------------------------------------------
 
-    def _not_back(self, world: _World, gone: int) -> Failure:
+    def _not_back(self, world: ClaimedWorld, gone: int) -> Failure:
         """Return the failure record of members that have not come back, the first by name."""
         # A member that was started again has lost its workers, but is there.
         away = {rank: name for rank, name in world.absent().items() if not self._is_there(name)}
@@ -367,7 +358,7 @@ class Takeover:
         )
         return node_lost(rank, name.rpartition("/")[0] or name, "", why)
 
-    def _who_returned(self, world: _World) -> str:
+    def _who_returned(self, world: ClaimedWorld) -> str:
         """Say which members are there without workers of the round, the first by name."""
         named = [(rank, self._roster.get(name)) for rank, name in sorted(world.absent().items())]
         rank, node = next(((rank, node) for rank, node in named if node is not None), (0, None))
@@ -394,7 +385,7 @@ def _has_failed(claim: Claim) -> bool:
     return any(not failure.after_stop for failure in claim.failures)
 
 
-def _has_own_failure(world: _World) -> bool:
+def _has_own_failure(world: ClaimedWorld) -> bool:
     """Return whether a failure is known that cannot follow from the loss of a member."""
     failures = (failure for claim in world.members.values() for failure in claim.failures)
     return world.has_failed and any(evidence(failure) is Evidence.OWN for failure in failures)

@@ -7,9 +7,9 @@ from ..protocol.messages import JobSpec, Waiting
 from .ending import Ending
 from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
-from .roster import Node, NodePhase
+from .roster import Node, NodePhase, Sizes
 from .state import JobState
-from .world import Sizes, in_units
+from .world import in_units
 
 _MISSING_NAMED = 8
 _ANNOUNCE_EVERY_S = 1.0

@@ -7,65 +7,14 @@ their arrival. Where nodes have segments, ``segments`` decides on ranks, by the 
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
-from ...values import dataclass, replace
-from ..protocol.messages import Assignment, NodeSpec
-from ..protocol.offer import Offer
-
-Sizes = Counter[str]
-"""The number of nodes of each segment."""
+from ...values import replace
+from ..protocol.messages import Assignment
+from .roster import Node, Sizes
 
 _DIGITS = re.compile(r"([0-9]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A node that could be a member of the next world."""
-
-    spec: NodeSpec
-    offer: Offer
-    arrival: int
-    """Position in the order of first arrivals."""
-    previous_rank: int | None
-    """Its node rank in the last world, or the one of the incarnation it replaces."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A node in a world. Ranks are those of its local rank 0."""
-
-    node_id: str
-    node_rank: int
-    rank_offset: int
-    role_rank_offset: int
-    role_world_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """The immutable outcome of a round; ``members[i]`` has node rank ``i``."""
-
-    round: int
-    members: tuple[Member, ...]
-    world_size: int
-    master: Offer
-
-    def successor(self, member: Member) -> Member:
-        """Return the member with the next node rank; of the last one, the first."""
-        return self.members[(member.node_rank + 1) % len(self.members)]
-
-    def assignment(self, member: Member, base: Assignment) -> Assignment:
-        """Return a member's share of the world; ``base`` has what is the same for all."""
-        return replace(
-            base,
-            node_rank=member.node_rank,
-            rank_offset=member.rank_offset,
-            role_rank_offset=member.role_rank_offset,
-            role_world_size=member.role_world_size,
-            successor=self.successor(member).node_id,
-        )
 
 
 def natural_key(host: str) -> tuple[tuple[int, int, str], ...]:
@@ -98,72 +47,78 @@ def usable_size(sizes: Sizes, min_nodes: int, max_nodes: int, unit: int) -> int:
     return size if size >= min_nodes else 0
 
 
-def preference(candidate: Candidate) -> tuple[object, ...]:
+def preference(node: Node) -> tuple[object, ...]:
     """Return a sort key: survivors by rank, then pinned newcomers, then others by host."""
-    previous, wanted = candidate.previous_rank, candidate.spec.wanted_rank
+    previous, wanted = node.rank, node.spec.wanted_rank
     return (
         previous is None,
         previous or 0,
         wanted is None,
         wanted or 0,
-        natural_key(candidate.spec.host),
-        candidate.arrival,
+        natural_key(node.spec.host),
+        node.arrival,
     )
 
 
-def order(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
+def order(candidates: Sequence[Node], size: int) -> list[Node]:
     """Choose ``size`` of the candidates and return them by node rank."""
     chosen = sorted(candidates, key=preference)[:size]
-    slots: list[Candidate | None] = [None] * size
+    slots: list[Node | None] = [None] * size
     unplaced = chosen
     for rank_of in (_survivors_pin, _unpinned_rank, _pin, _previous_rank):
         rest = []
-        for candidate in unplaced:
-            rank = rank_of(candidate)
+        for node in unplaced:
+            rank = rank_of(node)
             if rank is not None and rank < size and slots[rank] is None:
-                slots[rank] = candidate
+                slots[rank] = node
             else:
-                rest.append(candidate)
+                rest.append(node)
         unplaced = rest
     remaining = iter(unplaced)
     return [slot if slot is not None else next(remaining) for slot in slots]
 
 
-def _survivors_pin(candidate: Candidate) -> int | None:
-    return None if candidate.previous_rank is None else candidate.spec.wanted_rank
+def _survivors_pin(node: Node) -> int | None:
+    return None if node.rank is None else node.spec.wanted_rank
 
 
-def _unpinned_rank(candidate: Candidate) -> int | None:
+def _unpinned_rank(node: Node) -> int | None:
     """A newcomer's pin takes no rank from a survivor that has none."""
-    return candidate.previous_rank if candidate.spec.wanted_rank is None else None
+    return node.rank if node.spec.wanted_rank is None else None
 
 
-def _pin(candidate: Candidate) -> int | None:
-    return candidate.spec.wanted_rank
+def _pin(node: Node) -> int | None:
+    return node.spec.wanted_rank
 
 
-def _previous_rank(candidate: Candidate) -> int | None:
-    return candidate.previous_rank
+def _previous_rank(node: Node) -> int | None:
+    return node.rank
 
 
-def form(round_number: int, ordered: Sequence[Candidate]) -> World:
-    """Return the world of nodes that are already ordered by node rank."""
-    role_sizes: dict[str, int] = defaultdict(int)
-    placed: list[tuple[Candidate, int, int]] = []
-    offset = 0
-    for candidate in ordered:
-        spec = candidate.spec
-        placed.append((candidate, offset, role_sizes[spec.role]))
-        offset += spec.local_world_size
-        role_sizes[spec.role] += spec.local_world_size
-    members = tuple(
-        Member(
-            node_id=candidate.spec.node_id,
-            node_rank=node_rank,
-            rank_offset=rank_offset,
-            role_rank_offset=role_rank_offset,
-            role_world_size=role_sizes[candidate.spec.role],
+def form(base: Assignment, members: Sequence[Node]) -> list[Assignment]:
+    """Return the part of a world that each member gets.
+
+    Args:
+        base: has what is the same for all.
+        members: by node rank.
+    """
+    role_sizes: Counter[str] = Counter()
+    for node in members:
+        role_sizes[node.spec.role] += node.spec.local_world_size
+    offset, role_offsets = 0, Counter[str]()
+    parts: list[Assignment] = []
+    for node_rank, node in enumerate(members):
+        role, workers = node.spec.role, node.spec.local_world_size
+        parts.append(
+            replace(
+                base,
+                node_rank=node_rank,
+                rank_offset=offset,
+                role_rank_offset=role_offsets[role],
+                role_world_size=role_sizes[role],
+                successor=members[(node_rank + 1) % len(members)].spec.node_id,
+            )
         )
-        for node_rank, (candidate, rank_offset, role_rank_offset) in enumerate(placed)
-    )
-    return World(round_number, members, offset, ordered[0].offer)
+        offset += workers
+        role_offsets[role] += workers
+    return parts

@@ -1,8 +1,8 @@
 """Which snapshots the ranks of the next round resume from."""
 
 import pytest
-from ft_run.rendezvous.group.resumption import Holder, Line, resumption, savings
-from ft_run.rendezvous.group.world import Candidate, World, form
+from ft_run.rendezvous.group.resumption import Line, resumption, savings
+from ft_run.rendezvous.group.roster import Node, NodePhase
 from ft_run.rendezvous.protocol.messages import (
     NodeSpec,
     Outcome,
@@ -25,22 +25,27 @@ from ft_run.values import replace
 LINE = Line(3, "master")
 
 
-def world_of(nodes: int, workers: int = 2) -> World:
-    return form(
-        4,
-        [
-            Candidate(NodeSpec(f"n{n}", "i", "h", "h", "", workers, None), Offer("h", 1), n, n)
-            for n in range(nodes)
-        ],
-    )
+def nodes_of(*offered: Snapshots | None, workers: int = 2) -> list[Node]:
+    """Return nodes that have snapshots, by node rank."""
+    return [
+        Node(
+            NodeSpec(f"n{n}", "i", "h", "h", "", workers, None),
+            Offer("h", 1, snapshots),
+            n,
+            NodePhase.READY,
+            n,
+        )
+        for n, snapshots in enumerate(offered)
+    ]
 
 
 def left(*steps: int, offset: int = 0, size: int = 4, is_replicated: bool = True) -> Snapshots:
     return Snapshots(*LINE, tuple(Snapshot(n, size, offset, is_replicated) for n in steps))
 
 
-def chosen(world: World, *offered: Snapshots | None) -> int | None:
-    found = resumption(world, offered, LINE)
+def chosen(*offered: Snapshots | None) -> int | None:
+    """Return the step from which a world resumes whose nodes have these snapshots."""
+    found = resumption(nodes_of(*offered), LINE)
     assert found is None or found == Resumption(found.step, *LINE)
     return None if found is None else found.step
 
@@ -49,24 +54,24 @@ def chosen(world: World, *offered: Snapshots | None) -> int | None:
 def test_the_newest_step_that_all_nodes_have(is_replicated: bool) -> None:
     first = left(8, 9, is_replicated=is_replicated)
     second = left(7, 8, offset=2, is_replicated=is_replicated)
-    assert chosen(world_of(2), first, second) == 8
+    assert chosen(first, second) == 8
     both = left(8, 9, offset=2, is_replicated=is_replicated)
-    assert chosen(world_of(2), first, both) == 9
+    assert chosen(first, both) == 9
 
 
 @pytest.mark.parametrize(("is_replicated", "step"), [(False, None), (True, 9)])
 def test_a_node_that_has_nothing_is_sent_what_is_replicated(
     is_replicated: bool, step: int | None
 ) -> None:
-    assert chosen(world_of(2), left(8, 9, is_replicated=is_replicated), None) == step
+    assert chosen(left(8, 9, is_replicated=is_replicated), None) == step
 
 
 @pytest.mark.parametrize(("is_replicated", "step"), [(False, None), (True, 9)])
 def test_another_world_resumes_from_what_is_replicated(
     is_replicated: bool, step: int | None
 ) -> None:
-    assert chosen(world_of(1), left(8, 9, offset=2, is_replicated=is_replicated)) == step
-    assert chosen(world_of(3), *[left(9, is_replicated=is_replicated)] * 3) == step
+    assert chosen(left(8, 9, offset=2, is_replicated=is_replicated)) == step
+    assert chosen(*[left(9, is_replicated=is_replicated)] * 3) == step
 
 
 def replica(*steps: int, ranks: tuple[int, ...], size: int = 4) -> tuple[Replica, ...]:
@@ -74,44 +79,43 @@ def replica(*steps: int, ranks: tuple[int, ...], size: int = 4) -> tuple[Replica
 
 
 def test_a_lost_nodes_shares_come_from_their_replica() -> None:
-    world = world_of(2)
     first = replace(left(8, 9, is_replicated=False), replicas=replica(8, ranks=(2, 3)))
-    assert chosen(world, first, None) == 8
+    assert chosen(first, None) == 8
     newer = replace(first, replicas=replica(8, 9, ranks=(2, 3)))
-    assert chosen(world, newer, None) == 9
+    assert chosen(newer, None) == 9
     for bad in (replica(9, ranks=(2,)), replica(9, ranks=(2, 3), size=6)):
-        assert chosen(world, replace(first, replicas=bad), None) is None
+        assert chosen(replace(first, replicas=bad), None) is None
 
 
 def test_shares_of_nodes_that_have_changed_places_are_there() -> None:
     swapped = [left(9, offset=2, is_replicated=False), left(9, offset=0, is_replicated=False)]
-    assert chosen(world_of(2), *swapped) == 9
+    assert chosen(*swapped) == 9
 
 
 def test_the_same_shares_twice_are_not_those_of_all_ranks() -> None:
-    assert chosen(world_of(2), *[left(9, is_replicated=False)] * 2) is None
+    assert chosen(*[left(9, is_replicated=False)] * 2) is None
 
 
 def test_a_replica_is_of_no_use_in_a_world_of_another_size() -> None:
     first = replace(left(9, is_replicated=False), replicas=replica(9, ranks=(2, 3)))
-    assert chosen(world_of(1), first) is None
-    assert chosen(world_of(3), first, None, None) is None
+    assert chosen(first) is None
+    assert chosen(first, None, None) is None
 
 
 def test_what_each_node_has_goes_before_a_newer_replica() -> None:
     first = replace(left(8, 9, is_replicated=False), replicas=replica(9, ranks=(2, 3)))
-    assert chosen(world_of(2), first, left(7, 8, offset=2, is_replicated=False)) == 8
+    assert chosen(first, left(7, 8, offset=2, is_replicated=False)) == 8
 
 
 def test_what_another_round_left_is_the_state_of_another_step() -> None:
     for line in ((2, "master"), (3, "another")):
         stale = Snapshots(*line, left(9).held)
-        assert chosen(world_of(1), stale) is None
-        assert chosen(world_of(2), left(8), stale) == 8
+        assert chosen(stale) is None
+        assert chosen(left(8), stale) == 8
 
 
 def test_nothing_is_left() -> None:
-    assert chosen(world_of(2), None, None) is None
+    assert chosen(None, None) is None
 
 
 class Holding(Scene):
@@ -139,7 +143,7 @@ def shards(*steps: int, offset: int = 0, size: int = 4) -> Snapshots:
 
 def saved(*offered: Snapshots | None) -> dict[str, Saving]:
     """Return what nodes of two ranks save."""
-    return savings([Holder(f"n{n}", 2, of_node) for n, of_node in enumerate(offered)], LINE)
+    return savings(nodes_of(*offered), LINE)
 
 
 def test_each_node_saves_its_shares_of_the_newest_step_that_all_have() -> None:

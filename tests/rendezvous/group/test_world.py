@@ -1,20 +1,18 @@
 """Who is in a world and with which ranks."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from ft_run.rendezvous.group.roster import Node, NodePhase
 from ft_run.rendezvous.group.segments import order_by_segment
 from ft_run.rendezvous.group.world import (
-    Candidate,
-    World,
     form,
     largest_size,
     natural_key,
     order,
     usable_size,
 )
-from ft_run.rendezvous.protocol.messages import NodeSpec
+from ft_run.rendezvous.protocol.messages import Assignment, NodeSpec
 from ft_run.rendezvous.protocol.offer import Offer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,17 +26,17 @@ def candidate(
     wanted: int | None = None,
     role: str = "default",
     workers: int = 1,
-) -> Candidate:
-    spec = NodeSpec(host, "i", host, host, role, workers, wanted)
-    return Candidate(spec, Offer(host, 1), arrival, previous)
+    segment: str = "",
+) -> Node:
+    spec = NodeSpec(host, "i", host, host, role, workers, wanted, segment=segment)
+    return Node(spec, Offer(host, 1), arrival, NodePhase.READY, 1, rank=previous)
 
 
-def hosts(ordered: list[Candidate]) -> list[str]:
+def hosts(ordered: list[Node]) -> list[str]:
     return [c.spec.host for c in ordered]
 
 
-def world_of(*candidates: Candidate) -> World:
-    return form(0, candidates)
+BASE = Assignment(7, "master", 0, 0, 0, 0, 0, 0, 0, "", "a", 1, "", None)
 
 
 @pytest.mark.parametrize(
@@ -136,19 +134,6 @@ def test_a_wanted_rank_beyond_the_world_is_no_reason_to_leave_a_gap():
     assert hosts(order([candidate("a", wanted=3), candidate("b", wanted=0)], 2)) == ["b", "a"]
 
 
-def test_offsets_follow_the_number_of_workers_and_roles_count_for_themselves():
-    world = world_of(
-        candidate("a", role="trainer", workers=2),
-        candidate("b", role="reader", workers=1),
-        candidate("c", role="trainer", workers=3),
-    )
-    assert world.world_size == 6
-    assert [m.rank_offset for m in world.members] == [0, 2, 3]
-    assert [m.role_rank_offset for m in world.members] == [0, 0, 2]
-    assert [m.role_world_size for m in world.members] == [5, 1, 5]
-    assert world.master == Offer("a", 1)
-
-
 _candidates = st.lists(
     st.builds(
         candidate,
@@ -170,9 +155,9 @@ def test_every_world_is_whole(candidates, data):
     assert len(chosen) == size
     assert all(any(c is given for given in candidates) for c in chosen)
     assert len({id(c) for c in chosen}) == size
-    world = form(7, chosen)
-    assert [m.node_rank for m in world.members] == list(range(size))
-    ranks = [m.rank_offset for m in world.members]
+    parts = form(BASE, chosen)
+    assert [part.node_rank for part in parts] == list(range(size))
+    ranks = [part.rank_offset for part in parts]
     assert ranks == [sum(c.spec.local_world_size for c in chosen[:i]) for i in range(size)]
 
 
@@ -182,19 +167,16 @@ def test_a_survivor_moves_only_for_a_pin_or_a_rival_or_a_smaller_world(candidate
     chosen = order(candidates, size)
     pins = {c.spec.wanted_rank for c in candidates}
     for rank in range(size):
-        claimants = [c for c in candidates if c.previous_rank == rank]
+        claimants = [c for c in candidates if c.rank == rank]
         if len(claimants) == 1 and claimants[0].spec.wanted_rank is None and rank not in pins:
             assert chosen[rank] is claimants[0]
 
 
-def placed(*names: str, previous: dict[str, int] | None = None) -> list[Candidate]:
+def placed(*names: str, previous: dict[str, int] | None = None) -> list[Node]:
     """Nodes named by their segments and a number: ``x1``; ``-1`` has no segment."""
     former = previous or {}
     return [
-        replace(
-            candidate(name, arrival=at, previous=former.get(name)),
-            spec=NodeSpec(name, "i", name, name, "r", 1, None, segment=name.rstrip("0123456789-")),
-        )
+        candidate(name, arrival=at, previous=former.get(name), segment=name.rstrip("0123456789-"))
         for at, name in enumerate(names)
     ]
 
@@ -276,10 +258,10 @@ def test_units_are_of_one_segment_and_survivors_of_whole_ones_stay(data):
     for at, block in enumerate(blocks):
         here = [rank for rank in alive if rank // unit == at]
         if len(here) == unit and size == before:  # no member was lost
-            assert [c.previous_rank for c in block] == here
+            assert [c.rank for c in block] == here
     if unit == 1 and size == before:
         # No survivor moves, and no vacant rank gets a stranger while a node of its segment waits.
-        assert all(chosen[rank].previous_rank == rank for rank in alive)
+        assert all(chosen[rank].rank == rank for rank in alive)
         inside = {id(c) for c in chosen}
         waiting = {c.spec.segment for c in nodes if id(c) not in inside}
         assert all(
