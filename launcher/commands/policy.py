@@ -6,7 +6,7 @@ import signal
 
 from ... import exit_codes
 from ...errors import UsageError
-from ...rendezvous.policy.matches import BadRule, EndedBySignal, ExitStatus, parse_match
+from ...rendezvous.policy.matches import BadRule, parse_match
 from ...rendezvous.policy.rules import SLIP_S, Context, Decision, Rule, decide
 from ...rendezvous.protocol.failure import Failure, FailureKind, hung, node_lost, preempted
 from ..cli.policy_flags import PolicyOptions
@@ -86,14 +86,12 @@ def failure_of(text: str) -> Failure:
 
 def _status(word: str, text: str) -> int:
     try:
-        match = parse_match(word)
+        exit_code = parse_match(word).exit_code
     except BadRule as bad:
         raise _unclear(text, bad.why) from None
-    if isinstance(match, EndedBySignal):
-        return -match.number
-    if isinstance(match, ExitStatus) and match.low == match.high:
-        return match.low
-    raise _unclear(text, f"but {word} is not one failure")
+    if exit_code is None:
+        raise _unclear(text, f"but {word} is not one failure")
+    return exit_code
 
 
 def _unclear(text: str, why: str = "") -> UsageError:

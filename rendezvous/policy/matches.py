@@ -7,10 +7,12 @@ if signal n killed it. ``exit:137`` and ``signal:SIGKILL`` are the same.
 import functools
 import re
 import signal
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from ... import exit_codes
-from ...values import dataclass
+from ...values import dataclass, field
 from ..protocol.failure import Failure, FailureKind, signal_name
 
 _LINES_LOOKED_AT = 100
@@ -46,132 +48,87 @@ class Look:
     words: str
 
 
-class Match(Protocol):
+@dataclass(frozen=True, slots=True)
+class Match:
     """The left side of a rule."""
 
-    @property
-    def text(self) -> str:
-        """Return the match as it is written in a rule."""
-
-    def look(self, failure: Failure) -> Look:
-        """Return whether the failure matches, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExitStatus:
-    """``exit:N``, ``exit:A-B``: both ends included."""
-
-    low: int
-    high: int
-
-    @property
-    def text(self) -> str:
-        """Return the match as it is written."""
-        return f"exit:{self.low}" if self.low == self.high else f"exit:{self.low}-{self.high}"
-
-    def look(self, failure: Failure) -> Look:
-        """Return whether the worker's exit status is in the range, and why."""
-        status = exit_status(failure)
-        if status is None:
-            return Look(False, "no worker exited")
-        matches = self.low <= status <= self.high
-        wanted = f"{self.low}" if self.low == self.high else f"within {self.low} to {self.high}"
-        return Look(matches, f"the exit status {status} is {'' if matches else 'not '}{wanted}")
-
-
-@dataclass(frozen=True, slots=True)
-class EndedBySignal:
-    """``signal:NAME``."""
-
-    number: int
-
-    @property
-    def text(self) -> str:
-        """Return the match as it is written."""
-        return f"signal:{signal_name(self.number)}"
-
-    def look(self, failure: Failure) -> Look:
-        """Return whether the worker was killed by this signal, and why."""
-        status = exit_status(failure)
-        if status is None:
-            return Look(False, "no worker exited")
-        matches = status == exit_codes.SIGNAL_BASE + self.number
-        name = signal_name(self.number)
-        if matches:
-            return Look(True, f"the worker was killed by {name} (exit status {status})")
-        return Look(False, f"the exit status {status} is not that of {name}")
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorWords:
-    """``error:REGEX``: matches anywhere in a line of the error, case-sensitive."""
-
-    expression: str
-
-    @property
-    def text(self) -> str:
-        """Return the match as it is written."""
-        return f"error:{self.expression}"
-
-    def look(self, failure: Failure) -> Look:
-        """Return whether a line of the error has a match, and why."""
-        lines = error_lines(failure)
-        if not lines:
-            return Look(False, "no error message is known")
-        expression = _compiled(self.expression)
-        for line in lines:
-            if expression.search(line.encode(errors="replace")):
-                return Look(True, f"a line of the error matches: {line.strip()[:200]!r}")
-        return Look(False, f"no line of the error matches; it ends with {lines[-1].strip()[:80]!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class OfKind:
-    """``oom``, ``node-lost``, ``preempted``, ``hang``."""
-
     text: str
-    kind: FailureKind | None
-    """None: a worker that was killed by the kernel's OOM killer."""
-    event: str
-    """The text for a match; ``no_event``: the text for no match."""
-    no_event: str
-
-    def look(self, failure: Failure) -> Look:
-        """Return whether the failure is of this kind, and why."""
-        matches = failure.out_of_memory if self.kind is None else failure.kind is self.kind
-        return Look(matches, self.event if matches else self.no_event)
+    """As it is written in a rule."""
+    look: Callable[[Failure], Look] = field(compare=False)
+    """Returns whether a failure matches, and why."""
+    exit_code: int | None = None
+    """Of all failures that match, as in ``Failure``; None: they have different ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+def _look_for_status(low: int, high: int, failure: Failure) -> Look:
+    """``exit:N``, ``exit:A-B``: both ends included."""
+    status = exit_status(failure)
+    if status is None:
+        return Look(False, "no worker exited")
+    matches = low <= status <= high
+    wanted = f"{low}" if low == high else f"within {low} to {high}"
+    return Look(matches, f"the exit status {status} is {'' if matches else 'not '}{wanted}")
+
+
+def _look_for_signal(number: int, failure: Failure) -> Look:
+    """``signal:NAME``."""
+    status, name = exit_status(failure), signal_name(number)
+    if status is None:
+        return Look(False, "no worker exited")
+    if status == exit_codes.SIGNAL_BASE + number:
+        return Look(True, f"the worker was killed by {name} (exit status {status})")
+    return Look(False, f"the exit status {status} is not that of {name}")
+
+
+def _look_for_words(expression: str, failure: Failure) -> Look:
+    """``error:REGEX``: matches anywhere in a line of the error, case-sensitive."""
+    lines = error_lines(failure)
+    if not lines:
+        return Look(False, "no error message is known")
+    compiled = _compiled(expression)
+    for line in lines:
+        if compiled.search(line.encode(errors="replace")):
+            return Look(True, f"a line of the error matches: {line.strip()[:200]!r}")
+    return Look(False, f"no line of the error matches; it ends with {lines[-1].strip()[:80]!r}")
+
+
+def _look_for_oom(failure: Failure) -> Look:
+    """``oom``."""
+    matches = failure.out_of_memory
+    return Look(
+        matches, "the kernel's OOM killer killed the worker" if matches else "not an OOM kill"
+    )
+
+
+def _look_for_device_oom(failure: Failure) -> Look:
     """``device-oom``: an accelerator ran out of memory, by the exception of torch."""
+    if failure.micro_batch:
+        where = f"in a part of {failure.micro_batch} sample(s)"
+        return Look(True, f"an accelerator ran out of memory {where}")
+    if any(re.search(_DEVICE_OOM, line) for line in error_lines(failure)):
+        return Look(True, "an accelerator ran out of memory")
+    return Look(False, "no accelerator ran out of memory")
 
-    text: str = "device-oom"
 
-    def look(self, failure: Failure) -> Look:
-        """Return whether an accelerator ran out of memory, and why."""
-        if failure.micro_batch:
-            where = f"in a part of {failure.micro_batch} sample(s)"
-            return Look(True, f"an accelerator ran out of memory {where}")
-        if any(re.search(_DEVICE_OOM, line) for line in error_lines(failure)):
-            return Look(True, "an accelerator ran out of memory")
-        return Look(False, "no accelerator ran out of memory")
+def _look_for_kind(kind: FailureKind, event: str, no_event: str, failure: Failure) -> Look:
+    """``node-lost``, ``preempted``, ``hang``."""
+    matches = failure.kind is kind
+    return Look(matches, event if matches else no_event)
 
 
 _DEVICE_OOM = r"\bOutOfMemoryError\b|\b(CUDA|HIP|XPU)( error:)? out of memory"
 
-_KINDS: tuple[Match, ...] = (
-    DeviceMemory(),
-    OfKind(
-        "oom",
-        None,
-        "the kernel's OOM killer killed the worker",
-        "not an OOM kill",
+_KINDS: dict[str, Callable[[Failure], Look]] = {
+    "device-oom": _look_for_device_oom,
+    "oom": _look_for_oom,
+    "node-lost": partial(
+        _look_for_kind, FailureKind.NODE_LOST, "a node was lost", "no node was lost"
     ),
-    OfKind("node-lost", FailureKind.NODE_LOST, "a node was lost", "no node was lost"),
-    OfKind("preempted", FailureKind.PREEMPTED, "a node was preempted", "no node was preempted"),
-    OfKind("hang", FailureKind.HANG, "the workers hung", "no worker hung"),
-)
+    "preempted": partial(
+        _look_for_kind, FailureKind.PREEMPTED, "a node was preempted", "no node was preempted"
+    ),
+    "hang": partial(_look_for_kind, FailureKind.HANG, "the workers hung", "no worker hung"),
+}
 
 
 def exit_status(failure: Failure) -> int | None:
@@ -208,9 +165,8 @@ def parse_match(text: str) -> Match:
         return _signal(value)
     if colon and name == "error":
         return _error(value)
-    for known in _KINDS:
-        if text == known.text:
-            return known
+    if text in _KINDS:
+        return Match(text, _KINDS[text])
     if text == "check":
         raise BadRule(
             "check is not a failure of a round: a node that fails the checks exits with status 30 "
@@ -219,7 +175,7 @@ def parse_match(text: str) -> Match:
     raise BadRule(f"unknown match {text[:80]!r}")
 
 
-def _exit(text: str) -> ExitStatus:
+def _exit(text: str) -> Match:
     found = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", text)
     if found is None:
         raise BadRule(
@@ -231,21 +187,24 @@ def _exit(text: str) -> ExitStatus:
             f"{text.strip()!r} is not a range of exit statuses of failures",
             "numbers from 1 to 255, the lower one first",
         )
-    return ExitStatus(low, high)
+    is_one = low == high
+    written = f"exit:{low}" if is_one else f"exit:{low}-{high}"
+    return Match(written, partial(_look_for_status, low, high), low if is_one else None)
 
 
-def _signal(text: str) -> EndedBySignal:
+def _signal(text: str) -> Match:
     name = text.strip().upper()
     known = signal.Signals.__members__
     full = name if name.startswith("SIG") else f"SIG{name}"
     if full in known:
-        return EndedBySignal(int(known[full]))
+        number = int(known[full])
+        return Match(f"signal:{full}", partial(_look_for_signal, number), -number)
     raise BadRule(
         f"unknown signal {text.strip()[:80]!r}", "the name of a signal, e.g. signal:SIGKILL"
     )
 
 
-def _error(text: str) -> ErrorWords:
+def _error(text: str) -> Match:
     if len(text) > _REGEX_MAX:
         raise BadRule("the regular expression is too long", f"at most {_REGEX_MAX} characters")
     if not text:
@@ -262,7 +221,7 @@ def _error(text: str) -> ErrorWords:
                 "literally"
             ),
         ) from None
-    return ErrorWords(text)
+    return Match(f"error:{text}", partial(_look_for_words, text))
 
 
 @functools.lru_cache(maxsize=128)

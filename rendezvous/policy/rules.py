@@ -11,7 +11,6 @@ from ...values import dataclass, field, replace
 from ..protocol.failure import Failure, FailureKind
 from .matches import (
     BadRule,
-    DeviceMemory,
     Look,
     Match,
     look_for_slip,
@@ -66,7 +65,7 @@ class Rule:
             known = f"{', '.join(actions[:-1])} or {actions[-1]}"
             raise BadRule(f"unknown action {action.strip()[:80]!r}", known)
         rule = cls(parse_match(match.strip()), Action(action.strip()))
-        if rule.action is Action.SHRINK and not isinstance(rule.match, DeviceMemory):
+        if rule.action is Action.SHRINK and rule.match.text != "device-oom":
             raise BadRule(f"shrink does not answer {match.strip()[:80]!r}", "device-oom=shrink")
         return rule
 
