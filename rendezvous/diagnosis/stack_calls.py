@@ -1,7 +1,7 @@
 """Requests of the master to all nodes of a round for the stacks or steps of their workers."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ...values import dataclass
 from ..protocol.stacks import RankStack, StackOrder, StackReport
@@ -30,21 +30,20 @@ class StackCalls:
     def __init__(
         self,
         send: Callable[[int, StackOrder | StepsOrder], None],
+        numbers: Iterator[int],
         order: Callable[[int], StackOrder | StepsOrder] = StackOrder,
-        *,
-        after: int = 0,
     ) -> None:
         """Send nothing yet.
 
         Args:
             send: sends a message on a stream, if connected.
+            numbers: of all requests of the master: their reports are told apart by them.
             order: creates the request with a number.
-            after: the number before that of the first request: calls that may be made of the same
-                node at the same time have different ones.
         """
         self._send = send
         self._order = order
-        self._number = after
+        self._numbers = numbers
+        self._number = -1
         self._names: dict[int, str] = {}
         """The expected nodes, by stream."""
         self._reports: dict[int, StackReport | StepsReport] = {}
@@ -95,7 +94,7 @@ class StackCalls:
         timeout_s: float,
         make: Callable[[int], StackOrder | StepsOrder],
     ) -> Whereabouts:
-        self._number += 1
+        self._number = next(self._numbers)
         self._names, self._reports = dict(nodes), {}
         self._missing = list(away)
         self._is_complete.clear()

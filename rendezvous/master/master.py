@@ -5,6 +5,7 @@ in the same process. Everything runs on one asyncio loop, without locks and with
 """
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -41,10 +42,6 @@ Deliver = Callable[[MasterMessage | None], None]
 
 STEPS_S = 1.0
 """How long nodes have to report their workers' steps: they only read numbers."""
-
-
-_FIRST_AFTER = 500_000_000
-"""Above all numbers of requests to all nodes."""
 
 
 class Lease:
@@ -103,10 +100,11 @@ class Master:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Deliver] = {}
-        self._stack_calls = StackCalls(self._send)
+        numbers = itertools.count(1)
+        self._stack_calls = StackCalls(self._send, numbers)
         self._hangs = HangInquiry(self.group, self.whereabouts, self._send, self._handle)
-        self._steps_calls = StackCalls(self._send, StepsOrder)
-        self._first_calls = StackCalls(self._send, StepsOrder, after=_FIRST_AFTER)
+        self._steps_calls = StackCalls(self._send, numbers, StepsOrder)
+        self._first_calls = StackCalls(self._send, numbers, StepsOrder)
         self._logged_reasons: set[str] = set()
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -202,9 +200,9 @@ class Master:
 
     def refused(self, refusal: NodeRefused) -> None:
         """Log that a node was refused, once per reason."""
-        if refusal.reason in self._logged_reasons or len(self._logged_reasons) >= _REASONS_LOGGED:
+        if refusal.sentence in self._logged_reasons or len(self._logged_reasons) >= _REASONS_LOGGED:
             return
-        self._logged_reasons.add(refusal.reason)
+        self._logged_reasons.add(refusal.sentence)
         self._note(refusal)
 
     async def finished(self) -> Verdict:

@@ -1,6 +1,7 @@
 """The master's question where the workers are: every node that is there is asked once."""
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from typing import Any
 
@@ -20,7 +21,9 @@ class Nodes:
     """Streams 1 and 2, and what was said on them."""
 
     def __init__(self) -> None:
-        self.calls = StackCalls(lambda link, order: self.told.append((link, order.number)))
+        self.calls = StackCalls(
+            lambda link, order: self.told.append((link, order.number)), itertools.count(1)
+        )
         self.told: list[tuple[int, int]] = []
 
     async def ask(self, timeout_s: float = LONG_S) -> Whereabouts:
@@ -114,7 +117,7 @@ def test_one_that_no_longer_asks_takes_the_answer_from_no_other() -> None:
 def test_a_master_without_a_round_asks_nobody() -> None:
     async def main() -> None:
         told: list[object] = []
-        calls = StackCalls(lambda link, order: told.append(order))
+        calls = StackCalls(lambda link, order: told.append(order), itertools.count(1))
         assert await calls.ask({}, ()) == Whereabouts((), ())
         assert not told
 
@@ -124,7 +127,7 @@ def test_a_master_without_a_round_asks_nobody() -> None:
 def test_steps_are_asked_for_in_the_same_way() -> None:
     async def main() -> None:
         told: list[object] = []
-        calls = StackCalls(lambda link, order: told.append(order), StepsOrder)
+        calls = StackCalls(lambda link, order: told.append(order), itertools.count(1), StepsOrder)
         nodes = {1: "node 0", 2: "node 1", 3: "node 2"}
         asking = asyncio.create_task(calls.ask(nodes, (), LONG_S))
         await asyncio.sleep(0)
