@@ -106,23 +106,15 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
             return _unknown(groups, since)
     if own and waiting:
         own.sort(key=lambda group: (len(group.ranks), group.stack.steps, group.ranks))
-        words = f"{_named(own[0])} {_hangs(own[0])} {_where(own[0].stack)}"
-        return _verdict(HangKind.RANK, groups, own[:1], words, since)
+        return _verdict(HangKind.RANK, groups, own[:1], _at(own[0], "hangs", "hang"), since)
     if len(groups) > 1:
         first, second = groups[0], groups[-1]
-        verb, other_verb = ("waits", "wait") if waiting else ("is", "are")
-        words = (
-            f"{_named(first)} {verb if len(first.ranks) == 1 else other_verb} "
-            f"{_where(first.stack)}, but {_named(second)} "
-            f"{verb if len(second.ranks) == 1 else other_verb} {_where(second.stack)}"
-        )
-        more = len(groups) - 2
-        words += f", and ranks are at {more} other location(s)" if more else ""
+        verbs = ("waits", "wait") if waiting else ("is", "are")
+        words = f"{_at(first, *verbs)}, but {_at(second, *verbs)}{_elsewhere(groups)}"
         return HangVerdict(HangKind.MISMATCH, first.ranks, f"{words}; {since}", groups)
     (only,) = groups
-    verb = "waits" if len(only.ranks) == 1 else "wait"
-    verb = verb if waiting else _hangs(only)
-    words = f"{_named(only)} {verb} {_where(only.stack)}; {since}"
+    verbs = ("waits", "wait") if waiting else ("hangs", "hang")
+    words = f"{_at(only, *verbs)}; {since}"
     is_one = not waiting and (len(stacks) == 1 or not only.stack.uses_gpu)
     kind = HangKind.RANK if is_one else HangKind.ALL
     return HangVerdict(kind, only.ranks, words, groups)
@@ -174,14 +166,22 @@ def _unknown(groups: tuple[Group, ...], since: str) -> HangVerdict:
     """Return that ranks are at several places, of which any may be that of the rank that hangs."""
     first, second = groups[0], groups[-1]
     words = (
-        f"it is not known which rank hangs: {_named(first)} {_verb(first.ranks, 'is', 'are')} "
-        f"{_where(first.stack)}, {_named(second)} {_verb(second.ranks, 'is', 'are')} "
-        f"{_where(second.stack)}"
+        f"it is not known which rank hangs: {_at(first, 'is', 'are')}, "
+        f"{_at(second, 'is', 'are')}{_elsewhere(groups)}"
     )
-    if more := len(groups) - 2:
-        words += f", and ranks are at {more} other location(s)"
     ranks = tuple(sorted(rank for group in groups for rank in group.ranks))
     return HangVerdict(HangKind.UNKNOWN, ranks, f"{words}; {since}", groups)
+
+
+def _at(group: Group, one: str, many: str) -> str:
+    """Return which ranks are where, with the verb for one rank or for many."""
+    return f"{_named(group)} {_verb(group.ranks, one, many)} {_where(group.stack)}"
+
+
+def _elsewhere(groups: Sequence[Group]) -> str:
+    """Return how many places there are besides two that are named."""
+    more = len(groups) - 2
+    return f", and ranks are at {more} other location(s)" if more else ""
 
 
 def _verb(ranks: Sequence[int], one: str, many: str) -> str:
@@ -256,10 +256,6 @@ def _where(stack: RankStack) -> str:
 
 def _function(frame: Frame) -> str:
     return frame.function if frame.function.startswith("<") else f"{frame.function}()"
-
-
-def _hangs(group: Group) -> str:
-    return "hangs" if len(group.ranks) == 1 else "hang"
 
 
 def _named(group: Group) -> str:
