@@ -36,7 +36,7 @@ from ...errors import (
 from ...values import dataclass, field
 from ..processes import RUN_MODULE
 from .config import LaunchConfig, command_line
-from .exchange import Call, read_outcome, read_results, write_call
+from .exchange import read_outcome, read_results, write_call
 
 Entrypoint = Callable[..., Any] | str
 
@@ -194,7 +194,7 @@ def _write_call(folder: str, function: Callable[..., Any], args: list[Any]) -> N
             " import it from; expected a function of a module."
         )
     try:
-        write_call(folder, Call(function, tuple(args)))
+        write_call(folder, function, args)
     except Exception as error:
         raise UsageError(
             f"the function {name} with its arguments cannot be pickled for the workers ({error});"

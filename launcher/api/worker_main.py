@@ -33,8 +33,8 @@ def main(words: Sequence[str]) -> NoReturn:
     (folder,) = words
     others = _Others(folder)
     try:
-        call = read_call(folder, _prepare)
-        write_result(folder, call.function(*call.args))
+        function, args = read_call(folder, _prepare)
+        write_result(folder, function(*args))
     except Exception as error:
         _record(error)
         raise
