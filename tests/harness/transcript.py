@@ -113,6 +113,14 @@ class Transcript:
                 return self._lines
         raise ValueError(f"no event is written like this: {line!r}")
 
+    def begin_round(self, names: str) -> None:
+        """Have nodes start, and the first round run."""
+        for name in names:
+            self._start(name, None)
+            self._settle()
+        if names and self._group is not None and self._group.round < 0:
+            self._pass("30")
+
     # --- what happens ------------------------------------------------------------------------
 
     def _new_master(self) -> None:
@@ -139,7 +147,6 @@ class Transcript:
             role="default",
             local_world_size=1,
             wanted_rank=None if pin is None else int(pin),
-            drains_to_grow=True,
         )
         spec = replace(
             spec,
@@ -321,6 +328,7 @@ def begin(line: str) -> Transcript:
     """Begin with the options that the ``job`` line of a script stands for."""
     given = dict(part.split("=", 1) for part in shlex.split(line)[1:])
     saves = given.pop("checkpointer", "yes") == "yes"
+    running = given.pop("running", "")
     low, _, high = given.pop("nodes").partition(":")
     policy = PolicySpec(
         rules=tuple(filter(None, given.pop("rules", "").split(","))),
@@ -333,7 +341,9 @@ def begin(line: str) -> Transcript:
     settings = GroupSettings(**times)
     values = {key: _OPTIONS[key](value) for key, value in given.items() if "_s" not in key}
     job = JobSpec("job", int(low), int(high or low), 1, 3, policy, checks)
-    return Transcript(replace(job, **values), settings, saves=saves)
+    transcript = Transcript(replace(job, **values), settings, saves=saves)
+    transcript.begin_round(running)
+    return transcript
 
 
 def perform(script: str) -> str:

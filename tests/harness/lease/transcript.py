@@ -45,6 +45,11 @@ class LeaseTranscript:
         for name in names.split():
             self._world.start(self._host(name))
 
+    def _run(self, names: str) -> None:
+        self._start(names)
+        self._until("starts workers of round 0")
+        self._world.said.clear()
+
     def _start_masters(self, names: str) -> None:
         for name in names.split():
             self._host(name).is_node = False
@@ -109,6 +114,7 @@ _AS_SAID = (" starts",)
 _EVENTS: dict[str, Callable[..., None]] = {
     r"start masters ([a-z ]+)": LeaseTranscript._start_masters,
     r"start ([a-z ]+)": LeaseTranscript._start,
+    r"round 0 runs on ([a-z ]+)": LeaseTranscript._run,
     r"([0-9.]+) s pass": LeaseTranscript._pass,
     r"until (.+)": LeaseTranscript._until,
     r"cut ([a-z ]+(?:\|[a-z ]+)+)": LeaseTranscript._cut,
