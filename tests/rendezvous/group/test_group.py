@@ -24,20 +24,6 @@ from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running, worker_f
 # --- the first world -------------------------------------------------------------------------
 
 
-def test_the_first_world_forms_at_once_with_the_maximum():
-    scene = Scene(1, 3)
-    for name in "abc":
-        scene.attend(name)
-    assert scene.assignment("c").nodes == 3
-
-
-def test_the_maximum_counts_in_units():
-    scene = Scene(2, 5, unit=2)
-    for name in "abcd":
-        scene.attend(name)
-    assert scene.assignment("d").nodes == 4
-
-
 def test_below_the_minimum_there_is_no_last_call():
     scene = Scene(2, 3)
     scene.attend("a")
@@ -75,20 +61,6 @@ def test_a_new_leader_waits_for_workers_of_an_earlier_one_without_a_busy_loop(ti
 
 
 # --- ranks -----------------------------------------------------------------------------------
-
-
-def test_hosts_are_ordered_as_people_count():
-    scene = Scene(3)
-    for name in ("node-10", "node-9", "node-1"):
-        scene.attend(name)
-    assert scene.ranks("node-1", "node-9", "node-10") == [0, 1, 2]
-
-
-def test_wanted_ranks_are_given():
-    scene = Scene(3)
-    for name, rank in (("a", 2), ("b", 0), ("c", 1)):
-        scene.attend(name, wanted_rank=rank)
-    assert scene.ranks("a", "b", "c") == [2, 0, 1]
 
 
 def test_offsets_and_roles_reach_the_nodes():
@@ -140,12 +112,6 @@ def test_a_spare_forgets_the_rank_it_had():
 # --- spares and growth -----------------------------------------------------------------------
 
 
-def test_a_surplus_below_the_unit_is_spare():
-    scene = running(2, 6, names="abc", unit=2)
-    assert scene.assignment("a").nodes == 2
-    assert scene.last("c", Waiting).spare
-
-
 def test_the_world_grows_once_for_several_newcomers_and_it_costs_nothing():
     scene = running(1, 4, names="ab")
     scene.attend("c")
@@ -173,13 +139,6 @@ def test_the_rescale_delay_of_the_job_holds_with_any_master(delay_s, of_the_mast
         scene.wait(1)
     scene.stopped("a")
     assert scene.ranks("a", "b") == [0, 1]
-
-
-def test_a_job_may_never_grow_whatever_the_master_was_told():
-    scene = running(1, 3, names="a", rescale_delay_s=0.0, job_rescale_delay_s=math.inf)
-    scene.attend("b")
-    scene.wait(1000)
-    assert scene.stops("a") == []
 
 
 def test_without_a_rescale_delay_newcomers_wait_for_the_next_restart():

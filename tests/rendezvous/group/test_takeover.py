@@ -22,20 +22,6 @@ from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running, worker_f
 STOPPED, DONE = ClaimState.STOPPED, ClaimState.DONE
 
 
-def test_a_round_is_taken_over_as_soon_as_its_members_are_back():
-    scene = Scene(2)
-    phases = []
-    for rank, name in enumerate("ab"):
-        scene.attend(name, claim=claim_of(4, rank, restarts=2))
-        phases.append(scene.group.phase)
-    assert phases == [GroupPhase.TAKING_OVER, GroupPhase.RUNNING]
-    assert (scene.group.round, scene.group.restarts) == (4, 2)
-    assert scene.told["a"] == scene.told["b"] == [], "workers and agents do not notice"
-    scene.done("a", "b")
-    verdict = scene.last("a", Verdict)
-    assert (verdict.outcome, verdict.restarts, verdict.rounds) == (Outcome.SUCCEEDED, 2, 5)
-
-
 def test_other_hosts_hear_of_the_next_round_when_one_is_stopped():
     scene = Scene(2, term=7)
     heard = [scene.group.state.newest]
@@ -114,20 +100,6 @@ def test_a_world_with_room_grows_after_it_was_taken_over():
     scene.attend("a", claim=claim_of(4, 0, nodes=1))
     scene.wait(10)
     assert scene.stops("a") == [4]
-
-
-def test_members_that_do_not_come_back_in_time_cost_a_restart():
-    scene = Scene(1, 3, restarts=2)
-    scene.attend("a", claim=claim_of(4, 0, nodes=3))
-    scene.attend("b", claim=claim_of(4, 1, nodes=3))
-    scene.wait(9.9)
-    assert scene.stops("a") == []
-    scene.wait(0.1)
-    assert scene.stops("a") == scene.stops("b") == [4]
-    scene.stopped("a", "b")
-    assignment = scene.assignment("a")
-    assert (assignment.round, assignment.restarts, assignment.nodes) == (5, 1, 2)
-    assert "did not reconnect" in assignment.reason
 
 
 def test_a_member_that_comes_back_too_late_stops_and_joins_again():
@@ -209,17 +181,6 @@ def test_workers_that_ended_after_the_stop_are_no_failure():
     assert scene.assignment("a").restarts == 0
 
 
-def test_a_failure_while_the_master_was_away_is_handled_when_all_are_back():
-    scene = Scene(2, restarts=1)
-    failure = worker_failure(1, message="ValueError: no")
-    scene.attend("b", claim=claim_of(4, 1, state=STOPPED, failures=(failure,)))
-    scene.attend("a", claim=claim_of(4, 0))
-    assert scene.stops("a") == [4]
-    scene.stopped("a")
-    assert scene.assignment("a").restarts == 1
-    assert scene.assignment("a").cause == failure
-
-
 def test_who_is_there_is_stopped_at_once_also_while_members_are_missing():
     scene = Scene(1, 3)
     scene.attend("a", claim=claim_of(4, 0, nodes=3))
@@ -245,24 +206,6 @@ def test_a_failure_reported_before_the_decision():
     assert scene.stops("b")[-1] == 4
     scene.stopped("b")
     assert scene.assignment("a").cause == worker_failure(0)
-
-
-def test_a_budget_that_was_spent_before_is_spent():
-    scene = Scene(2, restarts=1)
-    scene.attend("a", claim=claim_of(4, 0, restarts=1))
-    scene.attend("b", claim=claim_of(4, 1, restarts=1))
-    scene.say("a", Failed(4, worker_failure(0)))
-    scene.stopped("a", "b")
-    assert scene.last("b", Verdict).outcome is Outcome.WORKERS_FAILED
-    assert scene.last("b", Verdict).restarts == 1
-
-
-def test_success_while_the_master_was_away():
-    scene = Scene(2)
-    scene.attend("a", claim=claim_of(4, 0, state=DONE))
-    scene.attend("b", claim=claim_of(4, 1))
-    scene.done("b")
-    assert scene.last("a", Verdict).outcome is Outcome.SUCCEEDED
 
 
 def test_success_reported_before_the_decision():
@@ -574,22 +517,6 @@ def test_each_node_of_a_world_knows_the_next():
 
 
 # --- two masters that knew nothing of each other have used one number ----------------------------
-
-
-def test_of_two_worlds_with_one_number_the_complete_one_is_taken_over():
-    scene = Scene(2, 3)
-    for rank, name in enumerate("abc"):
-        if name != "b":
-            scene.attend(name, claim=claim_of(4, rank, nodes=3, formed_by="one"))
-    for rank, name in enumerate("xy"):
-        assert scene.group.phase is GroupPhase.TAKING_OVER
-        scene.attend(name, claim=claim_of(4, rank, nodes=2, formed_by="other"))
-    assert scene.group.phase is GroupPhase.RUNNING
-    assert [scene.stops(name) for name in "acxy"] == [[4], [4], [], []]
-    scene.say("x", Failed(4, worker_failure(0)))
-    scene.stopped("x", "y", "a", "c")
-    assert scene.rounds("x") == scene.rounds("y") == [5]
-    assert scene.ranks("x", "y") == [0, 1]
 
 
 def test_of_two_incomplete_worlds_the_one_with_more_members_counts():

@@ -298,16 +298,6 @@ def test_another_host_leads_when_the_lease_is_over_and_is_not_the_first() -> Non
     assert not hosts.electors[second].is_first
 
 
-def test_a_leader_without_a_majority_stops_before_its_lease_is_over() -> None:
-    hosts = Hosts()
-    hosts.run(6)
-    (first,) = hosts.leaders()
-    hosts.deaf = {0, 1, 2}
-    hosts.run(2.8)
-    assert hosts.leaders() == []
-    assert hosts.electors[first].lease_left_s(hosts.now) == 0.0
-
-
 def test_a_host_that_was_cut_off_does_not_unseat_the_leader() -> None:
     hosts = Hosts()
     hosts.run(6)

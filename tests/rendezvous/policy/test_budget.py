@@ -26,14 +26,6 @@ def test_with_a_window_restarts_are_forgotten() -> None:
     assert budget.used(3, DAY, 86410.0) == 1
 
 
-def test_ages_make_a_later_master_count_on() -> None:
-    budget = RestartBudget()
-    budget.learn((5, 86000), 1000.0)
-    assert budget.used(2, DAY, 1000.0) == 2
-    assert budget.used(2, DAY, 1400.0) == 1
-    assert budget.ages_s(DAY, 1400.0) == (405,)
-
-
 @pytest.mark.parametrize(
     ("first", "longest", "delays"),
     [

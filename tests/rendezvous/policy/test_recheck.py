@@ -12,6 +12,16 @@ BROKEN_COLLECTIVE = (
     " [10.0.0.2]:5. This is typically caused by a remote worker crashing."
 )
 
+BROKEN_SERVICES = (
+    "requests.exceptions.ConnectTimeout: HTTPSConnectionPool(host='wandb', port=443): Max retries"
+    " exceeded: Connection refused",
+    "EOFError: Compressed file ended before the end-of-stream marker was reached",
+    "TimeoutError: [Errno 110] Connection timed out",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "RuntimeError: DataLoader timed out after 5 seconds",
+)
+
 
 @pytest.mark.parametrize(
     ("failure", "doubtful"),
@@ -23,7 +33,7 @@ BROKEN_COLLECTIVE = (
         (worker_failure(0, message="RuntimeError: CUDA error: device-side assert trigg"), False),
         (worker_failure(0, stderr_tail="NCCL error: unhandled system error"), True),
         (worker_failure(0, message="RuntimeError: Connection closed by peer [10.0.0.2]"), True),
-        (worker_failure(0, message="ConnectionError: Connection refused"), False),
+        *((worker_failure(0, message=words), False) for words in BROKEN_SERVICES),
         (worker_failure(0, kind=FailureKind.NODE_LOST), True),
         (worker_failure(0, kind=FailureKind.STUCK), True),
         (worker_failure(0, kind=FailureKind.START), False),
