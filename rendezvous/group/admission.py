@@ -81,7 +81,8 @@ def _bad_number(job: JobSpec) -> str | None:
     """Return which number is out of bounds: a peer may send one that no command line gives."""
     specs = [spec for spec in (job.policy, job.hang, job.checks) if spec is not None]
     for spec in specs:
-        for name, words in _options(type(spec)):
+        kind: Any = type(spec)
+        for name, words in _options(kind):
             value = getattr(spec, name)
             if isinstance(value, float) and not 0 <= value < math.inf:
                 flag = next(word for word in words.split() if word.startswith("--"))
@@ -180,9 +181,9 @@ def _words(found: list[tuple[str, object, object]], whose: str) -> list[str]:
 
 
 def _differing(given: object, agreed: object) -> list[tuple[str, object, object]]:
+    kind: Any = type(agreed)
     both = (
-        (option, getattr(given, name), getattr(agreed, name))
-        for name, option in _options(type(agreed))
+        (option, getattr(given, name), getattr(agreed, name)) for name, option in _options(kind)
     )
     return [(option, mine, theirs) for option, mine, theirs in both if mine != theirs]
 

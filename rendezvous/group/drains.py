@@ -130,8 +130,9 @@ class Drains:
             if self._state.phase is not running:
                 return
         self._send_order(self._order(running, nodes, leaving), nodes)
-        step = self._saved(nodes)
-        for node in leaving if step is not None else ():
+        if (step := self._saved(nodes)) is None:
+            return
+        for node in leaving:
             name = node.spec.node_id
             if self._dismissed.get(name) != node.link:
                 self._dismissed[name] = node.link
