@@ -86,7 +86,7 @@ def test_a_node_is_told_what_is_wrong_with_its_token_and_nothing_else(
     async def test() -> None:
         async with door(masters) as there:
             node = Node(there.endpoint, nodes)
-            assert await node.events.get() == LinkDown(doubt.value)  # at once, and it tries again
+            assert await node.events.get() == LinkDown(doubt.words)  # at once, and it tries again
             await node.link.close()
             node = Node(there.endpoint, nodes, timeout_s=0.0)
             assert await node.events.get() == Refused(doubt.sentence(there.endpoint))
