@@ -15,9 +15,6 @@ from ..processes import RUN_MODULE
 from ..processes.ipc import Incoming, send
 from .order import WriteOrder, WriteResult
 
-_TRIES = 2
-"""A saver that is killed is restarted once per checkpoint."""
-
 
 class SaverClient:
     """The saver of a node. Not thread-safe; ``close`` it."""
@@ -33,16 +30,20 @@ class SaverClient:
     async def write(self, order: WriteOrder, fds: Sequence[int]) -> WriteResult:
         """Write a checkpoint; call it for one at a time.
 
+        If the saver is killed, another one begins again, once. A checkpoint of several nodes is
+        given up instead.
+
         Args:
             order: what to write.
             fds: the buffers of its shards; the caller closes them.
         """
-        for _ in range(_TRIES):
-            written = await self._ask(order, fds)
-            if self._process is not None:
-                return written
-        if not order.is_whole:  # else the other nodes would wait for its shards
-            await self._ask(replace(order, given_up=written.error), fds)
+        written = await self._ask(order, fds)
+        if self._process is not None:
+            return written
+        if order.is_whole:
+            return await self._ask(order, fds)
+        # Otherwise the other nodes would wait for its shards.
+        await self._ask(replace(order, given_up=written.error), fds)
         return written
 
     async def _ask(self, order: WriteOrder, fds: Sequence[int]) -> WriteResult:
@@ -56,7 +57,7 @@ class SaverClient:
             return WriteResult(f"cannot start the saver process: {error.strerror}")
         if answer is None:
             self.close()
-            return WriteResult("the saver process was killed twice")
+            return WriteResult("the saver process was killed")
         return WriteResult(**answer)
 
     def close(self) -> None:
@@ -97,7 +98,7 @@ class _Process:
         self._loop.add_reader(self._channel.fileno(), self._readable)
 
     async def ask(self, order: WriteOrder, fds: Sequence[int]) -> "dict[str, Any] | None":
-        """Return the answer after the saver has also cleaned up; None: the process is gone."""
+        """Return the answer; None: the process is gone."""
         self._channel.setblocking(True)  # the saver is reading: this does not block for long
         try:
             send(self._channel, json_value(order), fds)
@@ -105,10 +106,7 @@ class _Process:
             return None
         finally:
             self._channel.setblocking(False)
-        answer = await self._answers.get()
-        if answer is not None:
-            await self._answers.get()  # the empty message after the cleanup
-        return answer
+        return await self._answers.get()
 
     def close(self) -> None:
         """Kill it without waiting: it may be in uninterruptible sleep."""

@@ -3,8 +3,7 @@
 The saver with rank 0's shard prepares the folder and then writes a marker; the others write only
 after that, so that no saver removes another's files or changes a visible checkpoint. Each saver
 then writes a marker with the digests of its durable files, or with its error. When the files of all
-ranks are durable, the first saver makes the checkpoint visible. Markers stay until it knows that,
-so that a restarted saver continues where the killed one stopped.
+ranks are durable, the first saver makes the checkpoint visible, which removes the markers.
 """
 
 import json
@@ -15,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...training.checkpoints.storage import Storage
-from .order import WriteOrder
+from .order import WriteOrder, file_rank
 
 NOT_AGREED = "its ranks had not yet agreed on the layout of their files"
 _BEGUN = "begun"
@@ -45,34 +44,26 @@ class Coordination:
     ) -> None:
         self._storage, self._order, self._timeout_s = storage, order, timeout_s
         self._tick = tick
-        self._name = str(order.shards[0].rank)
+        self._name = str(file_rank(order.entries[0]))
         self._begun_at = time.monotonic()
         self._marks: dict[str, dict[str, Any]] = {}
         """Contents of the markers that were read or written, by name."""
 
-    def begin(self, draft: str) -> bool:
-        """Prepare the folder, or wait until rank 0's saver has; return whether to write the files.
-
-        They exist already if a saver was killed after it had written them.
+    def begin(self, draft: str) -> None:
+        """Prepare the folder, or wait until rank 0's saver has.
 
         Raises:
             IncompleteCheckpointError: another node failed or does not respond.
         """
-        if self._order.is_whole:
-            self._storage.begin(draft)
-            return True
-        self._read_marks()
-        if self._order.is_first and _BEGUN not in self._marks:
+        if self._order.is_first:
             self._storage.begin(draft)
             self._write_mark(_BEGUN, {})
         self._wait({0}, lambda: {0} if _BEGUN in self._marks else set())
-        return self._name not in self._marks
 
     def report_written_files(self, digests: Mapping[int, str], count: int) -> None:
         """Report that the files of this node are durable."""
-        if self._name not in self._marks:
-            known = {str(rank): digest for rank, digest in digests.items()}
-            self._write_mark(self._name, {"digests": known, "bytes": count})
+        known = {str(rank): digest for rank, digest in digests.items()}
+        self._write_mark(self._name, {"digests": known, "bytes": count})
 
     def report_failure(self, words: str, make_room: Callable[[], object] = lambda: None) -> str:
         """Report that this node failed; return the reason to show.
@@ -113,12 +104,6 @@ class Coordination:
             raise IncompleteCheckpointError(NOT_AGREED)
         return sum(mark.get("bytes", 0) for mark in self._marks.values())
 
-    def end(self) -> None:
-        """Remove the markers of a visible checkpoint."""
-        if not self._order.is_whole and self._order.is_first:
-            with suppress(Exception):  # the next checkpoint removes them
-                self._storage.unmark(self._order.step, self._order.attempt)
-
     def _written(self) -> dict[int, str]:
         """Return the layout digests of the durable files, by rank."""
         return {
@@ -136,7 +121,7 @@ class Coordination:
             if time.monotonic() > now + timeout_s:
                 raise IncompleteCheckpointError(
                     f"no response from rank {min(missing)} within {timeout_s:.0f} s; check that "
-                    f"all nodes can reach {self._order.folder}"
+                    f"all nodes can reach {self._order.destination.folder}"
                 )
             time.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)

@@ -3,33 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...training.worker import snapshot_page as page
 from ...values import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A rank's file of a checkpoint, in a buffer that is sent with the order."""
-
-    rank: int
-    data_bytes: int
-    layout_bytes: int
-    """Lengths as in the entry of the snapshot page."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOrder:
     """An order to write a checkpoint, or the shards that this node holds of it."""
 
-    folder: str
-    step: int
-    keep: int
-    """Number of checkpoints to keep."""
+    destination: page.Destination
+    entries: tuple[page.Entry, ...]
+    """Of the shards of this node, by rank: a replicated one, or those of some or all ranks. Their
+    buffers are sent with the order. The layout of rank 0's shard includes the metadata."""
     attempt: str
     """Distinguishes writers of the same step; the same on all nodes that write it together."""
-    shards: tuple[Shard, ...]
-    """The shards of this node, by rank; the layout of rank 0's shard includes the metadata."""
-    ranks: int
-    """Number of files of the checkpoint, including those of other nodes."""
     unless_newer: bool = False
     """Write nothing if there is a checkpoint of this step or a newer one."""
     pages: int = 0
@@ -38,20 +25,37 @@ class WriteOrder:
     """If not empty, write nothing and report this failure to the other nodes."""
 
     @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self.entries[0].step
+
+    @property
+    def ranks(self) -> int:
+        """Number of files of the checkpoint, including those of other nodes."""
+        first = self.entries[0]
+        return 1 if first.is_replicated else first.world_size
+
+    @property
     def is_whole(self) -> bool:
         """Whether this node has all shards."""
-        return len(self.shards) == self.ranks
+        return len(self.entries) == self.ranks
 
     @property
     def is_first(self) -> bool:
         """Whether this node has the shard of rank 0, and makes the checkpoint visible."""
-        return self.shards[0].rank == 0
+        return file_rank(self.entries[0]) == 0
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> "WriteOrder":
         """Return the order with these fields, which are values of JSON."""
-        shards = tuple(Shard(**shard) for shard in fields["shards"])
-        return WriteOrder(**{**fields, "shards": shards})
+        entries = tuple(page.Entry(*entry) for entry in fields["entries"])
+        destination = page.Destination(*fields["destination"])
+        return WriteOrder(**{**fields, "entries": entries, "destination": destination})
+
+
+def file_rank(entry: page.Entry) -> int:
+    """Return the rank in the name of a shard's file: 0 for a replicated shard."""
+    return 0 if entry.is_replicated else entry.rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ...training.worker import snapshot_page as page
 from ..processes.ipc import Incoming, send
 from ..processes.prctl import die_with_parent
 from .order import WriteOrder, WriteResult
-from .writing import forget, write
+from .writing import write
 
 _NICENESS = 10
 
@@ -37,12 +37,7 @@ def main(arguments: list[str]) -> int:
     try:
         while (messages := incoming.receive()) is not None:
             for message in messages:
-                order = WriteOrder.of(message)
-                written = _done(order, incoming)
-                send(channel, json_value(written))
-                if not written.error:
-                    forget(order)
-                send(channel, {})
+                send(channel, json_value(_done(WriteOrder.of(message), incoming)))
     except ConnectionError:
         pass  # the agent has exited
     return 0
@@ -50,11 +45,11 @@ def main(arguments: list[str]) -> int:
 
 def _done(order: WriteOrder, incoming: Incoming) -> WriteResult:
     try:
-        fds = incoming.take_fds(len(order.shards) + order.pages)
+        fds = incoming.take_fds(len(order.entries) + order.pages)
     except OSError as error:
         return WriteResult(str(error))
     try:
-        buffers, pages = fds[: len(order.shards)], fds[len(order.shards) :]
+        buffers, pages = fds[: len(order.entries)], fds[len(order.entries) :]
         return write(order, buffers, tick=_ticking(pages))
     finally:
         for fd in fds:

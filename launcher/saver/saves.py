@@ -11,7 +11,7 @@ from ...events.checkpoints import CheckpointFailed, CheckpointWritten, SnapshotU
 from ...events.event import Event
 from ...training.worker import snapshot_page as page
 from .client import SaverClient
-from .order import Shard, WriteOrder, WriteResult
+from .order import WriteOrder, WriteResult
 
 T = TypeVar("T")
 _UNFINISHED = "not finished within --shutdown-timeout"
@@ -47,21 +47,16 @@ class NodeShards(NamedTuple):
         """Completed steps."""
         return self.shards[0].entry.step
 
-    @property
-    def ranks(self) -> int:
-        """Number of shards of the checkpoint."""
-        first = self.shards[0].entry
-        return 1 if first.is_replicated else first.world_size
+    def order(self, *, pages: int = 0, is_last: bool = False) -> WriteOrder:
+        """Return the order to write them.
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this node makes the checkpoint visible and reports it."""
-        return _rank_of(self.shards[0].entry) == 0
-
-
-def _rank_of(entry: page.Entry) -> int:
-    """Return the rank in the name of the file: 0 for a replicated shard."""
-    return 0 if entry.is_replicated else entry.rank
+        Args:
+            pages: number of pages in which the saver counts progress.
+            is_last: it is the checkpoint at the end of the job, unless a newer one exists.
+        """
+        entries = tuple(shard.entry for shard in self.shards)
+        attempt = self.attempt or f"{entries[0].rank}-{entries[0].generation}"
+        return WriteOrder(self.destination, entries, attempt, unless_newer=is_last, pages=pages)
 
 
 class Saves:
@@ -141,15 +136,15 @@ class Saves:
         files: ExitStack,
     ) -> None:
         step, written = snapshot.step, None
+        order = snapshot.order(pages=len(fds) - len(snapshot.shards))
         try:
-            pages = len(fds) - len(snapshot.shards)
-            written = await self._saver.write(_order(snapshot, pages=pages), fds)
+            written = await self._saver.write(order, fds)
         finally:
             written = written or WriteResult(self._cancel_reason)
             files.close()
             if written.error:
                 self._report(CheckpointFailed(step, written.error, self._newest))
-            elif snapshot.is_first:
+            elif order.is_first:
                 self.note(step)
                 self._report(_written(step, written))
             ended(written.error)
@@ -176,7 +171,7 @@ class Saves:
         step = snapshot.step
         if step <= self._newest:
             return  # other nodes find it on the storage
-        order = _order(snapshot, is_last=True)
+        order = snapshot.order(is_last=True)
         writing = asyncio.ensure_future(
             self._saver.write(order, [one.fd for one in snapshot.shards])
         )
@@ -189,22 +184,6 @@ class Saves:
     def close(self) -> None:
         """End the saver, whatever it is doing."""
         self._saver.close()
-
-
-def _order(snapshot: NodeShards, *, pages: int = 0, is_last: bool = False) -> WriteOrder:
-    entries, destination = [shard.entry for shard in snapshot.shards], snapshot.destination
-    shards = tuple(Shard(_rank_of(one), one.data_bytes, one.layout_bytes) for one in entries)
-    attempt = snapshot.attempt or f"{entries[0].rank}-{entries[0].generation}"
-    return WriteOrder(
-        destination.folder,
-        snapshot.step,
-        destination.keep,
-        attempt,
-        shards,
-        snapshot.ranks,
-        unless_newer=is_last,
-        pages=pages,
-    )
 
 
 def _written(step: int, written: WriteResult, *, is_last: bool = False) -> CheckpointWritten:

@@ -15,8 +15,9 @@ from ...training.checkpoints.storage import (
     one_line,
     open_storage,
 )
+from ...training.worker import snapshot_page as page
 from .coordination import NOT_AGREED, PEER_TIMEOUT_S, Coordination, IncompleteCheckpointError
-from .order import Shard, WriteOrder, WriteResult
+from .order import WriteOrder, WriteResult, file_rank
 
 _CHUNK_BYTES = 1 << 23
 
@@ -30,7 +31,7 @@ def write(
     """Write a checkpoint, or this node's shards of it, or report ``order.given_up``."""
     begun = time.monotonic()
     try:
-        storage = open_storage(order.folder)
+        storage = open_storage(order.destination.folder)
         path = storage.path(order.step)
         if order.given_up:
             Coordination(storage, order, timeout_s).report_failure(order.given_up)
@@ -42,13 +43,6 @@ def write(
     except Exception as error:  # whatever a file system of fsspec raises
         return WriteResult(one_line(error) or type(error).__name__)
     return WriteResult("", path, count, time.monotonic() - begun)
-
-
-def forget(order: WriteOrder) -> None:
-    """Remove the markers of a checkpoint of several nodes."""
-    with suppress(Exception):  # the next checkpoint removes them
-        storage = open_storage(order.folder)
-        Coordination(storage, order).end()
 
 
 def _write(
@@ -68,7 +62,7 @@ def _write(
 
     try:
         files = _opened(order, fds)
-        digests = {file.shard.rank: digest(file.items) for file in files}
+        digests = {file_rank(file.entry): digest(file.items) for file in files}
         metadata, agreed = files[0].description
         if order.is_first:
             agreed = agreed or tuple(digests.values())  # a replicated state is one file
@@ -76,18 +70,16 @@ def _write(
                 agreed[rank : rank + 1] != (of,) for rank, of in digests.items()
             ):
                 raise IncompleteCheckpointError(NOT_AGREED)
-        is_new = peers.begin(draft)
+        peers.begin(draft)
         has_begun = True
-        if is_new:
-            for file in files:
-                _put(storage, draft, file, tick)
-        peers.report_written_files(digests, sum(file.shard.data_bytes for file in files))
+        for file in files:
+            _put(storage, draft, file, tick)
+        peers.report_written_files(digests, sum(file.entry.data_bytes for file in files))
         if not order.is_first:
             return 0
         count = peers.wait_for_others(agreed)
-        if storage.has(draft):  # else a killed saver has published it already
-            storage.put(draft, METADATA, of_bytes(metadata))
-        storage.publish(order.step, draft, order.keep)
+        storage.put(draft, METADATA, of_bytes(metadata))
+        storage.publish(order.step, draft, order.destination.keep)
     except Exception as error:
         words = peers.report_failure(one_line(error), abandon)
         abandon()
@@ -98,7 +90,7 @@ def _write(
 class _File(NamedTuple):
     """A file of a checkpoint, in memory."""
 
-    shard: Shard
+    entry: page.Entry
     buffer: mmap.mmap
     items: Sequence[Any]
     description: Description
@@ -112,19 +104,19 @@ def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
     """
     # They are not closed: the traceback of an error still has views of them.
     files = []
-    for shard, fd in zip(order.shards, fds, strict=True):
-        buffer = mmap.mmap(fd, shard.data_bytes + shard.layout_bytes)
-        files.append(_File(shard, buffer, *unpacked(buffer[shard.data_bytes :])))
+    for entry, fd in zip(order.entries, fds, strict=True):
+        buffer = mmap.mmap(fd, entry.data_bytes + entry.layout_bytes)
+        files.append(_File(entry, buffer, *unpacked(buffer[entry.data_bytes :])))
     return files
 
 
 def _put(storage: Storage, draft: str, file: _File, tick: Callable[[], object]) -> None:
     """Write one file."""
-    data = memoryview(file.buffer)[: file.shard.data_bytes]
+    data = memoryview(file.buffer)[: file.entry.data_bytes]
 
     def write_all(target: Any) -> None:
         for start in range(0, len(data), _CHUNK_BYTES):
             target.write(data[start : start + _CHUNK_BYTES])
             tick()
 
-    storage.put(draft, file_of(file.shard.rank), write_all)
+    storage.put(draft, file_of(file_rank(file.entry)), write_all)

@@ -119,7 +119,7 @@ class HeldSnapshots:
         for snapshot in reversed(held.held if held is not None else ()):
             for local_rank in sorted(self._memory):
                 found = self._shards(local_rank, snapshot.step, "")
-                if found is not None and len(found.shards) == found.ranks:
+                if found is not None and found.order().is_whole:
                     return found
         return None
 

@@ -26,7 +26,7 @@ UNFINISHED = ".writing"
 _MARKS = "marks"
 _NAME = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(
-    r"\.step-(\d{8,})(\.[\w-]+)?\.(writing|removing|marks)|\.latest(\.[\w-]+)?\.writing"
+    r"\.step-(\d{8,})(\.[\w-]+)?\.(?:writing|removing|marks)|\.latest(\.[\w-]+)?\.writing"
 )
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _TRIES = 5
@@ -65,9 +65,10 @@ class Storage(ABC):
             attempt: distinguishes concurrent writers; letters, digits and dashes.
         """
 
-    @abstractmethod
     def begin(self, draft: str) -> None:
         """Create an empty draft; an earlier one is removed."""
+        self.abandon(draft)
+        self._make(draft)
 
     @abstractmethod
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
@@ -79,12 +80,8 @@ class Storage(ABC):
             write: called with an object that has ``write``; may be called again.
         """
 
-    @abstractmethod
-    def has(self, draft: str) -> bool:
-        """Return whether a draft exists; in a folder, a published one does not."""
-
     def publish(self, step: int, draft: str, keep: int) -> None:
-        """Make a checkpoint visible and the latest, and remove old ones. It is idempotent.
+        """Make a checkpoint visible and the latest; remove old ones, and leftovers up to it.
 
         Args:
             step: of the checkpoint.
@@ -101,7 +98,6 @@ class Storage(ABC):
     def abandon(self, draft: str) -> None:
         """Remove a draft."""
 
-    @abstractmethod
     def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
         """Write a marker for the other writers; it is durable when this returns.
 
@@ -111,6 +107,9 @@ class Storage(ABC):
             name: of the marker.
             data: content of the marker.
         """
+        folder = self._marks(step, attempt)
+        self._make(folder)
+        self.put(folder, name, of_bytes(data))
 
     def marks(self, step: int, attempt: str) -> list[str]:
         """Return the names of all markers of an attempt."""
@@ -144,6 +143,10 @@ class Storage(ABC):
 
     def _hidden(self, step: int, attempt: str, what: str) -> str:
         return f"{self._root}/{'.'.join(filter(None, (f'.{_name(step)}', attempt, what)))}"
+
+    @abstractmethod
+    def _make(self, folder: str) -> None:
+        """Create a folder and those above it, unless they exist."""
 
     @abstractmethod
     def _is_complete(self, step: int) -> bool:
@@ -207,24 +210,11 @@ class LocalStorage(Storage):
     def draft(self, step: int, attempt: str = "") -> str:
         return self._hidden(step, attempt, "writing")
 
-    def begin(self, draft: str) -> None:
-        os.makedirs(self._root, exist_ok=True)
-        self._remove(draft)
-        os.mkdir(draft)
-
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         _write_file(Path(draft), name, write)
 
-    def has(self, draft: str) -> bool:
-        return os.path.isdir(draft)
-
     def abandon(self, draft: str) -> None:
         self._remove(draft)
-
-    def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
-        folder = self._marks(step, attempt)
-        os.makedirs(folder, exist_ok=True)
-        self.put(folder, name, of_bytes(data))
 
     def marks(self, step: int, attempt: str) -> list[str]:
         with suppress(FileNotFoundError):
@@ -235,19 +225,18 @@ class LocalStorage(Storage):
     def read_mark(self, step: int, attempt: str, name: str) -> bytes:
         return Path(self._marks(step, attempt), name).read_bytes()
 
+    def _make(self, folder: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+
     def _is_complete(self, step: int) -> bool:  # noqa: ARG002 - it has its name from then on
         return True
 
     def _make_latest(self, step: int, draft: str) -> None:
         path = Path(self.path(step))
-        if self.has(draft) or not path.exists():  # else a killed saver has renamed it already
-            for name in os.listdir(draft):
-                if name.endswith(UNFINISHED):  # left by a killed saver
-                    os.unlink(os.path.join(draft, name))
-            _sync(draft)
-            if path.exists():  # an older checkpoint of the same step
-                self._retire(step)
-            os.rename(draft, path)
+        _sync(draft)
+        if path.exists():  # an older checkpoint of the same step
+            self._retire(step)
+        os.rename(draft, path)
         _sync(self._root)
         self.put(self._root, LATEST, of_bytes(f"{path.name}\n".encode()))
         _sync(self._root)
@@ -302,10 +291,6 @@ class UrlStorage(Storage):
     def draft(self, step: int, attempt: str = "") -> str:  # noqa: ARG002 - there is one writer
         return self.path(step)
 
-    def begin(self, draft: str) -> None:
-        self.abandon(draft)
-        _retry(lambda: self._fs.makedirs(self._fs._strip_protocol(draft), exist_ok=True))
-
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         at = f"{self._fs._strip_protocol(draft)}/{name}"
 
@@ -315,21 +300,15 @@ class UrlStorage(Storage):
 
         _retry(write_all)
 
-    def has(self, draft: str) -> bool:
-        self._fs.invalidate_cache()
-        return bool(_retry(lambda: self._fs.exists(self._fs._strip_protocol(draft))))
-
     def abandon(self, draft: str) -> None:
         self._remove(self._fs._strip_protocol(draft))
-
-    def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
-        folder = self._marks(step, attempt)
-        _retry(lambda: self._fs.makedirs(folder, exist_ok=True))
-        self.put(folder, name, of_bytes(data))
 
     def read_mark(self, step: int, attempt: str, name: str) -> bytes:
         at = f"{self._marks(step, attempt)}/{name}"
         return bytes(_retry(lambda: self._fs.cat_file(at)))
+
+    def _make(self, folder: str) -> None:
+        _retry(lambda: self._fs.makedirs(self._fs._strip_protocol(folder), exist_ok=True))
 
     def _is_complete(self, step: int) -> bool:
         at = f"{self._root}/{_name(step)}/{METADATA}"
@@ -375,10 +354,7 @@ def one_line(error: BaseException) -> str:
 def _is_left(name: str, until: int | None) -> bool:
     """Return whether a name is a leftover of a step up to ``until``; None: of any step."""
     match = _LEFTOVER.fullmatch(name)
-    if match is None or until is None:
-        return match is not None
-    step = int(match[1] or 0)
-    return step < until or (step == until and match[3] != _MARKS)  # its markers are still read
+    return match is not None and (until is None or int(match[1] or 0) <= until)
 
 
 def _name(step: int) -> str:

@@ -150,7 +150,7 @@ def test_savers_that_are_killed_on_both_nodes(ft: "Launcher", free_port: int) ->
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         threading.Event().wait(random.random() * 0.4)
-    # Where three savers of a node were killed in a row the other one knows nothing, and waits.
+    # Where two savers of a node were killed in a row the other one knows nothing, and waits.
     host.expect(pattern, len(host.expect(pattern)) + 2, 60 + PEER_TIMEOUT_S)
     for node in (guest, host):  # all will be gone: what is in memory is on storage before
         node.send(signal.SIGTERM)

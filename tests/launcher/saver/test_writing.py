@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.launcher.saver.order import Shard, WriteOrder, WriteResult
+from ft_run.launcher.saver.order import WriteOrder, WriteResult
 from ft_run.launcher.saver.writing import write
 from ft_run.training.checkpoints.layout import Description, digest
 from ft_run.training.checkpoints.metadata import metadata_of, offsets_of, plan_of
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
 from ft_run.training.checkpoints.state import flatten
+from ft_run.training.worker.snapshot_page import Destination, Entry
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -24,8 +25,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 # changes the folder, for each n; says what is to be seen after each death.
 DEATHS = """
 import json, os, shutil, sys
-from ft_run.launcher.saver.order import WriteOrder, Shard
+from ft_run.launcher.saver.order import WriteOrder
 from ft_run.launcher.saver.writing import write
+from ft_run.training.worker.snapshot_page import Destination, Entry
 
 fd, data_bytes, layout_bytes = map(int, sys.argv[1:4])
 folder = sys.argv[4]
@@ -55,8 +57,8 @@ def dying(before):
             setattr(module, name, watched(getattr(module, name)))
 
 def order(step):
-    shard = Shard(0, data_bytes, layout_bytes)
-    return WriteOrder(folder, step, 2, f"0-{step}", (shard,), 1)
+    entry = Entry(step, step, 1, 0, data_bytes, layout_bytes, True)
+    return WriteOrder(Destination(folder, 2, True), (entry,), f"0-{step}")
 
 assert not write(order(1), [fd]).error and not write(order(2), [fd]).error
 for number in range(1000):
@@ -85,8 +87,8 @@ class Snapshot:
         self.file.lay_out(state)
 
     def order(self, folder: Path, step: int, keep: int = 2, **more: Any) -> WriteOrder:
-        shard = Shard(0, self.file.data_bytes, self.file.layout_bytes)
-        return WriteOrder(str(folder), step, keep, f"0-{step}", (shard,), 1, **more)
+        entry = Entry(step, step, 1, 0, self.file.data_bytes, self.file.layout_bytes, True)
+        return WriteOrder(Destination(str(folder), keep, True), (entry,), f"0-{step}", **more)
 
     def save(self, folder: Path, step: int, **more: Any) -> WriteResult:
         return write(self.order(folder, step, **more), [self.fd])
@@ -142,10 +144,9 @@ def test_shares_that_do_not_fit_together_are_no_checkpoint(
 
     def save(step: int) -> str:
         sizes = [(one.file.data_bytes, one.file.layout_bytes) for one in both]
-        shards = tuple(Shard(rank, *size) for rank, size in enumerate(sizes))
-        return write(
-            WriteOrder(str(tmp_path), step, 2, "0", shards, 2), [one.fd for one in both]
-        ).error
+        entries = tuple(Entry(0, step, 2, rank, *size, False) for rank, size in enumerate(sizes))
+        order = WriteOrder(Destination(str(tmp_path), 2, True), entries, "0")
+        return write(order, [one.fd for one in both]).error
 
     assert save(1) == ""
     assert sorted(os.listdir(tmp_path / "step-00000001")) == [
