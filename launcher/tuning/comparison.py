@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from statistics import median
 
-from .rules import Rules
+from .rules import RULES
 
 ORDER = "ABBAAB"
 """The blocks of a trial: old value (A), new value (B). What drifts evenly hits both alike."""
 CONFIRMATION = "AB"
 
 
-def is_faster(old: Sequence[float], new: Sequence[float], rules: Rules) -> bool:
+def is_faster(old: Sequence[float], new: Sequence[float]) -> bool:
     """Return whether all blocks with the new value, and their median, are fast enough.
 
     With a single pair of blocks, both conditions are about the same numbers.
@@ -18,15 +18,13 @@ def is_faster(old: Sequence[float], new: Sequence[float], rules: Rules) -> bool:
     Args:
         old: seconds a step of the blocks with the old value; at least one.
         new: of those with the new value; at least one.
-        rules: has the limits.
     """
-    every = max(new) <= (1 - rules.block_gain) * min(old)
-    return every and median(new) <= (1 - rules.median_gain) * median(old)
+    return may_be_faster(old, new) and median(new) <= (1 - RULES.median_gain) * median(old)
 
 
-def may_be_faster(old: Sequence[float], new: Sequence[float], rules: Rules) -> bool:
+def may_be_faster(old: Sequence[float], new: Sequence[float]) -> bool:
     """Return whether more blocks can still show that the new value is faster."""
-    return not old or not new or max(new) <= (1 - rules.block_gain) * min(old)
+    return not old or not new or max(new) <= (1 - RULES.block_gain) * min(old)
 
 
 def gain(old: Sequence[float], new: Sequence[float]) -> float:

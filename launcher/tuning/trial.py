@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from .comparison import CONFIRMATION, ORDER, gain, is_faster, may_be_faster
-from .rules import Rules
+from .rules import RULES
 
 Values = Mapping[str, Any]
 """Numbers, strings or booleans by setting, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``."""
@@ -52,22 +52,21 @@ class Order(NamedTuple):
 class Budget:
     """The time that tuning may cost, and has cost."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._share = rules.cost_share
+    def __init__(self) -> None:
         self.trained_s = 0.0
         self.spent_s = 0.0
 
     @property
     def left_s(self) -> float:
         """What may still be spent."""
-        return self._share * self.trained_s - self.spent_s
+        return RULES.cost_share * self.trained_s - self.spent_s
 
     def missing_s(self, switch_s: float) -> float:
         """Return how much more training must come before a trial; <= 0: none.
 
         Half of the budget is kept for blocks that turn out slower.
         """
-        return (2 * _SWITCHES * switch_s - self.left_s) / self._share
+        return (2 * _SWITCHES * switch_s - self.left_s) / RULES.cost_share
 
 
 class Outcome(NamedTuple):
@@ -89,21 +88,18 @@ class _RejectedError(Exception):
 class Trial:
     """Compares two settings by ``run``, a generator that takes readings and yields orders."""
 
-    def __init__(
-        self, old: Values, new: Values, budget: Budget, rules: Rules, *, restarts: bool = False
-    ) -> None:
+    def __init__(self, old: Values, new: Values, budget: Budget, *, restarts: bool = False) -> None:
         """Prepare a trial.
 
         Args:
             old: the settings in effect.
             new: those to try.
             budget: is charged.
-            rules: the limits.
             restarts: a switch restarts all workers.
         """
         self._restarts = restarts
         self._settings = {"A": old, "B": new}
-        self._budget, self._rules = budget, rules
+        self._budget = budget
         self._arm = "A"
         self._figures: dict[str, list[float]] = {"A": [], "B": []}
         """Seconds a step of each block, by arm."""
@@ -138,28 +134,28 @@ class Trial:
         old, new = self._figures["A"], self._figures["B"]
         for arm in ORDER:
             yield from self._block(arm)
-            if not may_be_faster(old, new, self._rules):
+            if not may_be_faster(old, new):
                 raise _RejectedError("not faster")
-        if not is_faster(old, new, self._rules):
+        if not is_faster(old, new):
             raise _RejectedError("not faster")
         begin = self._reading
-        while (left := self._rules.pause_s - (self._reading.at_s - begin.at_s)) > 0:
+        while (left := RULES.pause_s - (self._reading.at_s - begin.at_s)) > 0:
             yield from self._look(left)
         self._charge()
         for arm in CONFIRMATION:
             yield from self._block(arm)
-        if not is_faster(old[-1:], new[-1:], self._rules) or not is_faster(old, new, self._rules):
+        if not is_faster(old[-1:], new[-1:]) or not is_faster(old, new):
             raise _RejectedError("faster at first, but not in the second measurement")
 
     def _block(self, arm: str) -> Generator[Order, Reading, None]:
         """Measure a block, again if it is disturbed."""
         if arm != self._arm:
             yield from self._switch(arm)
-        while not (yield from self._last(self._rules.block_steps, self._rules.block_s)):
+        while not (yield from self._last(RULES.block_steps, RULES.block_s)):
             self._disturbed += 1
-            if self._disturbed > self._rules.disturbed_max:
+            if self._disturbed > RULES.disturbed_max:
                 raise _RejectedError("checkpoints or activities disturbed too many blocks")
-            yield from self._last(self._rules.skip_steps, self._rules.skip_s)
+            yield from self._last(RULES.skip_steps, RULES.skip_s)
         begin, end = self._span, self._reading
         self._charge()
         self._figures[arm].append((end.at_s - begin.at_s) / (end.steps - begin.steps))
@@ -175,7 +171,7 @@ class Trial:
                 raise _RejectedError("the new value did not take effect")
             yield from self._look(2 * self._step_s, is_free=is_last)
         if not is_last:
-            yield from self._last(self._rules.skip_steps, self._rules.skip_s, starts_span=False)
+            yield from self._last(RULES.skip_steps, RULES.skip_s, starts_span=False)
         self._charge()
 
     def _last(

@@ -7,7 +7,7 @@ and when it needs the next reading.
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
-from .rules import RULES, Rules
+from .rules import RULES
 from .trial import Budget, Order, Outcome, Reading, Trial, Values
 
 _IDLE_S = 60.0
@@ -39,16 +39,14 @@ class Tried(NamedTuple):
 class Tuner:
     """The trials of a job."""
 
-    def __init__(self, knobs: Sequence[Knob], kept: Values, rules: Rules | None = None) -> None:
+    def __init__(self, knobs: Sequence[Knob], kept: Values) -> None:
         """Begin without any measurement.
 
         Args:
             knobs: settings, in the order in which they are tried.
             kept: values that an earlier job has accepted.
-            rules: the limits; None: those of all jobs.
         """
-        self.knobs, self._rules = knobs, rules or RULES
-        self.budget = Budget(self._rules)
+        self.knobs, self.budget = knobs, Budget()
         self.tried: list[Tried] = []
         self.kept: Values = kept
         """Values that were accepted."""
@@ -97,7 +95,7 @@ class Tuner:
             self.tried.append(Tried(name, old, new, Outcome(False, reason)))
 
     def _run(self, reading: Reading) -> Generator[Order, Reading, None]:
-        while len(self.tried) < self._rules.trials_max:
+        while len(self.tried) < RULES.trials_max:
             begin, settings = reading, self._settings(reading)
             while not self._is_measured(begin, reading):
                 reading = yield Order(settings, self._rest_s(begin, reading))
@@ -106,7 +104,7 @@ class Tuner:
             candidates = self._candidates(settings)
             if not candidates and settings:
                 return
-            waits = reading.waited_s - begin.waited_s > self._rules.wait_share * (
+            waits = reading.waited_s - begin.waited_s > RULES.wait_share * (
                 reading.at_s - begin.at_s
             )
             missing_s = [self.budget.missing_s(knob.cost_s(reading)) for knob, _ in candidates]
@@ -123,13 +121,7 @@ class Tuner:
             name, old = knob.name, settings[knob.name]
             self._forbidden |= {(name, old), (name, new)}
             self.trying = name, old, new
-            trial = Trial(
-                settings,
-                {**settings, name: new},
-                self.budget,
-                self._rules,
-                restarts=knob.restarts,
-            )
+            trial = Trial(settings, {**settings, name: new}, self.budget, restarts=knob.restarts)
             outcome = yield from trial.run(reading)
             self.trying = None
             self.tried.append(Tried(name, old, new, outcome))
@@ -144,13 +136,13 @@ class Tuner:
 
     def _is_measured(self, begin: Reading, now: Reading) -> bool:
         steps, took_s = now.steps - begin.steps, now.at_s - begin.at_s
-        return steps >= self._rules.block_steps and took_s >= self._rules.block_s
+        return steps >= RULES.block_steps and took_s >= RULES.block_s
 
     def _rest_s(self, begin: Reading, now: Reading) -> float:
         """Return about how long until the measurement before a trial is complete."""
         steps, took_s = now.steps - begin.steps, now.at_s - begin.at_s
         step_s = took_s / steps if steps else 0.0
-        rest_s = max(self._rules.block_s - took_s, (self._rules.block_steps - steps) * step_s)
+        rest_s = max(RULES.block_s - took_s, (RULES.block_steps - steps) * step_s)
         return min(max(1.0, rest_s), _IDLE_S)
 
     def _candidates(self, values: Values) -> list[tuple[Knob, Any]]:

@@ -11,7 +11,7 @@ from ft_run.events.event import Event
 from ft_run.launcher.agent import auto_tune
 from ft_run.launcher.agent.auto_tune import AutoTune, Machine
 from ft_run.launcher.processes.worker_watch import WorkerWatch
-from ft_run.launcher.tuning import tuner
+from ft_run.launcher.tuning import comparison, trial, tuner
 from ft_run.launcher.tuning.rules import Rules
 from ft_run.launcher.workers.worker_group import WorkerGroupState
 from ft_run.rendezvous.protocol.claim import Past
@@ -96,7 +96,8 @@ class Node:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = Rules(skip_steps=2, skip_s=0.05, block_steps=5, block_s=0.1, pause_s=0.1)
-    monkeypatch.setattr(tuner, "RULES", replace(rules, cost_share=1000.0))
+    for module in (comparison, trial, tuner):
+        monkeypatch.setattr(module, "RULES", replace(rules, cost_share=1000.0))
 
 
 @pytest.fixture
@@ -248,9 +249,9 @@ def test_threads_are_tried_in_rounds_and_accepted_in_the_last(
     def test(node: Node) -> None:
         node.has_loader = False
         node.begin()
-        for trial in (TWO, None, TWO, None, TWO):
+        for value in (TWO, None, TWO, None, TWO):
             order, is_accepted = until_order(node)
-            assert (order.values, order.trial, is_accepted) == ((), trial, False)
+            assert (order.values, order.trial, is_accepted) == ((), value, False)
             node._page[phases.SUMS + phases.RESTORING] += 10**6  # of a start, which disturbs none
             next_round(node, order)
         assert until_order(node) == (Retune(5, (TWO,)), True)

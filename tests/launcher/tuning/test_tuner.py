@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 from ft_run.launcher.tuning.loader import knobs
 from ft_run.launcher.tuning.restarted import of_script, threads
-from ft_run.launcher.tuning.rules import Rules
 from ft_run.launcher.tuning.trial import Order, Values
 from ft_run.launcher.tuning.tuner import Tuner
 from ft_run.tests.harness.tuned_machine import NOISES, Noise, TunedMachine, quiet
@@ -157,7 +156,7 @@ def test_accepted_values_hold_in_the_rounds_that_follow() -> None:
 
 
 def test_time_between_rounds_is_no_training() -> None:
-    tuner = Tuner(knobs(32, 4), {}, Rules())
+    tuner = Tuner(knobs(32, 4), {})
     machine = TunedMachine(1, quiet, starved, USERS)
     tuner.read(machine.reading())
     machine.follow(Order(USERS, 100))
