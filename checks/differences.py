@@ -1,6 +1,5 @@
 """Compares the system information of nodes and reports those that differ. Pure."""
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -56,7 +55,7 @@ def _word(value: Fact | None) -> str:
 
 
 def different_clocks(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
-    """Yield a node and its clock difference from the others, where no majority agrees with it.
+    """Yield a node and how far its clock is from the median, the farther one of two.
 
     Args:
         facts: of the nodes that were asked at the same moment, by name.
@@ -67,24 +66,9 @@ def different_clocks(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[
         if isinstance(value := mine.get(CLOCK_FACT), int | float)
     }
     clocks = sorted(by_node.values())
+    medians = clocks[(len(clocks) - 1) // 2 : len(clocks) // 2 + 1]
     for node, own in by_node.items():
-        agree = bisect_right(clocks, own + CLOCKS_APART_S) - bisect_left(
-            clocks, own - CLOCKS_APART_S
-        )
-        if 2 * agree > len(clocks):
-            continue
-        others = _medians_without(clocks, bisect_left(clocks, own))
-        apart = max((own - other for other in others), key=abs)
+        apart = max((own - median for median in medians), key=abs)
         if abs(apart) > CLOCKS_APART_S:
             side = "ahead of" if apart > 0 else "behind"
             yield node, f"its clock is {abs(apart):.0f} s {side} the others'"
-
-
-def _medians_without(values: list[float], index: int) -> tuple[float, float]:
-    """Return the lower and the upper median of sorted values without one of them."""
-    count = len(values) - 1
-    low, high = (
-        values[middle if middle < index else middle + 1]
-        for middle in ((count - 1) // 2, count // 2)
-    )
-    return low, high

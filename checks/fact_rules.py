@@ -6,8 +6,7 @@ A missing value (no permission, another kind of device) counts neither for nor a
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from .records import Fact
 
@@ -18,26 +17,12 @@ UNDER_LOAD: Final = "local_rank"
 """The name prefix of values that a phase with load reports."""
 
 
-class Severity(Enum):
-    """The severity of a finding."""
-
-    FATAL = "fatal"
-    """The node would ruin the run."""
-    WARNING = "warning"
-    """The node would run, perhaps slower than the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class FactFinding:
+class Finding(NamedTuple):
     """A value that counts against the node."""
 
-    severity: Severity
+    is_fatal: bool
+    """Whether the node would ruin the run. Otherwise it would run, perhaps slower."""
     text: str
-
-    @property
-    def is_fatal(self) -> bool:
-        """Whether the node must not be used."""
-        return self.severity is Severity.FATAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +34,7 @@ class _Rule:
     """
 
     name: str
-    severity: Severity
+    is_fatal: bool
     is_bad: Callable[[Fact, Mapping[str, Fact]], bool]
     text: str
 
@@ -100,7 +85,7 @@ OPEN_FILES_LEAST: Final = 1024
 GPU_FOREIGN_GB: Final = 2.0
 """Memory that is in use on a GPU before any process of the job runs there."""
 
-_FATAL, _WARNING = Severity.FATAL, Severity.WARNING
+_FATAL, _WARNING = True, False
 _SHM = "/dev/shm has {value:g} GB free, too little for {facts[local_world_size]} workers"  # noqa: S108 - text only, no file is created there
 
 RULES: Final = (
@@ -239,13 +224,13 @@ RULES: Final = (
 """All rules that can count against a node."""
 
 
-def findings(facts: Mapping[str, Fact]) -> tuple[FactFinding, ...]:
+def findings(facts: Mapping[str, Fact]) -> tuple[Finding, ...]:
     """Return the findings against a node, in the order of the table."""
-    found: list[FactFinding] = []
+    found: list[Finding] = []
     for rule in RULES:
         for name, value in facts.items():
             match = re.fullmatch(rule.name, name)
             if match and rule.is_bad(value, facts):
                 text = rule.text.format(*match.groups(), value=value, facts=facts)
-                found.append(FactFinding(rule.severity, text))
+                found.append(Finding(rule.is_fatal, text))
     return tuple(found)

@@ -3,7 +3,6 @@
 Everything is read below an injectable root. A value that cannot be read is left out.
 """
 
-import ctypes
 import hashlib
 import math
 import os
@@ -14,14 +13,16 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
 from typing import Final
 
+from ..launcher.machine.cgroups import own_directories
 from ..launcher.machine.nvml import NvmlLoader, load_nvml
+from ..launcher.version import VERSION
 from .gpu_facts import collect_gpu_facts
 from .records import Fact
+from .worker_config import CheckWorkerConfig
 
 _BUILT_FOR: Final = re.compile(r"^(cuda|hip)(?:: [^=\n]+)? = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 _LIBRARIES: Final = {
@@ -29,7 +30,6 @@ _LIBRARIES: Final = {
     "torch": ("torch",),
     "grpc": ("grpcio",),
 }
-_TIME_ERROR: Final = 5
 _HASH_BYTES: Final = 16
 _KERNEL_RECORD_MAX: Final = 8192
 _PORT_ERRORS: Final = (
@@ -44,68 +44,59 @@ _XIDS_OF_PROGRAMS: Final = frozenset({13, 31, 43, 45})
 errors"."""
 
 
-@dataclass(frozen=True, slots=True)
-class FactSources:
-    """Sources of system information besides the kernel."""
+def collect_facts(
+    config: CheckWorkerConfig,
+    environ: Mapping[str, str],
+    unix_time_s: float = 0.0,
+    *,
+    root: Path = Path("/"),
+    nvml: NvmlLoader = load_nvml,
+) -> dict[str, Fact]:
+    """Return the system information by name; units are in the names, GB are 10^9 bytes.
 
-    local_world_size: int = 1
-    use_gpus: bool = True
-    gpus_shown: Mapping[str, str] = field(default_factory=dict)
-    """The kinds of GPUs that the machine shows, and how they were counted, as text."""
-    log_dir: str | None = None
-    """The log folder, which need not exist yet; None: a folder for temporary files."""
-    script: str | None = None
-    memory_cgroups: tuple[str, ...] = ()
-    """Directories of this process's cgroups of the memory controller."""
-    ft_run_version: str = ""
-    root: Path = Path("/")
-    environ: Mapping[str, str] | None = None
-    """None: the value of this process."""
-    unix_time_s: float | None = None
-    """This node's clock at the moment at which the other nodes read theirs; None: now."""
-    nvml: NvmlLoader = load_nvml
-
-
-def collect_facts(sources: FactSources) -> dict[str, Fact]:
-    """Return the system information by name; units are in the names, GB are 10^9 bytes."""
-    facts: dict[str, Fact] = {"local_world_size": sources.local_world_size}
-    facts |= _versions(sources)
-    facts |= _torch_build(sources)
-    facts |= _limits(sources)
-    facts |= _disks(sources)
-    facts |= _infiniband(sources.root)
-    facts |= _clock(sources.unix_time_s)
-    if sources.use_gpus:
-        environ = os.environ if sources.environ is None else sources.environ
-        facts |= collect_gpu_facts(environ, sources.nvml)
+    Args:
+        config: of the check worker.
+        environ: in which the GPUs of all workers of the node are visible.
+        unix_time_s: this node's clock when the other nodes read theirs; 0: now.
+        root: the directory below which ``proc``, ``sys`` and ``dev`` are looked up.
+        nvml: returns NVML.
+    """
+    facts: dict[str, Fact] = {"local_world_size": config.local_world_size}
+    facts |= _versions(config.script)
+    facts |= _torch_build({} if config.gpus_asked_by else config.gpus_shown)
+    facts |= _limits(root)
+    facts |= _disks(root, config.log_dir)
+    facts |= _infiniband(root)
+    facts["unix_time_s"] = unix_time_s or time.time()
+    if config.accelerator != "cpu":
+        facts |= collect_gpu_facts(environ, nvml)
         if facts.get("gpus"):
-            facts |= collect_xids(sources.root)
-            facts |= _gpudirect(sources.root)
+            facts |= collect_xids(root)
+            facts |= _gpudirect(root)
     return facts
 
 
-def _versions(sources: FactSources) -> dict[str, Fact]:
+def _versions(script: str | None) -> dict[str, Fact]:
     facts: dict[str, Fact] = {
         "host": platform.node(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "ft_run": VERSION,
     }
-    if sources.ft_run_version:
-        facts["ft_run"] = sources.ft_run_version
     for name, distributions in _LIBRARIES.items():
         for distribution in distributions:
             with suppress(metadata.PackageNotFoundError):
                 facts[name] = metadata.version(distribution)
                 break
-    if sources.script is not None:
+    if script is not None:
         with suppress(OSError):
-            digest = hashlib.sha256(Path(sources.script).read_bytes()).hexdigest()
+            digest = hashlib.sha256(Path(script).read_bytes()).hexdigest()
             facts["script_sha256"] = digest[: 2 * _HASH_BYTES]
     return facts
 
 
-def _torch_build(sources: FactSources) -> dict[str, Fact]:
-    """Return what torch was built for, without importing it."""
+def _torch_build(gpus_shown: Mapping[str, str]) -> dict[str, Fact]:
+    """Return what torch was built for, without importing it, and GPUs that it cannot use."""
     with suppress(ImportError, ValueError, OSError):
         spec = util.find_spec("torch")
         if spec is None or spec.origin is None:
@@ -113,8 +104,8 @@ def _torch_build(sources: FactSources) -> dict[str, Fact]:
         text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
         facts: dict[str, Fact] = dict(_BUILT_FOR.findall(text))
         kind = kind_of_gpus(facts.get("cuda"), facts.get("hip"))
-        if sources.gpus_shown and kind not in sources.gpus_shown:
-            facts["gpus_without_torch"] = "; ".join(sources.gpus_shown.values())
+        if gpus_shown and kind not in gpus_shown:
+            facts["gpus_without_torch"] = "; ".join(gpus_shown.values())
         return facts
     return {}
 
@@ -131,38 +122,38 @@ def kind_of_gpus(cuda: object, hip: object) -> str | None:
     return "nvidia.com/gpu" if cuda else None
 
 
-def _limits(sources: FactSources) -> dict[str, Fact]:
+def _limits(root: Path) -> dict[str, Fact]:
     facts: dict[str, Fact] = {"cpus": len(os.sched_getaffinity(0))}
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     facts["open_files_limit"] = files  # -1 means no limit
     facts["memlock_limit_gb"] = -1 if locked == resource.RLIM_INFINITY else _gb(locked)
     with suppress(OSError, ValueError, IndexError):
-        text = (sources.root / "proc/meminfo").read_text(encoding="ascii")
+        text = (root / "proc/meminfo").read_text(encoding="ascii")
         facts["memory_gb"] = _gb(int(text.split("MemTotal:")[1].split()[0]) * 1024)
-    limit = min(map(_memory_limit, sources.memory_cgroups), default=math.inf)
+    limit = min(map(_memory_limit, own_directories(root, "memory")), default=math.inf)
     if limit < float(facts.get("memory_gb", math.inf)) * 1e9:
         facts["memory_limit_gb"] = _gb(int(limit))
     return facts
 
 
-def _memory_limit(directory: str) -> float:
+def _memory_limit(directory: Path) -> float:
     """Return the limit of one cgroup in bytes: v2 ``memory.max``, v1 ``memory.limit_in_bytes``."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
-            return int((Path(directory) / name).read_text(encoding="ascii"))
+            return int((directory / name).read_text(encoding="ascii"))
     return math.inf
 
 
-def _disks(sources: FactSources) -> dict[str, Fact]:
+def _disks(root: Path, log_dir: str | None) -> dict[str, Fact]:
     """Return the free space. A file system of no blocks has no limit, or does not report it."""
     facts: dict[str, Fact] = {}
     with suppress(OSError):
-        shm = os.statvfs(sources.root / "dev/shm")
+        shm = os.statvfs(root / "dev/shm")
         if shm.f_blocks:
             facts["dev_shm_gb"] = _gb(shm.f_frsize * shm.f_blocks)
             facts["dev_shm_free_gb"] = _gb(shm.f_frsize * shm.f_bavail)
-    folder = Path(sources.log_dir or tempfile.gettempdir()).absolute()
+    folder = Path(log_dir or tempfile.gettempdir()).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent  # the folder is created when the job starts
     try:
@@ -238,21 +229,6 @@ def _gpudirect(root: Path) -> dict[str, Fact]:
 
 def _word(path: Path) -> str:
     return path.read_text(encoding="ascii", errors="replace").strip()
-
-
-def _clock(unix_time_s: float | None) -> dict[str, Fact]:
-    """Return the time, and the kernel's estimate of its error (adjtimex(2), read only)."""
-    facts: dict[str, Fact] = {"unix_time_s": unix_time_s or time.time()}
-    with suppress(OSError, AttributeError):
-        # struct timex begins with: unsigned modes; long offset, freq, maxerror (µs).
-        buffer = ctypes.create_string_buffer(512)
-        state = ctypes.CDLL(None).adjtimex(buffer)
-        if state >= 0:
-            longs = (ctypes.c_long * 4).from_buffer_copy(buffer)
-            facts["clock_synchronised"] = int(state != _TIME_ERROR)
-            if state != _TIME_ERROR:
-                facts["clock_error_max_ms"] = longs[3] / 1000
-    return facts
 
 
 def collect_xids(root: Path) -> dict[str, Fact]:

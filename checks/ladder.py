@@ -13,9 +13,9 @@ from ..rendezvous.protocol.check_messages import CheckSpec
 from .differences import COMPARED_FACTS
 from .measure import needed_s
 from .plan import MAX_ROUNDS, just_failed, plan
-from .records import Fact, Level, Phase, Record, RecordError, metric_values, record_from_json
+from .records import LOWER_IS_BETTER, Fact, Level, Phase, Record, RecordError, record_from_json
 from .report import report_to_json
-from .results import LOWER_IS_BETTER, MEETING_METRICS, Answered, Known, Results, Rules, Step
+from .results import MEETING_METRICS, Answered, Known, Results, Rules, Step
 from .verdict import Standing, Verdicts, exit_code, metric_words, verdict
 
 _SHARES = {
@@ -196,7 +196,7 @@ class Ladder:
             return
         self._alone_s[phase] = max(self._alone_s[phase], took_s)
         self._knows_devices = True
-        shown = _shows_gpus(record.facts, metric_values(record.metrics))
+        shown = _shows_gpus(record.facts, record.metrics)
         self._has_gpus = self._has_gpus or shown
         workers = record.facts.get("local_world_size")
         if isinstance(workers, int):

@@ -6,6 +6,7 @@ not make the node fail. The node's own limits count: a CPU quota (cgroup) lowers
 proportion to the time that it took away, or would have, if the process had the CPU for itself.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from ..launcher.machine.cgroups import own_directories
+from ..launcher.machine.cpu_limit import quota_cpus
 from .records import Level, Phase
 
 Clock = Callable[[], float]
@@ -63,15 +66,21 @@ class QuotaWatch:
     Sources: ``throttled_usec`` of cgroup v2's ``cpu.stat``, ``throttled_time`` (ns) of v1's.
     """
 
-    def __init__(self, directories: Sequence[str] = (), share: float = 1.0) -> None:
+    def __init__(self, directories: Sequence[Path] = (), share: float = 1.0) -> None:
         """Watch the cgroups in ``directories``: this process's own and those above it.
 
         Args:
             directories: the directories of their files.
             share: the sustained fraction of a CPU that this process gets, above 0 and at most 1.
         """
-        self._files = [Path(directory) / "cpu.stat" for directory in directories]
+        self._files = [directory / "cpu.stat" for directory in directories]
         self.share = share
+
+    @staticmethod
+    def of_workers(count: int) -> "QuotaWatch":
+        """Watch the cgroups of this process, one of ``count`` workers that are busy at once."""
+        share = min(1.0, (quota_cpus() or math.inf) / count)
+        return QuotaWatch(own_directories(Path("/"), "cpu"), share)
 
     def throttled_s(self) -> float:
         """Return the throttled seconds so far, of all CPUs together; 0 where nothing is known."""

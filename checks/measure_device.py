@@ -98,13 +98,8 @@ class DeviceProbe:
         time_s = best_time_s(self._computing(copy_slice), self._budget.memory_s, self._quota)
         return 2.0 * _SLICE_BYTES / time_s / 1e9
 
-    def copy_gb_per_s(self) -> float | None:
-        """Return the speed from pinned host memory to the device, bytes / time / 10^9.
-
-        None where the device is the host.
-        """
-        if not self._on_gpu:
-            return None
+    def copy_gb_per_s(self) -> float:
+        """Return the speed from pinned host memory to a GPU, bytes / time / 10^9."""
         with near(_pci_address(self._device)):
             return self._near_copy_gb_per_s()
 

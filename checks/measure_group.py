@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not declared
 
 from ..rendezvous.protocol.check_messages import CheckOrder
+from ..training.gloo import gloo_towards
 from .faults import ActiveFaults
 from .gpu_timer import GpuTimer
 from .measure import Budget
@@ -78,14 +79,15 @@ class GroupProbe:
             # group that failed to form stays counted: workers whose numbers differ would never find
             # each other.
             dist.distributed_c10d._world.group_count = 0
-            dist.init_process_group(
-                "nccl" if self._on_gpu else "gloo",
-                store=PrefixStore(f"order-{order.number}", self._store),
-                rank=self._rank,
-                world_size=order.world_size,
-                timeout=limit,
-                **self._bound_device(),
-            )
+            with gloo_towards(order.master_addr):
+                dist.init_process_group(
+                    "nccl" if self._on_gpu else "gloo",
+                    store=PrefixStore(f"order-{order.number}", self._store),
+                    rank=self._rank,
+                    world_size=order.world_size,
+                    timeout=limit,
+                    **self._bound_device(),
+                )
         except BaseException:
             self._store = None
             raise

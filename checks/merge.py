@@ -1,15 +1,11 @@
 """The record of a node from the answers of its check workers. Pure."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
 
 from ..rendezvous.protocol.failure import blames_peer
-from .records import Fact, Metrics, Phase, Record
-
-_WORST: Final[Mapping[str, Callable[[list[float]], float]]] = {"latency_us": max}
-"""How a node's metric is computed from its workers' values; throughputs: the slowest."""
+from .records import LOWER_IS_BETTER, METRICS, Fact, Metrics, Phase, Record
 
 
 class Blame(IntEnum):
@@ -32,7 +28,7 @@ class WorkerAnswer:
     held_up: bool = False
     """It gave no answer, but another worker may be the cause: it was waiting for others, or they
     had failed before its time was over."""
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
     @property
@@ -63,11 +59,9 @@ def merge(node: str, phase: Phase, answers: list[WorkerAnswer], workers: int) ->
             f"local rank {first.local_rank}: " if workers > 1 and phase is not Phase.FACTS else ""
         )
         failure = where + first.failure
-    metrics = {part.name: _worst(part.name, answers) for part in fields(Metrics)}
+    metrics = {}
+    for name in METRICS:
+        if values := [answer.metrics[name] for answer in answers if name in answer.metrics]:
+            metrics[name] = (max if name in LOWER_IS_BETTER else min)(values)
     facts = {name: value for answer in answers for name, value in answer.facts.items()}
-    return Record(node, phase, failure=failure, metrics=Metrics(**metrics), facts=facts)
-
-
-def _worst(name: str, answers: list[WorkerAnswer]) -> float | None:
-    values = [value for a in answers if (value := getattr(a.metrics, name)) is not None]
-    return _WORST.get(name, min)(values) if values else None
+    return Record(node, phase, failure=failure, metrics=metrics, facts=facts)

@@ -9,10 +9,29 @@ import enum
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 Fact = str | int | float
+Metrics = Mapping[str, float]
+"""The measurements of one node in one order, by name (``METRICS``), without those not made."""
+
+METRICS: Final = {
+    # Matrix product in the training precision, of the slowest device, in 10^12 operations/s.
+    "compute_tflops": ("compute", "TFLOP/s"),
+    # Memory bandwidth of the slowest device, in 10^9 bytes/s.
+    "memory_gb_per_s": ("memory", "GB/s"),
+    # Host to device, of the slowest device.
+    "copy_gb_per_s": ("host-to-device copy", "GB/s"),
+    # All-reduce among the node's own workers: bus bandwidth as nccl-tests defines it.
+    "intra_gb_per_s": ("intra-node bandwidth", "GB/s"),
+    # Small all-reduce among the nodes of a meeting.
+    "latency_us": ("inter-node latency", "µs"),
+    # Large all-reduce among the nodes of a meeting: bus bandwidth.
+    "bandwidth_gb_per_s": ("inter-node bandwidth", "GB/s"),
+}
+"""All metrics in the order of a report: the name in a sentence, and the unit."""
+LOWER_IS_BETTER: Final = frozenset({"latency_us"})
 
 
 class RecordError(ValueError):
@@ -47,24 +66,6 @@ class Level(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
-    """The measurements of one node in one order; None: not measured. Units are in the names."""
-
-    compute_tflops: float | None = None
-    """Matrix product in the training precision, of the slowest device, in 10^12 operations/s."""
-    memory_gb_per_s: float | None = None
-    """Memory bandwidth of the slowest device, in 10^9 bytes/s."""
-    copy_gb_per_s: float | None = None
-    """Host to device, of the slowest device."""
-    intra_gb_per_s: float | None = None
-    """All-reduce among the node's own workers: bus bandwidth as nccl-tests defines it."""
-    latency_us: float | None = None
-    """Small all-reduce among the nodes of a meeting."""
-    bandwidth_gb_per_s: float | None = None
-    """Large all-reduce among the nodes of a meeting: bus bandwidth."""
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
     """The result of one order on one node."""
 
@@ -73,22 +74,16 @@ class Record:
     phase: Phase
     failure: str = ""
     """Empty when the node passed, else the reason as text."""
-    metrics: Metrics = Metrics()
+    metrics: Metrics = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
     """System information by name; units are in the names."""
 
 
-def metric_values(metrics: Metrics) -> dict[str, float]:
-    """Return the measured values by name."""
-    return {name: value for name, value in asdict(metrics).items() if value is not None}
-
-
 def record_to_json(record: Record) -> str:
     """Return a record as one line; empty and unmeasured values are left out."""
-    metrics = metric_values(record.metrics)
     parts: dict[str, Any] = {"node": record.node, "phase": record.phase.value}
     parts |= {"failure": record.failure} if record.failure else {}
-    parts |= {"metrics": metrics} if metrics else {}
+    parts |= {"metrics": dict(record.metrics)} if record.metrics else {}
     parts |= {"facts": dict(record.facts)} if record.facts else {}
     # A number that is not finite is a bug of the caller.
     return json.dumps(parts, allow_nan=False, separators=(",", ":"))
@@ -105,13 +100,13 @@ def record_from_json(text: str | bytes) -> Record:
         node, phase, failure, metrics, facts = (
             parts.pop(name) for name in ("node", "phase", "failure", "metrics", "facts")
         )
-        if parts:
-            raise ValueError(f"unknown parts: {', '.join(sorted(parts))}")
+        if unknown := parts.keys() | metrics.keys() - METRICS.keys():
+            raise ValueError(f"unknown parts: {', '.join(sorted(unknown))}")
         return Record(
             _text(node),
             Phase(phase),
             _text(failure),
-            Metrics(**{name: _number(value) for name, value in metrics.items()}),
+            {name: _number(value) for name, value in metrics.items()},
             {name: _fact(value) for name, value in facts.items()},
         )
     except (

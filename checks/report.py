@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import compress
 from typing import Any, Final
 
 from .verdict import NodeVerdict, Standing, Verdicts
@@ -17,10 +18,10 @@ def report_to_json(verdicts: Verdicts, most_bytes: int | None = None) -> str:
 
     Args:
         verdicts: the verdicts on all nodes.
-        most_bytes: maximum size. A report that would be larger leaves out, in this order: the
-            system information of nodes that passed without a warning, then such nodes, then other
-            nodes, each from the last to the first. The report counts what is left out. None: no
-            limit.
+        most_bytes: maximum size. A report that would be larger leaves out the system information
+            of nodes that passed without a warning. If that is not enough, it has first the nodes
+            with something to report, then the others, up to this size. The report counts what is
+            left out. None: no limit.
     """
     entries = [_entry(found) for found in verdicts.nodes]
     frame: dict[str, Any] = {
@@ -47,26 +48,23 @@ def _entry(found: NodeVerdict) -> dict[str, Any]:
 
 
 def _cut(entries: list[dict[str, Any]], frame: dict[str, Any], most_bytes: int) -> None:
-    """Reduce the size: remove system information from entries, then empty whole entries."""
-    sizes = [len(_dump(entry)) + len(_COMMA) for entry in entries]
-    excess = sum(sizes) + len(_dump(frame)) + _FRAME_BYTES - most_bytes
+    """Leave out system information, then whole entries, which become empty."""
     is_plain = [e["verdict"] == _PASSED and not e["remarks"] for e in entries]
-    last_first = range(len(entries) - 1, -1, -1)
-    without_facts = set()
-    for position in last_first:
-        if excess > 0 and is_plain[position] and entries[position]["facts"]:
-            saved = len(_dump(entries[position]["facts"])) - len(_dump({}))
-            entries[position]["facts"] = {}
-            without_facts.add(position)
-            sizes[position] -= saved
-            excess -= saved
-    for position in sorted(last_first, key=lambda position: not is_plain[position]):
-        if excess > 0:
+    room = most_bytes - len(_dump(frame)) - _FRAME_BYTES
+    if sum(map(_size, entries)) > room:
+        frame["facts_left_out"] = sum(is_plain)
+        for entry in compress(entries, is_plain):
+            entry["facts"] = {}
+    for position in sorted(range(len(entries)), key=lambda position: is_plain[position]):
+        room -= _size(entries[position])
+        if room < 0:
             entries[position].clear()
-            without_facts.discard(position)
             frame["nodes_left_out"] += 1
-            excess -= sizes[position]
-    frame["facts_left_out"] = len(without_facts)
+            frame["facts_left_out"] -= is_plain[position]
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    return len(_dump(entry)) + len(_COMMA)
 
 
 def _dump(part: Any) -> str:

@@ -6,29 +6,19 @@ This module derives what the outcomes mean for single nodes, for both the plan a
 
 import enum
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from .. import defaults
 from ..rendezvous.protocol.check_messages import CheckSpec
-from .records import Fact, Metrics, Phase, Record
+from .records import LOWER_IS_BETTER, METRICS, Fact, Metrics, Phase, Record
 from .worker_config import NO_ANSWER, NOT_CARRIED_OUT
 
 Meeting = tuple[str, ...]
 
-LOWER_IS_BETTER = frozenset({"latency_us"})
 SOLO_METRICS = ("compute_tflops", "memory_gb_per_s", "copy_gb_per_s", "intra_gb_per_s")
 MEETING_METRICS = ("latency_us", "bandwidth_gb_per_s")
-METRIC_WORDS = {
-    "compute_tflops": ("compute", "TFLOP/s"),
-    "memory_gb_per_s": ("memory", "GB/s"),
-    "copy_gb_per_s": ("host-to-device copy", "GB/s"),
-    "intra_gb_per_s": ("intra-node bandwidth", "GB/s"),
-    "latency_us": ("inter-node latency", "µs"),
-    "bandwidth_gb_per_s": ("inter-node bandwidth", "GB/s"),
-}
-"""The name of each metric in a sentence, and its unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +27,7 @@ class Rules:
 
     straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
     """A node is a straggler if it is worse than the median of its peers by this factor."""
-    minimums: Metrics = field(default_factory=Metrics)
+    minimums: Metrics = field(default_factory=dict)
     """The minimum of each metric; for a latency, the maximum."""
     compute_threshold: float = 0.0
     """The threshold of the matrix product, which varies less than the others; 0: the same
@@ -54,10 +44,10 @@ class Rules:
         for text in spec.minimums:
             name, _, number = text.partition("=")
             minimums[name] = float(number)
-        unknown = minimums.keys() - set(metric_names())
+        unknown = minimums.keys() - METRICS.keys()
         if unknown:
             raise ValueError(f"no such metric: {', '.join(sorted(unknown))}")
-        return Rules(spec.straggler_threshold, Metrics(**minimums), spec.compute_threshold)
+        return Rules(spec.straggler_threshold, minimums, spec.compute_threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +132,9 @@ class Results:
         Nothing shows that it would reach the minimum: fail closed.
         """
         for metric in SOLO_METRICS:
-            minimum = getattr(self.rules.minimums, metric)
-            if minimum is not None and getattr(metrics, metric) is None:
-                what, unit = METRIC_WORDS[metric]
+            minimum = self.rules.minimums.get(metric)
+            if minimum is not None and metric not in metrics:
+                what, unit = METRICS[metric]
                 return f"{what} was not measured, but a minimum of {minimum:.3g} {unit} is required"
         return ""
 
@@ -186,10 +176,9 @@ class Results:
     def _solo_values(self) -> dict[tuple[str, str], list[float]]:
         found: dict[tuple[str, str], list[float]] = {}
         for _, _, record in self._records(Phase.SOLO):
-            for metric in SOLO_METRICS:
-                value = getattr(record.metrics, metric)
-                if value is not None and not record.failure:
-                    found.setdefault((record.node, metric), []).append(value)
+            for metric in () if record.failure else SOLO_METRICS:
+                if metric in record.metrics:
+                    found.setdefault((record.node, metric), []).append(record.metrics[metric])
         return found
 
     # --- meetings ----------------------------------------------------------------------------
@@ -284,7 +273,7 @@ class Results:
 
         A meeting is as fast as its slowest node, so a node's own speed is that of its best meeting.
         """
-        found: dict[str, dict[str, float]] = {m: {} for m in (*SOLO_METRICS, *MEETING_METRICS)}
+        found: dict[str, dict[str, float]] = {metric: {} for metric in METRICS}
         for node in self.vouched & self.known.keys():
             for metric, value in self.known[node].metrics.items():
                 found[metric][node] = value
@@ -330,7 +319,7 @@ class Results:
 
     def misses_minimum(self, metric: str, value: float) -> bool:
         """Return whether a value is worse than the minimum that the user requires."""
-        minimum = getattr(self.rules.minimums, metric)
+        minimum = self.rules.minimums.get(metric)
         if minimum is None:
             return False
         return bool(value > minimum if metric in LOWER_IS_BETTER else value < minimum)
@@ -345,16 +334,9 @@ class Results:
                         yield answered.step.phase, meeting, answered.records[node]
 
 
-def metric_names() -> Iterable[str]:
-    """Return the names of all metrics, in the order of a report."""
-    return tuple(metric.name for metric in fields(Metrics))
-
-
 def _keep_best(found: dict[str, dict[str, float]], node: str, metrics: Metrics) -> None:
     for metric in MEETING_METRICS:
-        value = getattr(metrics, metric)
-        if value is None:
-            continue
-        known = found[metric].get(node, value)
-        pick = min if metric in LOWER_IS_BETTER else max
-        found[metric][node] = pick(known, value)
+        if metric in metrics:
+            known = found[metric].get(node, metrics[metric])
+            pick = min if metric in LOWER_IS_BETTER else max
+            found[metric][node] = pick(known, metrics[metric])

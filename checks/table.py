@@ -5,21 +5,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from .records import Phase
+from .records import METRICS, Phase
 from .verdict import NodeVerdict, Standing, Verdicts
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_COLUMNS: Final = {
-    "compute_tflops": ("COMPUTE", "TFLOP/s"),
-    "memory_gb_per_s": ("MEMORY", "GB/s"),
-    "copy_gb_per_s": ("COPY", "GB/s"),
-    "intra_gb_per_s": ("INTRA", "GB/s"),
-    "latency_us": ("LATENCY", "µs"),
-    "bandwidth_gb_per_s": ("BANDWIDTH", "GB/s"),
-}
 _STYLES: Final = {
     Standing.PASSED: "green",
     Standing.SLOW: "yellow",
@@ -43,14 +35,14 @@ def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
     """
     from rich.table import Table
 
-    metrics = [name for name in _COLUMNS if any(name in node.metrics for node in verdicts.nodes)]
+    metrics = [name for name in METRICS if any(name in node.metrics for node in verdicts.nodes)]
     has_reasons = any(node.text for node in verdicts.nodes)
     reasons_inside = has_reasons and console.width >= _WIDE
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("NODE", overflow="fold")
     table.add_column("SYSTEM", no_wrap=True)
     for name in metrics:
-        title, unit = _COLUMNS[name]
+        title, (_, unit) = name.partition("_")[0].upper(), METRICS[name]
         table.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
     table.add_column("VERDICT", no_wrap=True)
     if reasons_inside:

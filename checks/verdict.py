@@ -13,17 +13,8 @@ from ..rendezvous.protocol.check_messages import CheckSpec
 from .differences import different_clocks, different_facts
 from .fact_rules import UNDER_LOAD, WARNINGS, findings
 from .plan import FAULTS, is_slow, is_surely_bad, together
-from .records import Fact, Phase
-from .results import (
-    LOWER_IS_BETTER,
-    MEETING_METRICS,
-    METRIC_WORDS,
-    SOLO_METRICS,
-    Answered,
-    MeetingOutcome,
-    Results,
-    metric_names,
-)
+from .records import LOWER_IS_BETTER, METRICS, Fact, Phase
+from .results import MEETING_METRICS, SOLO_METRICS, Answered, MeetingOutcome, Results
 
 _NAMED = 4
 
@@ -107,11 +98,7 @@ def _judge(
     all_failure: str,
     unclear: frozenset[str],
 ) -> NodeVerdict:
-    metrics = {
-        metric: results.best[metric][node]
-        for metric in metric_names()
-        if node in results.best[metric]
-    }
+    metrics = {metric: best[node] for metric, best in results.best.items() if node in best}
     standing, reason = _standing(results, node, fit, all_failure)
     slow: tuple[str, ...] = ()
     if standing in (Standing.PASSED, Standing.UNDECIDED, Standing.LEFT_OUT):
@@ -243,12 +230,12 @@ def _are_many_slow(results: Results, metric: str) -> bool:
 
 
 def _slow_words(results: Results, node: str, metric: str) -> str:
-    what, unit = METRIC_WORDS[metric]
+    what, unit = METRICS[metric]
     values = results.best[metric]
     own = f"{what} {values[node]:.3g} {unit}"
     if results.misses_minimum(metric, values[node]):
         bound = "more than" if metric in LOWER_IS_BETTER else "less than"
-        return f"{own}, {bound} the required {getattr(results.rules.minimums, metric):.3g}"
+        return f"{own}, {bound} the required {results.rules.minimums[metric]:.3g}"
     reference = results.median_of_peers(metric, node)
     assert reference is not None, "without peers nothing is slow but for a minimum"
     times = values[node] / reference if metric in LOWER_IS_BETTER else reference / values[node]
@@ -290,7 +277,7 @@ def _warnings(
     under_load = {name: facts[name] for name in facts if name.startswith(UNDER_LOAD)}
     found += [finding.text for finding in findings(under_load)]
     found += [
-        f"with two nodes only, it is unknown which of them causes the {METRIC_WORDS[metric][0]} "
+        f"with two nodes only, it is unknown which of them causes the {METRICS[metric][0]} "
         "to miss its minimum or maximum"
         for metric in MEETING_METRICS
         if len(results.sound) == 2
@@ -323,7 +310,7 @@ def exit_code(found: NodeVerdict, spec: CheckSpec) -> int:
 
 def metric_words(metric: str, value: float) -> str:
     """Return a value with its unit."""
-    return f"{value:.3g} {METRIC_WORDS[metric][1]}"
+    return f"{value:.3g} {METRICS[metric][1]}"
 
 
 def _names(names: list[str]) -> str:

@@ -12,16 +12,15 @@ import os
 import re
 import select
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ..rendezvous.protocol.check_messages import CheckOrder
 from . import fact_rules
-from .facts import FactSources, collect_facts, kind_of_gpus
+from .facts import collect_facts, kind_of_gpus
 from .faults import VARIABLE, ActiveFaults, parse_faults
 from .gpu_facts import throttled_by
 from .measure import BUDGETS, QuotaWatch
@@ -49,12 +48,6 @@ if TYPE_CHECKING:
 _PATIENCE: Final = 0.85
 """The fraction of an order's time after which a collective times out: its reason still counts."""
 
-_LAST_RESORT: Final = 0.05
-"""The fraction after which the worker gives up a call that does not return, and exits."""
-
-
-_GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
-
 
 class CheckError(Exception):
     """Raised when a check cannot be carried out, or its result is implausible."""
@@ -67,17 +60,12 @@ class CheckWorker:
         self._config = config
         self._orders = os.fdopen(orders_fd, "rb", buffering=0)
         self._answers_fd = answers_fd
-        self._binds_gloo = _GLOO_INTERFACE not in os.environ
-        self._interface = ""
-        """The network interface that leads to the store of the present order."""
         self._stage = ""
         self._has_torch = False
         self._on_gpu = False
         """Whether the present order has opened a GPU."""
         self._give_up_at = math.inf
         """When the operations of the present order time out, on ``time.monotonic``."""
-        self._saying = threading.Lock()
-        self._last_resort: threading.Timer | None = None
         self._must_end = False
         """The state of this process can no longer be trusted: the crew starts another one."""
 
@@ -91,10 +79,7 @@ class CheckWorker:
                 if not line:
                     return
                 delivery = Delivery.from_json(line)
-                record = self._carry_out(delivery)
-                with self._saying:
-                    self._disarm()
-                    self._answer(delivery.order, record)
+                self._answer(delivery.order, self._carry_out(delivery))
 
     def _has_order(self) -> bool:
         return bool(select.select([self._orders], [], [], 0)[0])
@@ -112,7 +97,6 @@ class CheckWorker:
         order = delivery.order
         record = Record(self._config.node, Phase(order.phase))
         self._on_gpu = False
-        self._interface = delivery.interface
         self._give_up_at = time.monotonic() + _PATIENCE * order.deadline_s - delivery.age_s
         try:
             match record.phase:
@@ -133,19 +117,7 @@ class CheckWorker:
     def _facts(self, record: Record, unix_time_s: float) -> Record:
         self._enter("collecting system information")
         config = self._config
-        facts = collect_facts(
-            FactSources(
-                local_world_size=config.local_world_size,
-                use_gpus=config.accelerator != "cpu",
-                gpus_shown={} if config.gpus_asked_by else config.gpus_shown,
-                log_dir=config.log_dir,
-                script=config.script,
-                memory_cgroups=config.memory_cgroups,
-                ft_run_version=config.ft_run_version,
-                environ=_environ_of_node(config),
-                unix_time_s=unix_time_s or None,
-            )
-        )
+        facts = collect_facts(config, _environ_of_node(config), unix_time_s)
         facts |= {"mig_devices": config.mig_devices} if config.mig_devices else {}
         found = fact_rules.findings(facts)
         fatal = [finding.text for finding in found if finding.is_fatal]
@@ -158,26 +130,26 @@ class CheckWorker:
         device, faults = self._begin(order)
         from .measure_device import DeviceProbe
 
-        quota = QuotaWatch(self._config.cpu_cgroups, self._config.cpu_share)
+        quota = QuotaWatch.of_workers(self._config.local_world_size)
         probe = DeviceProbe(device, BUDGETS[Level(order.level)], quota, faults, self._timer())
         self._enter("matrix product")
-        compute = probe.compute_tflops()
+        metrics = {"compute_tflops": probe.compute_tflops()}
         facts = self._throttled(device)
         self._enter("memory")
-        memory = probe.memory_gb_per_s()
-        if order.world_size == 1:
-            self._enter("copy to the device")
-            metrics = Metrics(compute, memory, probe.copy_gb_per_s())
-        else:
-            with self._group(order, device, faults) as group:
+        metrics["memory_gb_per_s"] = probe.memory_gb_per_s()
+        meeting: AbstractContextManager[GroupProbe | None] = nullcontext()
+        if order.world_size > 1:
+            meeting = self._group(order, device, faults)
+        with meeting as group:
+            if group is not None:
                 # Workers share PCIe: the bandwidth left to each shows only if all copy at once.
                 group.meet()
+            if device.type != "cpu":
                 self._enter("copy to the device")
-                copy, together = probe.copy_gb_per_s(), None
-                if not self._config.mig_devices:
-                    self._enter(LARGE)
-                    together = group.bandwidth_gb_per_s()
-                metrics = Metrics(compute, memory, copy, together)
+                metrics["copy_gb_per_s"] = probe.copy_gb_per_s()
+            if group is not None and not self._config.mig_devices:
+                self._enter(LARGE)
+                metrics["intra_gb_per_s"] = group.bandwidth_gb_per_s()
         probe.close()
         return metrics, facts
 
@@ -202,7 +174,7 @@ class CheckWorker:
             self._enter(SMALL)
             latency = group.latency_us()
             self._enter(LARGE)
-            return Metrics(latency_us=latency, bandwidth_gb_per_s=group.bandwidth_gb_per_s())
+            return {"latency_us": latency, "bandwidth_gb_per_s": group.bandwidth_gb_per_s()}
 
     @contextmanager
     def _group(
@@ -216,8 +188,6 @@ class CheckWorker:
             # own speed.
             budget = replace(budget, latency_s=0.0, bandwidth_s=0.0)
         self._enter(MEETING)
-        if self._binds_gloo:
-            bind_gloo(self._interface)
         if self._config.mig_devices:
             device = HOST  # over gloo
         rank = order.rank_offset + self._config.local_rank
@@ -245,33 +215,10 @@ class CheckWorker:
             return torch.device("cpu"), faults
         device = torch.device("cuda", config.device_index)
         self._on_gpu = True
-        self._arm(order)
         torch.cuda.set_device(device)
         return device, faults
 
     # --- the crew ----------------------------------------------------------------------------
-
-    def _arm(self, order: CheckOrder) -> None:
-        """Give up what the main thread cannot: a call that does not return, as NCCL's can."""
-        left_s = self._give_up_at - time.monotonic() + _LAST_RESORT * order.deadline_s
-        self._last_resort = threading.Timer(max(left_s, 0.0), self._give_up, (order,))
-        self._last_resort.daemon = True
-        self._last_resort.start()
-
-    def _disarm(self) -> None:
-        if self._last_resort is not None:
-            self._last_resort.cancel()
-            self._last_resort = None
-
-    def _give_up(self, order: CheckOrder) -> None:
-        """Report what hangs, and exit. Runs in a thread of its own."""
-        with self._saying:
-            if self._last_resort is None:
-                return  # the order was answered after all
-            self._must_end = True
-            failure = f"{self._stage}: it does not return, and has timed out"
-            self._answer(order, Record(self._config.node, Phase(order.phase), failure=failure))
-            os._exit(0)
 
     def _answer(self, order: CheckOrder, record: Record) -> None:
         word = FAREWELL if self._must_end else ANSWER
@@ -291,17 +238,6 @@ class CheckWorker:
         if not type(error).__module__.startswith(__package__ or "ft_run"):
             text = f"{type(error).__name__}: {text}"
         return f"{self._stage}: {text}"[:REASON_MAX]
-
-
-def bind_gloo(interface: str) -> None:
-    """Bind gloo to an interface; with an empty name, gloo chooses for itself.
-
-    The interface of an earlier order, e.g. the loopback, may not reach the peers.
-    """
-    if interface:
-        os.environ[_GLOO_INTERFACE] = interface
-    else:
-        os.environ.pop(_GLOO_INTERFACE, None)
 
 
 def _environ_of_node(config: CheckWorkerConfig) -> Mapping[str, str]:
@@ -368,8 +304,8 @@ def plausible(metrics: Metrics) -> Metrics:
     Raises:
         CheckError: a value is zero, infinite or not a number.
     """
-    for name, value in asdict(metrics).items():
-        if value is not None and not (value > 0 and math.isfinite(value)):
+    for name, value in metrics.items():
+        if not (value > 0 and math.isfinite(value)):
             raise CheckError(f"{name} was measured as {value}")
     return metrics
 

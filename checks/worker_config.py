@@ -72,8 +72,6 @@ class Delivery:
     """An order on its way from the agent to a check worker."""
 
     order: CheckOrder
-    interface: str = ""
-    """The network interface that leads to the store; empty where it is not known."""
     unix_time_s: float = 0.0
     """The node's clock when the order arrived there; 0 where it was not read."""
 
@@ -117,12 +115,6 @@ class CheckWorkerConfig:
     worker can see only one; None: those that this worker can see."""
     log_dir: str | None = None
     script: str | None = None
-    cpu_cgroups: tuple[str, ...] = ()
-    """Directories of this process's cgroups of the CPU controller, from its own upwards."""
-    cpu_share: float = 1.0
-    """The fraction of a CPU that quotas allow while all workers of the node are busy, at most 1."""
-    memory_cgroups: tuple[str, ...] = ()
-    ft_run_version: str = ""
 
     @property
     def mig_devices(self) -> int:
@@ -140,7 +132,4 @@ class CheckWorkerConfig:
     @staticmethod
     def from_json(text: str) -> "CheckWorkerConfig":
         """Return the configuration of a command-line argument."""
-        parts = json.loads(text)
-        for name in ("cpu_cgroups", "memory_cgroups"):
-            parts[name] = tuple(parts[name])
-        return CheckWorkerConfig(**parts)
+        return CheckWorkerConfig(**json.loads(text))

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
 from ...events.checks import ChecksProgressed
@@ -55,7 +56,7 @@ from ..machine.network import PortReservation
 from ..options import LaunchOptions
 from ..preemption.draining import Draining
 from ..preemption.notice import PreemptionNotice
-from ..preflight.session import CheckSession, Crew
+from ..preflight.session import CheckSession
 from ..preflight.show import show_finding, unfit
 from ..reporting.display import Display
 from ..reporting.live_status import LiveStatus
@@ -103,6 +104,9 @@ from .stopping import TimeOver
 from .supervisor import Supervisor
 from .tuning import Tuning
 
+if TYPE_CHECKING:
+    from ..preflight.crew import CheckCrew
+
 _DRAIN_S = 10.0
 """The maximum time to print the workers' remaining output before the verdict is printed."""
 
@@ -121,7 +125,7 @@ class Agent:
         *,
         identity: NodeIdentity,
         port: PortReservation,
-        crew: Crew | None,
+        crew: "CheckCrew | None",
     ) -> None:
         """Create an agent.
 

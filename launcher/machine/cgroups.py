@@ -78,6 +78,12 @@ def own_directory(root: Path, controller: str) -> Path | None:
     return None
 
 
+def own_directories(root: Path, controller: str) -> tuple[Path, ...]:
+    """Return this process's own cgroup and the directories above it; none if it is not mounted."""
+    own = own_directory(root, controller)
+    return () if own is None else (own, *own.parents)
+
+
 def split_path(path: str) -> Parts:
     """Split a path; ``..`` never leads above the root.
 

@@ -153,21 +153,6 @@ def _route_to(address: str) -> str | None:
         return None
 
 
-def interface_towards(address: str) -> str | None:
-    """Return the network interface of the route to ``address``.
-
-    By default gloo listens at the address of the host's own name: on Debian that is 127.0.1.1,
-    which other hosts cannot reach.
-    """
-    import psutil
-
-    source = _route_to(address)
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == source for entry in addresses):
-            return str(name)
-    return None
-
-
 class PortReservation:
     """Reserves a port for the store of a round, without a race.
 

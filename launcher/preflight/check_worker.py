@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Final
 
 from ...checks.measure import needed_s
@@ -39,10 +39,9 @@ class CheckMember:
         """
         self.local_rank = local_rank
         self._changed = changed
-        orders, answers, errors = _pipes(3)
-        orders_from, self._orders_to = orders
-        self._answers_from, answers_to = answers
-        self._errors_from, errors_to = errors
+        orders_from, self._orders_to = os.pipe()
+        self._answers_from, answers_to = os.pipe()
+        self._errors_from, errors_to = os.pipe()
         self.theirs = (orders_from, answers_to, errors_to)
         self._buffer = bytearray()
         self._errors = bytearray()
@@ -79,17 +78,13 @@ class CheckMember:
 
     def started(self) -> None:
         """Read the pipes, now that the process has its ends."""
-        self._close_theirs()
+        for fd in self.theirs:
+            os.close(fd)
         loop = asyncio.get_running_loop()
         for fd in (self._answers_from, self._errors_from, self._orders_to):
             os.set_blocking(fd, False)
         loop.add_reader(self._answers_from, self._read, self._answers_from)
         loop.add_reader(self._errors_from, self._read, self._errors_from)
-
-    def drop(self) -> None:
-        """Close the pipes: the process is not started after all."""
-        self._close_theirs()
-        self.close()
 
     def begun(self) -> None:
         """Record that the process runs: the fork server is ready, or none is used."""
@@ -147,10 +142,6 @@ class CheckMember:
             os.close(fd)
         os.close(self._orders_to)
 
-    def _close_theirs(self) -> None:
-        for fd in self.theirs:
-            os.close(fd)
-
     def _read(self, fd: int) -> None:
         try:
             data = os.read(fd, _READ_BYTES)
@@ -181,20 +172,3 @@ class CheckMember:
             self._record = Record("", Phase(self._order.phase), failure=f"not understood: {error}")
         self._is_exiting = word == FAREWELL
         self._changed()
-
-
-def _pipes(count: int) -> list[tuple[int, int]]:
-    """Open that many pipes, or none.
-
-    Raises:
-        OSError: there are too many open files.
-    """
-    pipes: list[tuple[int, int]] = []
-    with ExitStack() as undo:
-        for _ in range(count):
-            pipe = os.pipe()
-            for fd in pipe:
-                undo.callback(os.close, fd)
-            pipes.append(pipe)
-        undo.pop_all()
-    return pipes

@@ -7,12 +7,10 @@ server (``spawner.forkserver``), which imports torch once.
 """
 
 import asyncio
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Final
 
 from ...checks.merge import merge
@@ -20,9 +18,7 @@ from ...checks.records import Phase, Record
 from ...checks.worker_config import NOT_CARRIED_OUT, STARTING, WAITING, CheckWorkerConfig, Delivery
 from ...rendezvous.protocol.check_messages import CheckOrder
 from ...values import dataclass, field, replace
-from ..machine.cgroups import own_directory
-from ..machine.cpu_limit import quota_cpus
-from ..machine.network import PortReservation, interface_towards
+from ..machine.network import PortReservation
 from ..processes import RUN_MODULE
 from ..spawner.client import (
     Empty,
@@ -34,7 +30,6 @@ from ..spawner.client import (
     SpawnerGone,
     WorkerCommand,
 )
-from ..version import VERSION
 from .check_worker import CheckMember
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -116,20 +111,13 @@ class CheckCrew:
         No worker is started while workers of an earlier crew are left.
 
         Raises:
-            OSError: there are too many open files; no worker is started, and no file stays open.
+            OSError: there are too many open files; no worker is started.
         """
         if self._members or not self._empty or self._spawner_gone or self._closed:
             return  # workers that survive SIGKILL may hold a device: start no new ones
         stage = WAITING if self._spawner.preloading else STARTING
-        members: list[CheckMember] = []
-        with ExitStack() as undo:
-            for rank in range(self._workers):
-                member = CheckMember(rank, self._changed.set, stage)
-                undo.callback(member.drop)
-                members.append(member)
-            commands = [self._command(member) for member in members]
-            self._spawner.spawn(self._generation + 1, commands)
-            undo.pop_all()
+        members = [CheckMember(rank, self._changed.set, stage) for rank in range(self._workers)]
+        self._spawner.spawn(self._generation + 1, [self._command(member) for member in members])
         self._generation += 1
         self._empty = False
         self._members = members
@@ -213,7 +201,7 @@ class CheckCrew:
         """Send the workers their order; their store's port is reserved meanwhile."""
         now = time.time()
         if Phase(order.phase) not in (Phase.FACTS, Phase.SOLO):
-            yield Delivery(order, interface_towards(order.master_addr) or "", now)
+            yield Delivery(order, now)
             return
         # Workers that replace others, which hung with a partner, must be ready for the next
         # partner. The node's own all-reduce is already measured, and NCCL is slow to start.
@@ -227,7 +215,7 @@ class CheckCrew:
                 master_addr=_LOOPBACK,
                 master_port=port.offer.port,
             )
-            yield Delivery(own, interface_towards(_LOOPBACK) or "", now)
+            yield Delivery(own, now)
         finally:
             port.close()
 
@@ -281,10 +269,6 @@ class CheckCrew:
             local_rank=local_rank,
             device_index=0 if plan.visible_devices else local_rank,
             devices=",".join(own["CUDA_VISIBLE_DEVICES"] for own in plan.visible_devices) or None,
-            cpu_cgroups=_cgroups("cpu", "cpu.stat"),
-            cpu_share=min(1.0, (quota_cpus() or math.inf) / self._workers),
-            memory_cgroups=_cgroups("memory", "memory.max", "memory.limit_in_bytes"),
-            ft_run_version=VERSION,
         )
         env = {**plan.env, **_ENVIRONMENT}
         if plan.visible_devices:
@@ -325,15 +309,3 @@ class CheckCrew:
 def _head(python: str) -> tuple[str, ...]:
     """Return the command of a check worker up to its configuration."""
     return (python, "-u", RUN_MODULE, "preflight.worker_main")
-
-
-def _cgroups(controller: str, *files: str) -> tuple[str, ...]:
-    """Return the directories of this process's cgroups, from its own up, that have such a file."""
-    own = own_directory(Path("/"), controller)
-    if own is None:
-        return ()
-    return tuple(
-        str(directory)
-        for directory in (own, *own.parents)
-        if any((directory / name).exists() for name in files)
-    )

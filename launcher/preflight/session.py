@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NodeUnfitError
@@ -21,28 +21,10 @@ from ...tasks import show_bug
 from ...values import replace
 
 if TYPE_CHECKING:
-    from ...checks.records import Record
-
+    from .crew import CheckCrew
 
 _ALONE = ("facts", "solo")
 """The phases in which a node does not wait for another node."""
-
-
-class Crew(Protocol):
-    """Executes orders on this node: ``CheckCrew``."""
-
-    def start(self) -> None:
-        """Start the check workers, so that they import torch before the first order.
-
-        Raises:
-            OSError: there are too many open files.
-        """
-
-    async def run(self, order: CheckOrder) -> "Record":
-        """Execute one order and return this node's record of it before the order's deadline."""
-
-    async def rest(self) -> None:
-        """Stop the check workers; the next order starts new ones."""
 
 
 class CheckSession:
@@ -50,7 +32,7 @@ class CheckSession:
 
     def __init__(
         self,
-        crew: Crew | None,
+        crew: "CheckCrew | None",
         renew: Callable[[], Offer],
         post: Callable[[CheckResult], None],
         *,

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from ft_run.checks.differences import COMPARED_FACTS, different_facts
+from ft_run.checks.differences import COMPARED_FACTS
 from ft_run.checks.records import Phase, Record
 from ft_run.checks.results import Answered, Results, Step
 from ft_run.checks.verdict import verdict
@@ -119,19 +119,3 @@ def test_only_clocks_of_one_moment_are_compared():
     first, second = clocks(0, 0), {"n2": {"unix_time_s": time.time() + 600}}
     assert warnings(first, second) == {}
     assert warnings(first | second) != {}
-
-
-@pytest.mark.parametrize(
-    ("name", "most", "one"),
-    [
-        ("gpus", 8, 7),
-        ("gpu_models", "8 x H200", "8 x H100"),
-        ("nvlinks_up", 144, 143),
-        ("ib_ports_active", 9, 8),
-    ],
-)
-def test_what_the_machines_have_is_compared(name, most, one):
-    facts = {node: {name: most} for node in "abc"} | {"d": {name: one}}
-    assert list(different_facts(facts)) == [
-        ("d", f"{name} is {one} here and {most} on most other nodes")
-    ]

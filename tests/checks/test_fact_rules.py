@@ -1,10 +1,10 @@
 """Every fact that can speak against a node, and the facts that nearly do."""
 
 import pytest
-from ft_run.checks.fact_rules import RULES, Severity, findings
+from ft_run.checks.fact_rules import RULES, findings
 from ft_run.checks.records import Fact
 
-FATAL, WARNING = Severity.FATAL, Severity.WARNING
+FATAL, WARNING = True, False
 
 GOOD: dict[str, Fact] = {
     "gpus": 1,
@@ -30,7 +30,7 @@ GOOD: dict[str, Fact] = {
     "memlock_limit_gb": -1,
 }
 
-BAD: list[tuple[dict[str, Fact], Severity, str]] = [
+BAD: list[tuple[dict[str, Fact], bool, str]] = [
     ({"gpu3_error": "GPU is lost"}, FATAL, "GPU 3 does not answer: GPU is lost"),
     ({"gpu0_ecc_uncorrected": 2}, FATAL, "GPU 0 has 2 uncorrected memory errors"),
     ({"gpu0_row_remap_failed": 1}, FATAL, "GPU 0 could not replace a bad row"),
@@ -71,10 +71,10 @@ def test_a_good_node_has_no_findings():
     assert findings({}) == ()
 
 
-@pytest.mark.parametrize(("facts", "severity", "words"), BAD)
-def test_each_bad_fact_is_found(facts, severity, words):
+@pytest.mark.parametrize(("facts", "is_fatal", "words"), BAD)
+def test_each_bad_fact_is_found(facts, is_fatal, words):
     (found,) = findings(GOOD | facts)
-    assert found.severity is severity
+    assert found.is_fatal is is_fatal
     assert words in found.text
 
 

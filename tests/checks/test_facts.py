@@ -6,7 +6,9 @@ import sys
 
 import pytest
 from ft_run.checks import facts as facts_module
-from ft_run.checks.facts import FactSources, collect_facts, collect_xids
+from ft_run.checks.facts import collect_facts, collect_xids
+from ft_run.checks.worker_config import CheckWorkerConfig
+from ft_run.launcher.version import VERSION
 
 
 @pytest.fixture
@@ -23,8 +25,8 @@ def root(tmp_path):
     return tmp_path
 
 
-def collect(root, **sources):
-    return collect_facts(FactSources(root=root, nvml=lambda: None, **sources))
+def collect(root, **config):
+    return collect_facts(CheckWorkerConfig("n0", **config), {}, root=root, nvml=lambda: None)
 
 
 def test_a_port_is_compared_with_those_of_its_board(root):
@@ -63,9 +65,9 @@ def test_gpus_and_network_cards_that_exchange_data_directly(root):
 
 
 def test_versions_limits_and_ports(root, tmp_path):
-    facts = collect(root, local_world_size=4, ft_run_version="0.1", log_dir=str(tmp_path))
+    facts = collect(root, local_world_size=4, log_dir=str(tmp_path))
     assert facts["local_world_size"] == 4
-    assert facts["ft_run"] == "0.1"
+    assert facts["ft_run"] == VERSION
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert facts["torch"]
     assert facts["cpus"] == len(os.sched_getaffinity(0))
@@ -78,16 +80,17 @@ def test_versions_limits_and_ports(root, tmp_path):
     assert facts["unix_time_s"] > 1.7e9
 
 
-def test_the_tightest_limit_of_memory_counts(root, tmp_path):
-    inner, outer = tmp_path / "inner", tmp_path / "outer"
-    inner.mkdir()
-    outer.mkdir()
-    (inner / "memory.max").write_text("max\n")
+def test_the_tightest_limit_of_memory_counts(root):
+    (root / "proc/self").mkdir()
+    (root / "proc/self/cgroup").write_text("0::/outer/inner\n")
+    (root / "proc/self/mountinfo").write_text("30 23 0:26 / /sys/fs/cgroup rw - cgroup2 none rw\n")
+    outer = root / "sys/fs/cgroup/outer"
+    (outer / "inner").mkdir(parents=True)
+    (outer / "inner/memory.max").write_text("max\n")
     (outer / "memory.limit_in_bytes").write_text("4000000000\n")
-    facts = collect(root, memory_cgroups=(str(inner), str(outer)))
-    assert facts["memory_limit_gb"] == 4.0
+    assert collect(root)["memory_limit_gb"] == 4.0
     (outer / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert "memory_limit_gb" not in collect(root, memory_cgroups=(str(inner), str(outer)))
+    assert "memory_limit_gb" not in collect(root)
 
 
 def test_a_script_is_known_by_its_hash(root, tmp_path):
@@ -153,8 +156,8 @@ def test_xids_of_the_kernel_log(root):
 
 def test_facts_need_no_torch():
     program = (
-        "import sys; from ft_run.checks.facts import FactSources, collect_facts;"
-        "print('torch' in collect_facts(FactSources()), 'torch' in sys.modules)"
+        "import sys; from ft_run.checks.facts import CheckWorkerConfig, collect_facts;"
+        "print('torch' in collect_facts(CheckWorkerConfig('n'), {}), 'torch' in sys.modules)"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert output.stdout.split() == [b"True", b"False"]

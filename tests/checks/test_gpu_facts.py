@@ -228,12 +228,6 @@ def test_a_board_whose_nvlinks_are_not_used_is_no_fault():
     assert "gpu0_nvlinks_down" not in collect(H100 | {"links": [0] * 18})
 
 
-def test_a_gpu_that_is_lost_speaks_against_the_node():
-    (found,) = findings(collect(H100, None))
-    assert found.is_fatal
-    assert found.text == "GPU 1 does not answer: GPU is lost"
-
-
 @pytest.mark.parametrize(
     ("visible", "prefixes"),
     [

@@ -19,7 +19,7 @@ from ft_run.checks.plan import (
     bad_links,
     plan,
 )
-from ft_run.checks.records import Level, Metrics, Phase, Record
+from ft_run.checks.records import Level, Phase, Record
 from ft_run.checks.results import Answered, Known, Results, Rules, Step
 from ft_run.checks.verdict import NodeVerdict, Standing, Verdicts, exit_code, verdict
 from ft_run.checks.worker_config import NO_ANSWER, NOT_CARRIED_OUT
@@ -471,7 +471,7 @@ def test_a_node_that_seems_slow_is_measured_with_a_third_partner_where_there_is_
     assert len(results.passed["n1"]) == PARTNERS_OF_THE_SLOW
     third = results.steps[-2]  # before all
     assert third.step.phase is Phase.SUSPECTS
-    fast = Metrics(latency_us=50.0, bandwidth_gb_per_s=1.0)
+    fast = {"latency_us": 50.0, "bandwidth_gb_per_s": 1.0}
     records = {name: replace(record, metrics=fast) for name, record in third.records.items()}
     steps = (*results.steps[:-2], replace(third, records=records), results.steps[-1])
     verdicts = verdict(replace(results, steps=steps))
@@ -498,7 +498,7 @@ def test_half_of_the_nodes_are_not_slower_than_the_other_half():
         Answered(
             Step(phase, meetings),
             {
-                node: Record(node, phase, metrics=Metrics(bandwidth_gb_per_s=speeds[meeting]))
+                node: Record(node, phase, metrics={"bandwidth_gb_per_s": speeds[meeting]})
                 for meeting in meetings
                 for node in meeting
             },
@@ -511,7 +511,7 @@ def test_half_of_the_nodes_are_not_slower_than_the_other_half():
     ]
     verdicts = verdict(Results(names(4), steps=tuple(steps)))
     assert set(standings(verdicts).values()) == {Standing.PASSED}
-    minimums = Rules(minimums=Metrics(bandwidth_gb_per_s=0.7))
+    minimums = Rules(minimums={"bandwidth_gb_per_s": 0.7})
     verdicts = verdict(Results(names(4), steps=tuple(steps), rules=minimums))
     assert {found.node for found in verdicts.nodes if found.slow} == {"n0", "n1"}
 
@@ -554,7 +554,10 @@ def test_the_median_of_the_others(count):
         steps = [
             Answered(
                 Step(Phase.SOLO, tuple((name,) for name in values)),
-                {n: Record(n, Phase.SOLO, metrics=Metrics(v)) for n, v in values.items()},
+                {
+                    n: Record(n, Phase.SOLO, metrics={"compute_tflops": v})
+                    for n, v in values.items()
+                },
             )
         ]
         results = Results((*values, "absent"), steps=tuple(steps), lost=frozenset({"n1"}))
@@ -575,7 +578,10 @@ def test_the_product_can_have_a_threshold_of_its_own():
     steps = [
         Answered(
             Step(Phase.SOLO, tuple((name,) for name in speeds)),
-            {n: Record(n, Phase.SOLO, metrics=Metrics(v, v)) for n, v in speeds.items()},
+            {
+                n: Record(n, Phase.SOLO, metrics={"compute_tflops": v, "memory_gb_per_s": v})
+                for n, v in speeds.items()
+            },
         )
     ] * 2
     for rules, slow in ((Rules(), ()), (Rules(compute_threshold=1.15), ("compute_tflops",))):
@@ -585,7 +591,7 @@ def test_the_product_can_have_a_threshold_of_its_own():
 
 
 def test_a_minimum_is_missed_by_all_alike():
-    rules = Rules(minimums=Metrics(compute_tflops=2.0, latency_us=40.0))
+    rules = Rules(minimums={"compute_tflops": 2.0, "latency_us": 40.0})
     verdicts, _ = climb(World(names(3)), rules=rules)
     assert {v.slow for v in verdicts.nodes} == {("compute_tflops", "latency_us")}
     assert verdicts.of("n0").reason == (
@@ -595,7 +601,7 @@ def test_a_minimum_is_missed_by_all_alike():
 
 
 def test_what_has_a_minimum_and_was_not_measured_has_failed():
-    verdicts, results = climb(World(names(3)), rules=Rules(minimums=Metrics(copy_gb_per_s=20)))
+    verdicts, results = climb(World(names(3)), rules=Rules(minimums={"copy_gb_per_s": 20}))
     assert set(standings(verdicts).values()) == {Standing.FAULTY}
     assert verdicts.of("n0").reason == (
         "solo: host-to-device copy was not measured, but a minimum of 20 GB/s is required"
@@ -605,12 +611,12 @@ def test_what_has_a_minimum_and_was_not_measured_has_failed():
 
 def test_a_failure_that_was_told_counts_before_what_was_not_measured():
     world = World(names(1), bad_alone=frozenset({"n0"}))
-    verdicts, _ = climb(world, rules=Rules(minimums=Metrics(copy_gb_per_s=20)))
+    verdicts, _ = climb(world, rules=Rules(minimums={"copy_gb_per_s": 20}))
     assert verdicts.of("n0").reason == "solo: the matrix product is wrong"
 
 
 def test_one_node_alone_is_held_to_the_minimums():
-    verdicts, _ = climb(World(names(1)), rules=Rules(minimums=Metrics(memory_gb_per_s=11)))
+    verdicts, _ = climb(World(names(1)), rules=Rules(minimums={"memory_gb_per_s": 11}))
     assert verdicts.of("n0").slow == ("memory_gb_per_s",)
 
 

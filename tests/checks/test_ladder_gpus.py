@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 from ft_run.checks.ladder import Ladder
-from ft_run.checks.records import Metrics, Phase, Record, record_to_json
+from ft_run.checks.records import Phase, Record, record_to_json
 from ft_run.checks.results import Answered, Results, Step
 from ft_run.checks.verdict import verdict
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
@@ -96,7 +96,7 @@ def test_a_copy_to_the_device_shows_a_gpu_that_has_no_facts():
         step = ladder.next_step(59)
         assert step is not None
         assert step.phase == phase.value
-        metrics = Metrics(copy_gb_per_s=50) if phase is Phase.SOLO else Metrics()
+        metrics = {"copy_gb_per_s": 50} if phase is Phase.SOLO else {}
         for node in names(2):
             ladder.answered(node, record_to_json(Record(node, phase, metrics=metrics)), 1.0)
     step = ladder.next_step(50)

@@ -15,7 +15,7 @@ class Machine:
         self.total_throttled = 0.0
         self.file = folder / "cpu.stat"
         self.write()
-        self.watch = QuotaWatch([str(folder), str(folder / "missing")], share)
+        self.watch = QuotaWatch([folder, folder / "missing"], share)
 
     def write(self):
         self.file.write_text(
@@ -77,8 +77,8 @@ def test_three_repetitions_at_least(tmp_path):
 )
 def test_the_files_of_both_versions_of_cgroups(tmp_path, text, seconds):
     (tmp_path / "cpu.stat").write_text(text)
-    assert QuotaWatch([str(tmp_path)]).throttled_s() == seconds
-    assert QuotaWatch([str(tmp_path / "missing")]).throttled_s() == 0.0
+    assert QuotaWatch([tmp_path]).throttled_s() == seconds
+    assert QuotaWatch([tmp_path / "missing"]).throttled_s() == 0.0
 
 
 def test_the_first_size_that_is_large_enough():

@@ -1,7 +1,7 @@
 """The record of a node from the answers of its workers."""
 
 from ft_run.checks.merge import WorkerAnswer, merge
-from ft_run.checks.records import Metrics, Phase, Record
+from ft_run.checks.records import Phase, Record
 
 PEER = "small all-reduce: RuntimeError: Connection closed by peer [127.0.0.1]:4711"
 
@@ -12,10 +12,10 @@ def merged(*answers, phase=Phase.PAIR, workers=2):
 
 def test_the_slowest_worker_speaks_for_the_node():
     record = merged(
-        WorkerAnswer(0, metrics=Metrics(compute_tflops=2.0, latency_us=30.0)),
-        WorkerAnswer(1, metrics=Metrics(compute_tflops=1.0, latency_us=20.0)),
+        WorkerAnswer(0, metrics={"compute_tflops": 2.0, "latency_us": 30.0}),
+        WorkerAnswer(1, metrics={"compute_tflops": 1.0, "latency_us": 20.0}),
     )
-    assert record == Record("n0", Phase.PAIR, metrics=Metrics(compute_tflops=1.0, latency_us=30.0))
+    assert record == Record("n0", Phase.PAIR, metrics={"compute_tflops": 1.0, "latency_us": 30.0})
 
 
 def test_the_worker_that_lost_its_peer_is_not_the_reason():

@@ -100,17 +100,18 @@ def test_a_report_of_2000_nodes_with_8_gpus_is_whole() -> None:
     assert json.loads(report)["facts_left_out"] == json.loads(report)["nodes_left_out"] == 0
 
 
-@pytest.mark.parametrize("most", [450_000, 300_000, 100_000, 30_000, 16_000])
+@pytest.mark.parametrize("most", [450_000, 30_000, 16_000])
 def test_what_has_no_room_is_left_out_and_counted(most: int) -> None:
     verdicts = large(100, 17, 98)
     report = report_to_json(verdicts, most)
-    assert 0.8 * most < len(report) <= most
+    assert len(report) <= most
     found, cut = json.loads(report), report_from_json(report)
     without_facts = [node for node in cut.nodes if not node.facts]
     assert len(cut.nodes) + cut.left_out == 100
     assert found["nodes_left_out"] == cut.left_out
     assert found["facts_left_out"] == len(without_facts)
     assert (found["facts_left_out"] > 0) != (cut.left_out == 98)
+    assert cut.left_out == 0 or len(report) > 0.8 * most
     assert cut.sentence == verdicts.sentence
     # The node that failed comes first, with all that is known of it.
     faulty = [node for node in cut.nodes if node.standing is Standing.FAULTY]
@@ -239,15 +240,6 @@ def test_a_narrow_terminal_has_the_reasons_below_the_table(variables: dict[str, 
         "b/0: system information: GPU 1 does not answer",
         "1 of 2 nodes pass; faulty: b/0",
     ]
-
-
-@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}])
-def test_a_wide_terminal_has_them_in_it(variables: dict[str, str]) -> None:
-    text = shown(160, **variables)
-    assert ("\x1b" in text) == (not variables)
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    assert lines[4].rstrip().endswith("faulty   system information: GPU 1 does not answer")
-    assert max(map(len, lines)) <= 160
 
 
 def test_of_many_nodes_only_those_with_something_to_tell_are_shown() -> None:

@@ -9,11 +9,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from ft_run.checks.records import Metrics, Phase, record_from_json
+from ft_run.checks.records import Phase, record_from_json
 from ft_run.checks.worker import (
     CheckError,
     CheckWorker,
-    bind_gloo,
     has_gpu,
     plausible,
 )
@@ -40,12 +39,12 @@ class SeenGpus:
 
 
 def facts_order(number, unix_time_s=0.0):
-    return Delivery(CheckOrder(number, "facts", "light", 0, 1, "", 0, 10.0), "", unix_time_s)
+    return Delivery(CheckOrder(number, "facts", "light", 0, 1, "", 0, 10.0), unix_time_s)
 
 
 def test_an_order_reaches_a_worker_as_it_came():
     order = CheckOrder(7, "pair", "full", 2, 4, "fd00::1", 29500, 12.5)
-    delivery = Delivery(order, "eth0", 1.8e9)
+    delivery = Delivery(order, 1.8e9)
     line = delivery.to_json()
     assert "\n" not in line
     assert Delivery.from_json(line) == delivery
@@ -54,7 +53,7 @@ def test_an_order_reaches_a_worker_as_it_came():
 def test_a_post_survives_the_command_line():
     config = CheckWorkerConfig(
         *("n0", 1, 2, 0, "auto", "--nproc-per-node=gpu", {"nvidia.com/gpu": "by NVML: 2"}, "0,1"),
-        *("/logs", None, ("/cpu", "/"), 0.25, ("/memory",), "0.1"),
+        *("/logs", None),
     )
     assert CheckWorkerConfig.from_json(config.to_json()) == config
 
@@ -154,20 +153,11 @@ def test_fewer_gpus_than_workers():
         has_gpu(CheckWorkerConfig("n0", 1, 2, 1), SeenGpus(1), "nvidia.com/gpu")
 
 
-def test_gloo_keeps_no_interface_of_an_order_before(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9")
-    bind_gloo("lo")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-    for _ in range(2):
-        bind_gloo("")
-        assert "GLOO_SOCKET_IFNAME" not in os.environ
-
-
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_metric_that_no_measurement_can_give(value):
-    assert plausible(Metrics(compute_tflops=1.0)) == Metrics(compute_tflops=1.0)
+    assert plausible({"compute_tflops": 1.0}) == {"compute_tflops": 1.0}
     with pytest.raises(CheckError, match="latency_us was measured as"):
-        plausible(Metrics(latency_us=value))
+        plausible({"latency_us": value})
 
 
 def test_why_cuda_does_not_start_is_a_part_of_the_reason():
@@ -206,20 +196,17 @@ def test_the_last_error_of_nccl_is_a_part_of_the_reason():
     assert first_words("") == ""
 
 
-GPU_THAT_HANGS = """
+GPU_THAT_FAILS = """
 import os, sys, threading, time
 from ft_run.checks import worker
 from ft_run.checks.worker_config import CheckWorkerConfig, Delivery
 from ft_run.rendezvous.protocol.check_messages import CheckOrder
 
-class Hung(worker.CheckWorker):
+class Failing(worker.CheckWorker):
     def _import_torch(self): self._has_torch = True
     def _solo(self, order):
         self._enter("memory")
         self._on_gpu = True
-        if sys.argv[1] == "returns never":
-            self._arm(order)
-            time.sleep(600)
         raise RuntimeError("an illegal memory access")
 
 def never(): time.sleep(600)
@@ -227,26 +214,20 @@ threading._register_atexit(never)  # what waits for kernels when an interpreter 
 orders, to = os.pipe()
 line = Delivery(CheckOrder(1, "solo", "light", 0, 1, "", 0, 1.0)).to_json().encode() + b"\\n"
 os.write(to, line * 2)
-Hung(CheckWorkerConfig("n0", 0, 1, 0), orders, 1).run()
+Failing(CheckWorkerConfig("n0", 0, 1, 0), orders, 1).run()
 os._exit(0)
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "failure"),
-    [
-        ("returns never", "memory: it does not return, and has timed out"),
-        ("raises", "memory: RuntimeError: an illegal memory access"),
-    ],
-)
-def test_a_worker_whose_gpu_fails_tells_it_and_ends(how, failure):
-    """In the GPU's place: a call that does not return, and an end in order that never comes."""
+def test_a_worker_whose_gpu_fails_tells_it_and_ends():
+    """In the GPU's place: an exception, and an end in order that never comes."""
     done = subprocess.run(
-        [sys.executable, "-c", GPU_THAT_HANGS, how], capture_output=True, text=True, check=True
+        [sys.executable, "-c", GPU_THAT_FAILS], capture_output=True, text=True, check=True
     )
     _, last = done.stdout.splitlines()
     word, number, record = last.split(" ", 2)
     assert (word, number) == ("farewell", "1")
+    failure = "memory: RuntimeError: an illegal memory access"
     assert record_from_json(record).failure == failure
 
 
@@ -300,7 +281,7 @@ def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(mon
         "close",
     ]
     assert met_on == ["cpu" if is_mig else "cuda"]
-    assert (metrics.intra_gb_per_s is None) is is_mig
+    assert ("intra_gb_per_s" in metrics) is not is_mig
     assert facts == {"local_rank3_throttled_by": "heat"}
     one._orders.close()
     for fd in (orders[1], *answers):

@@ -67,12 +67,12 @@ class World:
         if phase is Phase.SOLO:
             slow = meeting[0] in self.slow_compute
             compute = 1.0 / SLOW if slow else 1.0
-            copy = 50.0 if self.gpus else None
-            return Metrics(compute_tflops=compute, memory_gb_per_s=10.0, copy_gb_per_s=copy)
+            copy = {"copy_gb_per_s": 50.0} if self.gpus else {}
+            return {"compute_tflops": compute, "memory_gb_per_s": 10.0, **copy}
         if phase in _MEETING_PHASES:
             slow = bool(self.slow_network & set(meeting))
-            return Metrics(latency_us=50.0, bandwidth_gb_per_s=1.0 / SLOW if slow else 1.0)
-        return Metrics()
+            return {"latency_us": 50.0, "bandwidth_gb_per_s": 1.0 / SLOW if slow else 1.0}
+        return {}
 
 
 def climb(

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from ft_run.checks.records import Metrics
 from ft_run.checks.results import Rules
 from ft_run.errors import UsageError
 from ft_run.launcher.cli.parse import parse
@@ -60,9 +59,11 @@ def test_nodes_are_held_to_minimums_before_training() -> None:
     assert found.spec.minimums == (
         *("compute_tflops=2.5", "latency_us=50.0", "bandwidth_gb_per_s=9.0"),
     )
-    assert Rules.of(found.spec).minimums == Metrics(
-        compute_tflops=2.5, latency_us=50.0, bandwidth_gb_per_s=9.0
-    )
+    assert Rules.of(found.spec).minimums == {
+        "compute_tflops": 2.5,
+        "latency_us": 50.0,
+        "bandwidth_gb_per_s": 9.0,
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from ft_run.launcher.machine import network
 from ft_run.launcher.machine.network import (
     AdvertisedAddress,
     PortReservation,
-    interface_towards,
     listen_address,
 )
 from ft_run.rendezvous.protocol.endpoint import Endpoint
@@ -234,8 +233,3 @@ def test_no_descriptor_is_left_for_a_port(monkeypatch: pytest.MonkeyPatch) -> No
 
         monkeypatch.setattr(network, "_bound", none_left)
         assert reservation.renew() == before
-
-
-def test_the_interface_towards_an_address():
-    assert interface_towards("127.0.0.1") == "lo"
-    assert interface_towards("127.1.2.3") == "lo"

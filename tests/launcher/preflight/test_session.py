@@ -18,6 +18,7 @@ from ft_run.launcher.agent.identity import NodeIdentity
 from ft_run.launcher.logs.log_dir import LogDir
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.options import CheckOptions, LaunchOptions, RendezvousOptions
+from ft_run.launcher.preflight.crew import CheckCrew
 from ft_run.launcher.preflight.session import CheckSession
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.spawner.client import SpawnerClient
@@ -98,7 +99,7 @@ class Node:
             WorkerStarter(commands, None, log_dir, spawner, None),
             identity=self.identity,
             port=self.port,
-            crew=self.crew,
+            crew=cast(CheckCrew, self.crew),
         )
         self.agent._link = cast(MasterLink, self.link)
 
@@ -251,7 +252,7 @@ def test_workers_that_cannot_be_started_yet_are_left_to_the_first_order() -> Non
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     crew, reserve = FullCrew(), PortReservation(lambda: "127.0.0.1", None)
-    CheckSession(crew, reserve.renew, lambda _: None).prepare()
+    CheckSession(cast(CheckCrew, crew), reserve.renew, lambda _: None).prepare()
     assert crew.did == ["start"]
     reserve.close()
 
@@ -260,7 +261,7 @@ def test_an_order_that_was_dropped_is_carried_out_for_the_next_master() -> None:
     async def test() -> None:
         crew, said = FakeCrew(), asyncio.Queue[CheckResult]()
         reserve = PortReservation(lambda: "127.0.0.1", None)
-        session = CheckSession(crew, reserve.renew, said.put_nowait)
+        session = CheckSession(cast(CheckCrew, crew), reserve.renew, said.put_nowait)
         session.take(order(1))
         await asyncio.sleep(0)
         await session.rest()
