@@ -13,7 +13,7 @@ from ..worker.log import log
 from .arguments import check_positive, checked_share, sources_of
 from .data_ranks import DataRanks
 from .order import ORDER_VERSION, Order
-from .part_memory import PartMemory
+from .part_memory import part_memory
 from .parts import Part, PartRange, Position, read
 from .sample import index_of
 from .schedule import LAST, Data, Last, Range, Row, Schedule, cut, cut_by_share, from_plain
@@ -200,7 +200,7 @@ class ElasticBatches(Sampler[list[int]]):
         position = Position(self._version, step)
         batches: Any = read(loader, position, len(places), self._beginning_with)
         # What the script does with a part is not raised here.
-        with PartMemory(largest):
+        with part_memory(largest):
             if count is not None:
                 batches = list(batches)
                 counts = [

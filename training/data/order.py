@@ -1,8 +1,8 @@
 """The order of the samples of an epoch: a function of seed, epoch and position."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -66,10 +66,14 @@ class Order:
                 f"invalid value {shuffle!r} for shuffle: expected True, False or the size of "
                 "blocks, a whole number >= 2"
             )
-        self._sources, self._seed, self._shuffle = sources, seed, shuffle
+        self._sources, self._shuffle = sources, shuffle
         self._first_epoch = first_epoch
         self._begins = begins or (0,) * len(sources.sizes)
-        self._kept: OrderedDict[tuple[int, ...], Permutation] = OrderedDict()
+        # The orders of epochs and blocks are kept for a while.
+        kept = max(_KEPT, 2 * len(sources.sizes))
+        self._permutation = lru_cache(kept)(
+            lambda size, *what: Permutation(size, key_of(seed, *what))
+        )
         self._mixture: Mixture | None = None
         if sources.weights is not None:
             key = key_of(seed, first_epoch, -1) if shuffle else None
@@ -163,14 +167,3 @@ class Order:
             taken = min(count, length - begin)
             yield inside.numbers(begin, taken) + number * block
             start, count = start + taken, count - taken
-
-    def _permutation(self, size: int, *what: int) -> Permutation:
-        """Return the order of an epoch or a block, which is kept for a while."""
-        found = self._kept.get(what)
-        if found is None:
-            found = self._kept[what] = Permutation(size, key_of(self._seed, *what))
-            if len(self._kept) > max(_KEPT, 2 * len(self._sources.sizes)):
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(what)
-        return found

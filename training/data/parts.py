@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..random_numbers import torch_generator_kept
 from . import loader_settings
-from .part_memory import PartMemory
+from .part_memory import part_memory
 
 Begin = Callable[[int], AbstractContextManager[object]]
 """Returns the context in which the iterators of a loader begin with a step."""
@@ -63,7 +63,7 @@ class Part:
 
     def memory(self) -> AbstractContextManager[None]:
         """Return a context that reports if the accelerator runs out of memory in this part."""
-        return PartMemory(self._largest)
+        return part_memory(self._largest)
 
     def sync(self, model: nn.Module, *, every: bool = True) -> AbstractContextManager[None]:
         """Return the context for forward and backward of this part.
@@ -99,7 +99,7 @@ class Part:
             inner = nullcontext() if self.is_last else whole.no_sync()
         elif known.is_fsdp2:
             inner = _sharded(whole, is_last=self.is_last, every=every)
-        return PartMemory(self._largest, inner) if whole.training else inner
+        return part_memory(self._largest, inner) if whole.training else inner
 
 
 @contextmanager
