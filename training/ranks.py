@@ -81,25 +81,6 @@ class Ranks:
         dist.gather_object(value, found or None, dst=0, group=self.group)
         return found
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Return the bytes of all ranks on rank 0; elsewhere nothing.
-
-        They arrive one after the other: ``gather`` takes the largest size for each rank.
-        """
-        lengths = [length for (length,) in self.all_gather(len(data))]
-        if self.rank > 0:
-            if data:
-                sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-                dist.send(sent, 0, group=self.group)
-            return []
-        found = [data]
-        for rank, length in enumerate(lengths[1:], 1):
-            received = bytearray(length)
-            if length:
-                dist.recv(torch.frombuffer(received, dtype=torch.uint8), rank, group=self.group)
-            found.append(bytes(received))
-        return found
-
     def scatter(self, values: list[Any]) -> Any:
         """Return this rank's item of the list that rank 0 passes; other ranks pass an empty one."""
         if self.group is None:

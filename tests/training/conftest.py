@@ -1,11 +1,18 @@
 """What tests of several modules need."""
 
-from collections.abc import Iterator
+import mmap
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from ft_run.training.checkpoints import snapshot_manager
+from ft_run.training.worker import snapshot_page as page
+from ft_run.training.worker.snapshot_memory import Memory, SaverLink
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+Given = Callable[..., memoryview]
 
 
 @pytest.fixture
@@ -14,3 +21,28 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
     dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def fds() -> Iterator[tuple[int, ...]]:
+    """A page and the buffers, as an agent holds them."""
+    made = tuple(os.memfd_create("test") for _ in range(1 + page.BUFFERS))
+    os.ftruncate(made[0], page.PAGE_BYTES)
+    yield made
+    for fd in made:
+        os.close(fd)
+
+
+@pytest.fixture
+def memory(fds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> Given:
+    """Call it with the step to resume from: the next Checkpointer is given memory, with a page."""
+
+    def given(
+        step: int, *, is_first_round: bool = True, saver: SaverLink | None = None
+    ) -> memoryview:
+        mine = list(map(os.dup, fds))
+        made = Memory(mine[0], tuple(mine[1:]), step, saver, is_first_round)
+        monkeypatch.setattr(snapshot_manager, "request_memory", lambda _: made)
+        return memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
+
+    return given

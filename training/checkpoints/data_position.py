@@ -1,38 +1,18 @@
 """Warns if a training that resumes reads its data again from the start."""
 
-from functools import wraps
-from typing import Any
+import gc
 
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import dataloader
+from torch.utils.data import DataLoader
 
 from ..worker.log import log
 from .rank_state import RESERVED
 from .state import State
 
 _WITHOUT_POSITION = (nn.Module, Optimizer, LRScheduler, GradScaler)
-_iterators = 0
-"""Number of iterators of torch's DataLoader that this process has made."""
-
-
-def _count_iterators() -> None:
-    """Count iterators from now on: nothing else tells whether a process uses a DataLoader."""
-    kind: Any = dataloader._BaseDataLoaderIter
-    create = kind.__init__
-
-    @wraps(create)
-    def counted(self: Any, *args: Any, **options: Any) -> None:
-        global _iterators
-        _iterators += 1
-        create(self, *args, **options)
-
-    kind.__init__ = counted
-
-
-_count_iterators()
 
 
 class DataPosition:
@@ -62,9 +42,9 @@ class DataPosition:
         self._resumed_at = step if is_logging and self._is_missing else 0
 
     def check(self) -> None:
-        """Warn at the end of the first step if a DataLoader was used."""
+        """Warn at the end of the first step if there is a DataLoader."""
         step, self._resumed_at = self._resumed_at, 0
-        if step and _iterators:
+        if step and any(issubclass(type(one), DataLoader) for one in gc.get_objects()):
             log(
                 f"resumed at step {step}, but the state has no position in the data, so a "
                 "DataLoader starts with its first batch again: see docs/guide/data.md; if the "

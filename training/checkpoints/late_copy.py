@@ -1,11 +1,10 @@
 """Copies tensors in the background, until the next step of an optimizer."""
 
 import os
-import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -94,59 +93,38 @@ class LateCopy:
 class Background:
     """A thread that runs one function at a time; optimizers wait for it before they step.
 
-    It holds no reference to a function that has returned, nor to this object.
+    It holds no reference to a function that has returned, nor to this object. The process waits for
+    it at its end.
     """
 
     def __init__(self) -> None:
-        """Start the thread; it ends with this object, or with the process."""
+        """Have optimizers wait; the thread starts with the first function."""
         self._pid = os.getpid()
-        self._actions: SimpleQueue[_Action | None] = SimpleQueue()
-        self._last = _Action(None)
-        thread = threading.Thread(
-            target=_work, args=(self._actions,), name="ft-run-snapshots", daemon=True
-        )
-        thread.start()
-        weakref.finalize(self, _end, self._actions, thread)
+        self._thread = ThreadPoolExecutor(1, "ft-run-snapshots")
+        self._last: Future[None] = Future()
+        self._last.set_result(None)
+        weakref.finalize(self, self._thread.shutdown, wait=False)
         weakref.finalize(self, register_optimizer_step_pre_hook(_waiter(self)).remove)
 
     @property
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         """The exception of the last function."""
-        return self._last.error
+        return self._last.exception() if self._last.done() else None
 
     def begin(self, function: Callable[[], object]) -> None:
         """Run a function in the thread; the previous one must have ended."""
-        self._last = _Action(function)
-        self._actions.put(self._last)
+        functions = [function]
+
+        def run() -> None:
+            functions.pop()()
+
+        self._last = self._thread.submit(run)
 
     def wait(self) -> None:
         """Wait until the function has ended; in a forked child, return at once."""
-        if not self._last.is_done.is_set() and os.getpid() == self._pid:
+        if not self._last.done() and os.getpid() == self._pid:
             with activity("saving"):
-                self._last.is_done.wait()
-
-
-class _Action:
-    """A function for the thread, and its result."""
-
-    def __init__(self, function: Callable[[], object] | None) -> None:
-        """Begin with a function; None: it is done already."""
-        self._function = function
-        self.error: Exception | None = None
-        self.is_done = threading.Event()
-        if function is None:
-            self.is_done.set()
-
-    def run(self) -> None:
-        """Run the function, and drop the reference to it."""
-        try:
-            if self._function is not None:
-                self._function()
-        except Exception as error:  # reported by ``Background.error``
-            self.error = error
-        finally:
-            self._function = None
-            self.is_done.set()
+                wait((self._last,))
 
 
 def _waiter(background: Background) -> Callable[..., None]:
@@ -161,18 +139,6 @@ def _waiter(background: Background) -> Callable[..., None]:
     before_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch reads it
     before_step._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
     return before_step
-
-
-def _work(actions: "SimpleQueue[_Action | None]") -> None:
-    while (action := actions.get()) is not None:
-        action.run()
-        del action
-
-
-def _end(actions: "SimpleQueue[_Action | None]", thread: threading.Thread) -> None:
-    actions.put(None)
-    if thread is not threading.current_thread():
-        thread.join()
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ differ: gathered when it is written.
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ RESERVED = "ft_run_"
 RECORD = f"{RESERVED}ranks"
 
 _LIMIT_BYTES = 64 << 20
-"""Of the values of all ranks in a checkpoint."""
+"""Of the values of all ranks in a checkpoint, each as large as the largest."""
 _SLOT_BYTES = 1 << 16
 """Room for them at first: a slot that grows is a new layout of the file."""
 
@@ -83,43 +83,10 @@ class RankState:
         self._compared = tuple(shared) if all(row == known[0] for row in known) else ()
         self.gathered = -1
         """The step of which values were gathered."""
-        self._sharded: frozenset[str] = frozenset()
-        """Objects with DTensors: each rank has its part of the same values."""
         self._has_warned = False
         self._missing: list[str] = []
         """Objects of this rank that were not restored."""
         self._old_world = ranks.size
-
-    # --- at each step ----------------------------------------------------------------------------
-
-    def digests(self, digest: Callable[[str], int]) -> list[int]:
-        """Return the digest of each object, and its negative: of both, ranks find the maximum.
-
-        Args:
-            digest: returns that of the object with a name, in the snapshot.
-        """
-        if self._ranks.size == 1:
-            return []
-        found = [0 if name in self._sharded else digest(name) for name in self._compared]
-        return [*found, *(-one for one in found)]
-
-    @property
-    def no_digests(self) -> list[int]:
-        """What is sent instead of ``digests`` without a snapshot."""
-        return [] if self._ranks.size == 1 else [0] * (2 * len(self._compared))
-
-    def receive(self, maxima: Sequence[int]) -> None:
-        """Record which objects differ.
-
-        Args:
-            maxima: of ``digests``, over all ranks.
-        """
-        count = len(maxima) // 2  # none in a world of one
-        self._set_differing(
-            name
-            for name, high, low in zip(self._compared, maxima[:count], maxima[count:], strict=False)
-            if high != -low
-        )
 
     def _set_differing(self, names: Iterable[str]) -> None:
         self._record.origin = self._record.origin._replace(differing=sorted(names))
@@ -140,10 +107,11 @@ class RankState:
         """
         self.gathered = step
         if not self.is_needed:
+            self._set_differing(())
             return False
-        self._sharded = frozenset(name for name in self._names if has_shards(nested[name]))
+        # Of an object with DTensors, each rank has its part of the same values.
         digests = [
-            0 if name in self._sharded else digest_of(leaves(nested[name]))
+            0 if has_shards(nested[name]) else digest_of(leaves(nested[name]))
             for name in self._compared
         ]
         rows = self._ranks.all_gather(0, *digests)
@@ -152,11 +120,11 @@ class RankState:
         self._set_differing(differing)
         sent = [name for name in self._names if name in differing or name == GENERATORS]
         payload = serialized({name: nested[name] for name in sent}) if sent else b""
-        total = sum(row[0] for row in self._ranks.all_gather(len(payload)))
+        total = self._ranks.size * self._ranks.maximum(len(payload))[0]
         if total > _LIMIT_BYTES:
             self._warn(sent, total)
             sent, payload = [], b""
-        payloads = self._ranks.gather_bytes(payload) if sent else []
+        payloads = self._ranks.gather(payload) if sent else []
         if not payloads and self._record.slot is None:
             return False
         if self._ranks.rank == 0:
@@ -167,7 +135,7 @@ class RankState:
         if self._ranks.rank == 0 and not self._has_warned:
             log(
                 f"checkpoints have only the values of rank 0 of {_shown(names)}: "
-                f"those of all ranks are {total >> 20} MB, the limit is {_LIMIT_BYTES >> 20} MB"
+                f"those of all ranks take {total >> 20} MB, the limit is {_LIMIT_BYTES >> 20} MB"
             )
         self._has_warned = True
 

@@ -222,9 +222,10 @@ def fetch_shards(
         if ranks.rank == holder:
             file = found[rank].find(step, rank)
             assert file is not None
-            send = _Sender(ranks.group, rank)
-            send(torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64))
-            send(file.all_bytes)
+            sizes = torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64)
+            for data in (sizes, file.all_bytes):
+                for start in range(0, data.numel(), _CHUNK_BYTES):
+                    dist.send(data[start : start + _CHUNK_BYTES], rank, group=ranks.group)
         else:
             lengths = torch.zeros(2, dtype=torch.int64)
             dist.recv(lengths, holder, group=ranks.group)
@@ -234,12 +235,3 @@ def fetch_shards(
             own.open(int(lengths[0]), int(lengths[1]))
             mine.received(step, rank=rank, is_replicated=False)
     return own
-
-
-class _Sender:
-    def __init__(self, group: Any, to: int) -> None:
-        self._group, self._to = group, to
-
-    def __call__(self, data: torch.Tensor) -> None:
-        for start in range(0, data.numel(), _CHUNK_BYTES):
-            dist.send(data[start : start + _CHUNK_BYTES], self._to, group=self._group)

@@ -6,7 +6,6 @@ of the tensors to their offsets.
 
 import io
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -19,7 +18,7 @@ from .late_copy import Copies, LateCopy, copy_now, copy_source, local
 from .layout import Description, packed, unpacked
 from .mapped_memory import Registration, mapped, register
 from .metadata import metadata_of, offsets_of
-from .rank_values import SLOT_KEY, digest_of, pickled
+from .rank_values import pickled
 
 _NOTHING = object()
 
@@ -42,10 +41,6 @@ class SnapshotFile:
         self._views: list[torch.Tensor | None] = []
         self._pickles: list[bytes] = []
         """Pickles of the values that are not tensors, as last written; empty: not known."""
-        self._objects: dict[str, list[int]] = {}
-        """Indexes of the values of each object."""
-        self._whole: dict[int, tuple[int, int]] = {}
-        """Address and version of tensors that rarely change, as last written, by index."""
         self._map: memoryview | None = None
         self._registration: Registration | None = None
         """Of the memory with the GPU."""
@@ -83,20 +78,6 @@ class SnapshotFile:
         assert self._map is not None
         data = io.BytesIO(self._map[item.start : item.start + item.length])
         return torch.load(data, weights_only=not is_trusted)
-
-    def digest(self, name: str) -> int:
-        """Return a digest of the values of an object, as this process has written them.
-
-        Of large tensors a sample counts.
-        """
-        found = 0
-        for index in self._objects.get(name, ()):
-            view, key = self._views[index], self._keys[index]
-            mine = zlib.crc32(self._pickles[index])
-            if view is not None:
-                mine = digest_of([view], is_exact=False)
-            found = zlib.crc32(f"{key} {mine}".encode(), found)
-        return found
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -137,12 +118,8 @@ class SnapshotFile:
         ):
             if view is None:
                 self._write_object(index, value)
-            elif key == SLOT_KEY and self._whole.get(index) == _version_of(value):
-                continue  # it may be large, and changes with a checkpoint only
             elif view.numel():
                 source = copy_source(value, is_left_alone=key in late)
-                if key == SLOT_KEY:
-                    self._whole[index] = _version_of(value)
                 if source is None:
                     now.append((view, value))
                 else:
@@ -228,13 +205,13 @@ class SnapshotFile:
             OSError: there is not enough memory.
         """
         items, layout = self._items, packed(self._items, description)
-        pickles, whole = self._pickles, self._whole
+        pickles = self._pickles
         os.ftruncate(self._fd, self.data_bytes + len(layout))
         os.pwrite(self._fd, layout, self.data_bytes)
         self._map_all(self.data_bytes, len(layout))
         self.description = description
         self._use(items)
-        self._pickles, self._whole = pickles, whole
+        self._pickles = pickles
 
     def clear(self) -> None:
         """Free the memory."""
@@ -282,10 +259,7 @@ class SnapshotFile:
         whole = self.all_bytes
         self._items = tuple(items)
         self._keys = tuple(item.key for item in self._items)
-        self._pickles, self._whole, self._objects = [b""] * len(self._items), {}, {}
-        for index, item in enumerate(self._items):
-            self._objects.setdefault(str(item.path[0]), []).append(index)
-        self._views = []
+        self._pickles, self._views = [b""] * len(self._items), []
         for item in self._items:
             if not item.dtype:
                 self._views.append(None)
@@ -306,10 +280,6 @@ class SnapshotFile:
         self._views, self._items, self._keys, self._map = [], (), (), None
         self.description = Description()
         self.data_bytes = self.layout_bytes = 0
-
-
-def _version_of(value: torch.Tensor) -> tuple[int, int]:
-    return value.data_ptr(), value._version
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -70,7 +70,7 @@ class SnapshotManager:
             overlap: whether to copy in the background.
         """
         self._state, self._flat_state = state, FlatState(state)
-        self._rank_state, self._digests = rank_state, rank_state.no_digests
+        self._rank_state = rank_state
         self._ranks, self._rank, self._overlaps = ranks, rank, overlap
         self._own: Snapshots | None = None
         """None: snapshots are disabled."""
@@ -81,8 +81,6 @@ class SnapshotManager:
         """The exchange of the reports of the last step."""
         self._taken = -1
         """The step of the newest snapshot."""
-        self._is_new = False
-        """Whether it was taken after the last report."""
         self._error = ""
         """Why this rank's copy of it failed."""
         self._missing = Missing.NOTHING
@@ -178,11 +176,7 @@ class SnapshotManager:
         """Return the maximum of all ranks' reports; their copies have then ended."""
         self.wait_for_copy()
         pending, self._pending = self._pending, None
-        if pending is None:
-            return StepReport()
-        numbers, count = pending.wait(), len(StepReport._fields)
-        self._rank_state.receive(numbers[count:])
-        return StepReport(*numbers[:count])
+        return StepReport(*pending.wait()) if pending is not None else StepReport()
 
     def apply_reports(self, merged: StepReport) -> None:
         """Discard the newest snapshot if a rank lacks its shard; make plans if one lacks them.
@@ -219,11 +213,7 @@ class SnapshotManager:
             lacks_plan = self._own is not None and self.saver is not None and self._own.lacks_plan
             missing = self._missing or (Missing.THIS_ONE if self._error else Missing.NOTHING)
             report = own._replace(lacks_plan=int(lacks_plan), missing=missing)
-            file = self._own.written(self._taken) if self._own is not None else None
-            if self._is_new and file is not None:
-                self._digests = self._rank_state.digests(file.digest)
-            self._is_new = False
-            self._pending = self._ranks.begin_maximum(*map(int, report), *self._digests)
+            self._pending = self._ranks.begin_maximum(*map(int, report))
 
         if complete is None or not self._overlaps:
             act()
@@ -329,7 +319,6 @@ class SnapshotManager:
             return None
         self._taken = number
         state = self._flat_state.collect()
-        self._is_new = True
         late = self._flat_state.late if self._overlaps else frozenset()
         keep = self._replicas.kept_steps if self._replicas is not None else frozenset()
         try:

@@ -3,7 +3,7 @@
 import errno
 import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -66,6 +66,12 @@ class Snapshots:
     @property
     def _entries(self) -> list[page.Entry | None]:
         return [page.read(self._page, index) for index in range(len(self._files))]
+
+    def _of(self, step: int) -> Iterator[tuple[int, page.Entry]]:
+        """Yield the buffers that have a step, and their entries."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and entry.step == step:
+                yield index, entry
 
     def write(
         self,
@@ -137,9 +143,8 @@ class Snapshots:
 
     def forget(self, step: int) -> None:
         """Discard the snapshot of a step: some ranks have none."""
-        for index, entry in enumerate(self._entries):
-            if entry is not None and entry.step == step:
-                page.write(self._page, index, None)
+        for index, _ in self._of(step):
+            page.write(self._page, index, None)
 
     def _next(self, keep: AbstractSet[int] = frozenset()) -> tuple[int, int]:
         """Return the buffers of the next and of the newest snapshot."""
@@ -193,22 +198,17 @@ class Snapshots:
 
     def written(self, step: int) -> SnapshotFile | None:
         """Return the file of a step that this process has written; None: there is none."""
-        for file, entry in zip(self._files, self._entries, strict=True):
-            if entry is not None and entry.step == step and file.data_bytes:
-                return file
-        return None
+        files = (self._files[index] for index, _ in self._of(step))
+        return next((file for file in files if file.data_bytes), None)
 
     def ranks_of(self, step: int) -> list[int]:
         """Return the ranks whose shards of a step are in this memory."""
-        entries = (entry for entry in self._entries if entry is not None and entry.step == step)
-        return [one.rank for one in entries if one.world_size == self._world_size]
+        return [one.rank for _, one in self._of(step) if one.world_size == self._world_size]
 
     def find(self, step: int, rank: int | None = None) -> SnapshotFile | None:
         """Return the file of a step, of this rank or another; None: it is not here."""
         wanted = (self._world_size, self._rank if rank is None else rank)
-        for index, entry in enumerate(self._entries):
-            if entry is None or entry.step != step:
-                continue
+        for index, entry in self._of(step):
             if entry.is_replicated or (entry.world_size, entry.rank) == wanted:
                 self._files[index].open(entry.data_bytes, entry.layout_bytes)
                 return self._files[index]
@@ -216,11 +216,11 @@ class Snapshots:
 
     def has(self, step: int) -> bool:
         """Return whether this rank has a snapshot of a step."""
-        return any(entry is not None and entry.step == step for entry in self._entries)
+        return any(True for _ in self._of(step))
 
     def is_replicated(self, step: int) -> bool:
         """Return whether the snapshot of a step is the state of all ranks."""
-        return any(e is not None and e.step == step and e.is_replicated for e in self._entries)
+        return any(entry.is_replicated for _, entry in self._of(step))
 
     def receive(
         self, data_bytes: int, layout_bytes: int, keep: AbstractSet[int] = frozenset()
@@ -250,9 +250,8 @@ class Snapshots:
 
     def save(self, step: int) -> bool:
         """Request a checkpoint of a step from the saver; return whether that succeeded."""
-        for index, entry in enumerate(self._entries):
-            if entry is not None and entry.step == step and self.saver is not None:
-                return self.saver.save(index, step)
+        for index, _ in self._of(step):
+            return self.saver is not None and self.saver.save(index, step)
         return False
 
     @property
@@ -287,9 +286,8 @@ class Snapshots:
             return
         metadata = metadata_of([plan for plan, _, _ in known], [places for _, places, _ in known])
         self._description = Description(metadata, tuple(one for _, _, one in known))
-        for index, entry in enumerate(self._entries):
-            is_newest = entry is not None and entry.step == step
-            if is_newest and self._files[index] is self._last and not self._is_held(index):
+        for index, _ in self._of(step):
+            if self._files[index] is self._last and not self._is_held(index):
                 page.write(self._page, index, None)
                 self._describe(self._files[index])
                 self._now_holds(index, step, rank=self._rank, is_replicated=False)

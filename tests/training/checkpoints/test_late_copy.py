@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_what_may_be_copied_late() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_an_optimizer_waits_and_a_fork_does_not() -> None:
+def test_an_optimizer_waits_and_a_fork_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     background, may_end = Background(), threading.Event()
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -123,8 +124,13 @@ def test_an_optimizer_waits_and_a_fork_does_not() -> None:
         optimizer.step()
         os._exit(int(parameter.item()))
     assert os.waitpid(child, 0)[1] == 0
-    waits = background._last.is_done.wait
-    background._last.is_done.wait = lambda *_: (may_end.set(), waits())[1]  # type: ignore[method-assign,func-returns-value]  # the optimizer has come to it
+    waits = late_copy.wait
+
+    def comes_to_it(*last: Any) -> None:
+        may_end.set()
+        waits(*last)
+
+    monkeypatch.setattr(late_copy, "wait", comes_to_it)
     optimizer.step()
     assert (seen, parameter.item()) == ([1.0], 0.0)
     background.begin(lambda: seen.append(1 // 0))
@@ -136,33 +142,20 @@ def test_an_optimizer_waits_and_a_fork_does_not() -> None:
     assert background.error is None
 
 
-def test_nothing_is_left_of_one_that_is_not_used_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As soon as it has been waited for: the thread is kept in the moment when it says so."""
-    before = (len(hooks), threading.active_count())
-    may_go_on, state = threading.Event(), torch.ones(1)
-
-    class Slow(threading.Event):
-        def set(self) -> None:
-            super().set()
-            if threading.current_thread() is not threading.main_thread():
-                assert may_go_on.wait(60)
-
-    background = Background()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading, "Event", Slow)
-        background.begin(state.zero_)
+def test_nothing_is_left_of_one_that_is_not_used_any_more() -> None:
+    """As soon as it has been waited for."""
+    before = (len(hooks), set(threading.enumerate()))
+    background, state = Background(), torch.ones(1)
+    background.begin(state.zero_)
     background.wait()
-    assert (len(hooks), threading.active_count()) == (before[0] + 1, before[1] + 1)
-    left, ended = weakref.ref(state), weakref.finalize(background, may_go_on.set)
+    left = weakref.ref(state)
     del state
-    is_let_go = left() is None
+    assert left() is None
+    (thread,) = set(threading.enumerate()) - before[1]
+    assert len(hooks) == before[0] + 1
     del background
-    is_free = not ended.alive
-    may_go_on.set()
-    assert (is_let_go, is_free) == (True, True)
-    assert (len(hooks), threading.active_count()) == before
+    thread.join(60)
+    assert (len(hooks), thread.is_alive()) == (before[0], False)
 
 
 SCRIPT = """

@@ -1,7 +1,6 @@
 """Snapshots of tensors on GPUs, with what stands in for CUDA (``harness/cuda/runtime.py``)."""
 
 import json
-import mmap
 import os
 import subprocess
 import sys
@@ -14,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.tests.harness.cuda.runtime import NO_MEMORY, NOT_REGISTERED, REGISTERED, CudaRuntime
+from ft_run.tests.harness.cuda.runtime import CudaRuntime
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer
-from ft_run.training.checkpoints import late_copy, mapped_memory, snapshot_manager
+from ft_run.training.checkpoints import late_copy, mapped_memory
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
 from ft_run.training.checkpoints.mapped_memory import Registration
 from ft_run.training.checkpoints.replicas import IDLE
@@ -160,22 +159,6 @@ def test_a_refused_registration_costs_speed_and_nothing_else(
     assert len(cuda.registered) == bool(pinnable)
 
 
-def test_what_is_too_large_for_a_call_is_not_registered(
-    cuda: CudaRuntime, new: Callable[..., Snapshots]
-) -> None:
-    """Scaled down: a driver that refuses 512 KiB and more. Two calls would break every copy."""
-    assert cuda.call_limit >> 20 == 1 << 19
-    cuda.call_limit = 1 << 19
-    background, mine = Background(), new()
-    for step in (1, 2, 3, 4):
-        assert take(mine, background, step, state_on(cuda, 0, step)) in ([], [""])
-    file = mine.written(4)
-    assert file is not None
-    assert set(cuda.calls) == {file.all_bytes.nbytes}
-    assert (cuda.registered, cuda.pending) == ({}, 0)
-    assert values(mine, 4) == {4.0}
-
-
 def test_memory_that_nobody_uses_any_more_is_not_registered(
     cuda: CudaRuntime, new: Callable[..., Snapshots]
 ) -> None:
@@ -218,30 +201,14 @@ class Training:
         return torch.cat([value.detach().as_subclass(torch.Tensor).flatten() for value in values])
 
 
-@pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Call it with the step to resume from: the next Checkpointer has the same memory."""
-    fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
-    os.ftruncate(fds[0], page.PAGE_BYTES)
-
-    def give(step: int) -> None:
-        mine = list(map(os.dup, fds))
-        memory = Memory(mine[0], tuple(mine[1:]), step)
-        monkeypatch.setattr(snapshot_manager, "request_memory", lambda _: memory)
-
-    yield give
-    for fd in fds:
-        os.close(fd)
-
-
 def test_a_restart_reads_first_and_registers_memory_beside_training(
-    use: Use, agent: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use: Use, memory: Callable[..., memoryview], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent(-1)
+    memory(-1)
     undisturbed = Training(use(CudaRuntime()), tmp_path).train(9)
-    agent(-1)
+    memory(-1)
     Training(use(CudaRuntime()), tmp_path).train(4)
-    agent(4)
+    memory(4)
     cuda = use(CudaRuntime())
     seen: list[tuple[int | str, int]] = []
     training = Training(cuda, tmp_path)
@@ -303,7 +270,7 @@ def test_a_lost_host_costs_no_bit_of_sharded_state(tmp_path: Path) -> None:
             "bits": after["bits"],
             "devices": [rank],
             "replicas": IDLE,
-            "threads": ["ft-run-pinning", "ft-run-snapshots"],
+            "threads": ["ft-run-pinning", "ft-run-snapshots_0"],
             "pending": 0,
         }
         assert after == {**before, "begun": 4}
@@ -331,15 +298,11 @@ def test_too_little_memory_of_the_gpu_is_an_error_of_torch(
 def test_training_goes_on_when_copies_fail(
     cuda: CudaRuntime,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    memory: Callable[..., memoryview],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """First without overlap, then without snapshots: each said in one line."""
-    fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
-    os.ftruncate(fds[0], page.PAGE_BYTES)
-    entries = memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
-    memory = Memory(fds[0], tuple(fds[1:]), -1)
-    monkeypatch.setattr(snapshot_manager, "request_memory", lambda _: memory)
+    entries = memory(-1)
     model = torch.nn.Linear(400, 400)
     for name, parameter in list(model.named_parameters()):
         setattr(model, name, torch.nn.Parameter(cuda.on(parameter.detach(), 0)))
@@ -352,7 +315,7 @@ def test_training_goes_on_when_copies_fail(
         held.append({entry.step for entry in there if entry is not None})
         cuda.broken = "unspecified launch failure" if number in (3, 6) else ""
         if number == 4:
-            assert cuda.waited_by > {"ft-run-snapshots"}
+            assert cuda.waited_by > {"ft-run-snapshots_0"}
             cuda.waited_by.clear()
     assert held == [set(), {1}, {1, 2}, {2, 3}, {3}, {3, 5}, {5, 6}, {6}, {6}]
     lost = "no snapshot of step {}: CUDA error: unspecified launch failure; {}"
@@ -361,21 +324,6 @@ def test_training_goes_on_when_copies_fail(
         lost.format(7, "snapshots are disabled, checkpoints only"),
     ]
     assert (cuda.registered, cuda.pending, cuda.waited_by) == ({}, 0, {"MainThread"})
-
-
-def test_what_stands_in_for_cuda_refuses_what_cuda_refuses(cuda: CudaRuntime) -> None:
-    memory = torch.zeros(1000)
-    address = memory.data_ptr()
-    assert cuda.cudaHostRegister(address, 1 << 39, 0) == NO_MEMORY
-    with pytest.raises(RuntimeError, match="CUDA error: out of memory"):
-        cuda.launch()
-    assert cuda.cudaHostRegister(address, 2000, 0) == 0
-    assert cuda.cudaHostRegister(address + 1000, 2000, 0) == REGISTERED
-    assert cuda.cudaHostUnregister(address + 1000) == NOT_REGISTERED
-    assert cuda.read_error() == NOT_REGISTERED
-    assert cuda.pending == 0
-    with pytest.raises(RuntimeError, match="invalid argument"):
-        cuda.copy(memory, cuda.on(torch.ones(1000), 0), may_go_on=False)
 
 
 def test_without_a_thread_memory_is_not_registered(

@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -68,15 +67,6 @@ def opened_fds() -> tuple[int, ...]:
     made = tuple(os.memfd_create("test") for _ in range(1 + page.BUFFERS))
     os.ftruncate(made[0], page.PAGE_BYTES)
     return made
-
-
-@pytest.fixture
-def fds() -> Iterator[tuple[int, ...]]:
-    """A page and the buffers."""
-    made = opened_fds()
-    yield made
-    for fd in made:
-        os.close(fd)
 
 
 def opened(fds: tuple[int, ...]) -> Snapshots:
