@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ft_run.tests.conformance.launchers import FtRun, Launcher, Torchrun, TorchrunImage
+from ft_run.tests.conformance.launchers import FtRun, Launcher, Torchrun
 from ft_run.tests.e2e.conftest import default_signals
 
 __all__ = ["default_signals"]
@@ -13,17 +13,9 @@ __all__ = ["default_signals"]
 pytest.register_assert_rewrite("ft_run.tests.conformance.points")
 
 
-@pytest.fixture(scope="session")
-def image(default_signals: None) -> Iterator[TorchrunImage]:
-    """An image of torchrun, one for each process of the test run."""
-    image = TorchrunImage()
-    yield image
-    image.close()
-
-
 @pytest.fixture
-def torchrun(tmp_path: Path, image: TorchrunImage) -> Iterator[Torchrun]:
-    launcher = Torchrun(tmp_path / "torchrun", image)
+def torchrun(tmp_path: Path) -> Iterator[Torchrun]:
+    launcher = Torchrun(tmp_path / "torchrun")
     yield launcher
     launcher.clean_up()
 

@@ -1,9 +1,7 @@
 """torchrun and ft-run behind one interface, so that the same test can be run with either."""
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,14 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
 
 from ft_run.tests.e2e.conftest import FT_RUN, TIMEOUT_S, Command
 from ft_run.tests.e2e.conftest import Launcher as Driver
 from ft_run.tests.harness import ports
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
-_IMAGE = Path(__file__).with_name("torchrun_image.py")
 _ENTER = """
 while [ "$1" ]; do mount --bind "$2" "$1"; shift 2; done
 [ -z "$2" ] || hostname "$2"
@@ -26,9 +22,6 @@ while [ "$1" ]; do mount --bind "$2" "$1"; shift 2; done
 shift 3
 exec "$@"
 """
-
-if TYPE_CHECKING:
-    Popen = subprocess.Popen[str]
 
 
 @dataclass(frozen=True)
@@ -78,15 +71,7 @@ class Launcher(Driver):
     ) -> Command:
         """Start the launcher with arguments; return at once."""
         self.given = self.environment(env)
-        command = self._launch(
-            [*map(str, args)], dict(self.given), surroundings or Surroundings(), stdin
-        )
-        self.commands.append(command)
-        return command
-
-    def _launch(
-        self, args: Sequence[str], env: dict[str, str], surroundings: Surroundings, stdin: str
-    ) -> Command:
+        surroundings = surroundings or Surroundings()
         program = [*self.program]
         if self.name in surroundings.prelude:
             program = [sys.executable, str(self._prelude(surroundings)), *program]
@@ -94,16 +79,18 @@ class Launcher(Driver):
             program = [*self._entered(surroundings), *program]
         with open(stdin) as source, _ignoring(surroundings.ignored):
             process = subprocess.Popen(
-                [*program, *args],
+                [*program, *map(str, args)],
                 stdin=source,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                env=env,
+                env=self.given,
                 cwd=self.folder,
             )
-        return Command(process)
+        command = Command(process)
+        self.commands.append(command)
+        return command
 
     def _entered(self, surroundings: Surroundings) -> list[str]:
         """Return the start of a command line that runs the rest in namespaces of its own."""
@@ -151,134 +138,13 @@ class FtRun(Launcher):
     program = (FT_RUN,)
 
 
-class TorchrunProgram(Launcher):
-    """The installed ``torchrun``, as a user starts it."""
+class Torchrun(Launcher):
+    """The installed ``torchrun``."""
 
     name = "torchrun"
     program = (TORCHRUN,)
-
-
-class Torchrun(Launcher):
-    """torchrun, forked from an image that has imported it."""
-
-    name = "torchrun"
-    gives_up_s = 5.0
-    """Long enough for whatever torchrun does by polling ten times a second."""
-
-    def __init__(self, folder: Path, image: "TorchrunImage") -> None:
-        super().__init__(folder)
-        self._fork_server = image
-
-    def again(self, folder: Path) -> "Torchrun":
-        """Return another one, with a folder of its own."""
-        return Torchrun(folder, self._fork_server)
-
-    def _launch(
-        self, args: Sequence[str], env: dict[str, str], surroundings: Surroundings, stdin: str
-    ) -> Command:
-        prelude = ""
-        if self.name in surroundings.prelude:
-            path = self.folder / "prelude.py"
-            path.write_text(surroundings.prelude[self.name])
-            prelude = str(path)
-        request = {
-            "argv": [TORCHRUN, *args],
-            "env": env,
-            "cwd": str(self.folder),
-            "ignored": surroundings.ignored,
-            "hostname": surroundings.hostname,
-            "network": surroundings.network,
-            "mounts": {
-                target: str(self.folder / source) for target, source in surroundings.mounts.items()
-            },
-            "prelude": prelude,
-        }
-        # It has what a Command uses of a Popen.
-        return Command(cast("Popen", self._fork_server.fork(request, stdin)))
-
-
-class Forked:
-    """A process forked by the image: the part of ``subprocess.Popen`` that tests use."""
-
-    def __init__(self, stdout: int, stderr: int) -> None:
-        self.stdout = open(stdout, errors="replace")  # noqa: SIM115 - a Command closes it
-        self.stderr = open(stderr, errors="replace")  # noqa: SIM115 - and this
-        self.pid = 0
-        self.returncode: int | None = None
-        self._changed = threading.Condition()
-
-    def heard(self, answer: Mapping[str, int]) -> None:
-        """Take note of what the image says about this process."""
-        with self._changed:
-            self.pid = answer["pid"]
-            self.returncode = answer.get("status")
-            self._changed.notify_all()
-
-    def started(self) -> None:
-        """Wait until the process exists."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.pid, TIMEOUT_S):
-                raise TimeoutError("the image of torchrun does not answer")
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.returncode is not None, timeout):
-                raise subprocess.TimeoutExpired("torchrun", timeout or 0.0)
-        assert self.returncode is not None
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
-class TorchrunImage:
-    """The process of ``torchrun_image.py``; it ends with this object, or with this process."""
-
-    def __init__(self) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # NumPy's OpenBLAS would start a thread for each further CPU: no process to fork from.
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, str(_IMAGE), str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=env,
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        self._forked: dict[int, Forked] = {}
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def fork(self, request: Mapping[str, object], stdin: str) -> Forked:
-        """Start a torchrun: ``argv env cwd ignored hostname network mounts prelude``."""
-        number = len(self._forked)
-        out_from, out_to = os.pipe()
-        err_from, err_to = os.pipe()
-        with open(stdin) as source:
-            forked = self._forked[number] = Forked(out_from, err_from)
-            message = json.dumps({"id": number, **request}).encode()
-            socket.send_fds(self._channel, [message], [source.fileno(), out_to, err_to])
-        os.close(out_to)
-        os.close(err_to)
-        forked.started()
-        return forked
-
-    def close(self) -> None:
-        """End it, and all that it has forked and that still runs."""
-        self._channel.shutdown(socket.SHUT_WR)
-        self._process.wait(TIMEOUT_S)
-        self._channel.close()
-
-    def _read(self) -> None:
-        while data := self._channel.recv(1 << 16):
-            answer: dict[str, Any] = json.loads(data)
-            self._forked[answer["id"]].heard(answer)
+    gives_up_s = 15.0
+    """Long enough for its start, and for whatever it does by polling ten times a second."""
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def of_row(row: Row, *sources: object) -> str:
     act = row.act and (inspect.getsource(row.act), inspect.getclosurevars(row.act).nonlocals)
     return digest(
         *(row.args, row.script, row.words, row.agents, sorted(row.env.items()), row.job_id),
-        *(row.program, around.hostname, around.network, sorted(around.mounts.values())),
+        *(around.hostname, around.network, sorted(around.mounts.values())),
         *(around.ignored, around.prelude.get("torchrun"), act, observation.PROBE, *sources),
     )
 

@@ -39,8 +39,6 @@ class Row:
     act: "Act | None" = None
     """What happens to the job."""
     job_id: str = ""
-    program: bool = False
-    """Run torchrun itself, not its image: what is read when torch is imported."""
     surroundings: Surroundings = field(default_factory=Surroundings)
     needs_root: bool = False
     since: str = ""

@@ -68,7 +68,7 @@ PREFIXES: Final = [
 ]  # fmt: skip
 
 LEVELS: Final = [
-    Row(f"LOGLEVEL={level}", "LOGLEVEL", "--standalone", env={"LOGLEVEL": level}, program=True)
+    Row(f"LOGLEVEL={level}", "LOGLEVEL", "--standalone", env={"LOGLEVEL": level})
     for level in ("DEBUG", "ERROR")
 ]
 

@@ -13,7 +13,7 @@ import pytest
 from ft_run import exit_codes
 from ft_run.tests.conformance import recordings
 from ft_run.tests.conformance.differences import ALWAYS, DIFFERENCES, TABLE
-from ft_run.tests.conformance.launchers import Launcher, Torchrun, TorchrunProgram
+from ft_run.tests.conformance.launchers import Launcher
 from ft_run.tests.conformance.observation import PROBE, Observation, observe
 from ft_run.tests.conformance.points import POINTS
 from ft_run.tests.conformance.row import Row
@@ -114,15 +114,9 @@ def by_torchrun(row: Row, request: pytest.FixtureRequest) -> Observation:
         recorded = recordings.replayed(recordings.load(row.name, of(row), row.since))
         if mode == "recorded":
             return recorded
-    if row.program:
-        reference: Launcher = TorchrunProgram(request.getfixturevalue("tmp_path") / "program")
-    else:
-        reference = request.getfixturevalue("torchrun")
-    try:
-        start(reference, row)
-        seen = finish(reference, row)
-    finally:
-        reference.clean_up()
+    torchrun = request.getfixturevalue("torchrun")
+    start(torchrun, row)
+    seen = finish(torchrun, row)
     if mode == "record":
         recordings.save(row.name, of(row), recordings.recorded_form(seen), row.since)
     elif recorded is not None:
@@ -205,22 +199,6 @@ def test_every_row_of_the_contract_is_covered() -> None:
     flags = {action.dest.replace("_", "-") for action in actions if action.option_strings}
     covered = {item for row in ROWS for item in row.covers.split()}
     assert not {*flags, *REQUIRED} - {"help"} - covered
-
-
-@pytest.mark.slow
-def test_the_image_is_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
-    """What the tests compare with is the same as what a user starts."""
-    for name in ("two GPUs, gpu", "flags by dashes", "one of two fails"):
-        row = next(row for row in ROWS if row.name == name)
-        folder = tmp_path / name
-        program, forked = TorchrunProgram(folder / "program"), torchrun.again(folder / "image")
-        try:
-            start(program, row)
-            start(forked, row)
-            assert not finish(program, row).differences(finish(forked, row))
-        finally:
-            program.clean_up()
-            forked.clean_up()
 
 
 def table_of(page: Path) -> list[str]:
