@@ -1,10 +1,8 @@
 """``--auto-config --dry-run`` in recorded environments, and the contradictions in them.
 
 ``recorded/`` holds what the programs have set, run as their names say. The rest is written down
-from documentation: Kubeflow Trainer v2 (its Torch plugin), Kubernetes (Indexed Jobs), JobSet
-(labels of pods), LeaderWorkerSet (``pkg/utils/pod``), SkyPilot ("environment variables"),
-SageMaker (training toolkit's ENVIRONMENT_VARIABLES.md), AWS Batch (mnp-env-vars), PRRTE (names of
-jobs), Slurm (man srun, "output environment variables"; topology_block.c, node_addr).
+from documentation: PRRTE (names of jobs), Slurm (man srun, "output environment variables";
+topology_block.c, node_addr), Kubernetes (Indexed Jobs).
 """
 
 import re
@@ -49,53 +47,12 @@ OPEN_MPI_5 = {
     "PMIX_RANK": "1",
 }
 PMIX = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prun-7@1", "PMIX_SERVER_URI41": "prun@0;tcp4://h:1"}
-KUBEFLOW = {
-    "PET_NNODES": "2",
-    "PET_NPROC_PER_NODE": "auto",
-    "PET_NODE_RANK": "1",
-    "PET_MASTER_ADDR": "digits-node-0-0.digits",
-    "PET_MASTER_PORT": "29400",
-    "JOB_COMPLETION_INDEX": "1",
-}
 INDEXED_JOB = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "digits-1"}
-JOB_SET = {
-    "JOB_COMPLETION_INDEX": "1",
-    "JOBSET_NAME": "digits",
-    "JOBSET_REPLICATEDJOB_NAME": "node",
-    "JOBSET_REPLICATEDJOB_REPLICAS": "1",
-    "JOBSET_RESTART_ATTEMPT": "0",
-}
-LEADER_WORKER_SET = {
-    "LWS_LEADER_ADDRESS": "digits-0.digits.default",
-    "LWS_GROUP_SIZE": "4",
-    "LWS_WORKER_INDEX": "3",
-}
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.7",
     "SKYPILOT_NUM_NODES": "2",
     "SKYPILOT_NODE_RANK": "1",
-    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
-    "SKYPILOT_TASK_ID": "sky-2026-11-22-10-00-00-000000_train_1",
 }
-SAGEMAKER = {
-    "SM_HOSTS": '["algo-1","algo-2"]',
-    "SM_CURRENT_HOST": "algo-2",
-    "SM_NUM_GPUS": "8",
-    "TRAINING_JOB_NAME": "digits-2026-11-22",
-}
-BATCH_CHILD = {
-    "AWS_BATCH_JOB_ID": "0c1f1d3e-2a#1",
-    "AWS_BATCH_JOB_ATTEMPT": "1",
-    "AWS_BATCH_JOB_NUM_NODES": "2",
-    "AWS_BATCH_JOB_NODE_INDEX": "1",
-    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
-    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.4",
-}
-BATCH_MAIN = {
-    name: value
-    for name, value in BATCH_CHILD.items()
-    if name != "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
-} | {"AWS_BATCH_JOB_ID": "0c1f1d3e-2a#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
 
 COMMANDS = [
     # what the environment is, flags, what --dry-run prints between ft-run and the script; there
@@ -143,42 +100,14 @@ COMMANDS = [
      "--nnodes=2 --rdzv-endpoint=gpu001 --node-rank=1"),
     (PMIX, "--nnodes=2 --rdzv-endpoint=gpu001",
      "--nnodes=2 --rdzv-endpoint=gpu001 --rdzv-id=prun-7@1 --node-rank=1"),
-    (KUBEFLOW, "",
-     "--nnodes=2 --rdzv-id=digits --node-rank=1 --master-addr=digits-node-0-0.digits"
-     " --master-port=29400"),
     (INDEXED_JOB, "--nnodes=2",
      "--nnodes=2 --rdzv-endpoint=digits-0.digits.default.svc.cluster.local:29400"
      " --rdzv-id=digits --node-rank=1"),
-    (JOB_SET, "--nnodes=2",
-     "--nnodes=2 --rdzv-endpoint=digits-node-0-0.digits:29400 --rdzv-id=digits --node-rank=1"),
     (INDEXED_JOB, "--nnodes=2:3",
      "--nnodes=2:3 --rdzv-endpoint=digits-[0-2].digits.default.svc.cluster.local:29400"
      " --rdzv-id=digits --node-rank=1"),
     (INDEXED_JOB, "--nnodes=3 --rdzv-endpoint=digits-0.digits",
      "--nnodes=3 --rdzv-endpoint=digits-0.digits --rdzv-id=digits --node-rank=1"),
-    (JOB_SET, "--nnodes=4",
-     "--nnodes=4 --rdzv-endpoint=digits-node-0-[0-2].digits:29400 --rdzv-id=digits"
-     " --node-rank=1"),
-    # Each of the two Jobs may have fewer pods than three.
-    (JOB_SET | {"JOBSET_RESTART_ATTEMPT": "3", "JOBSET_REPLICATEDJOB_REPLICAS": "2"}, "--nnodes=4",
-     "--nnodes=4 --rdzv-endpoint=digits-node-0-0.digits:29400 --rdzv-id=digits-r3"),
-    (LEADER_WORKER_SET, "",
-     "--nnodes=4 --rdzv-endpoint=digits-0.digits.default:29400,digits-0-1.digits.default:29400,"
-     "digits-0-2.digits.default:29400 --rdzv-id=digits-0 --node-rank=3"),
-    (SKYPILOT, "",
-     "--nproc-per-node=8 --nnodes=2 --rdzv-endpoint=10.0.0.4:29400"
-     " --rdzv-id=sky-2026-11-22-10-00-00-000000_train_1 --node-rank=1"),
-    (SKYPILOT | {"SKYPILOT_NUM_NODES": "", "SKYPILOT_NODE_IPS": "fd00::1\nfd00::2",
-                 "SKYPILOT_NUM_GPUS_PER_NODE": "0", "SKYPILOT_TASK_ID": "t"}, "",
-     "--nnodes=2 '--rdzv-endpoint=[fd00::1]:29400' --rdzv-id=t --node-rank=1"),
-    (SAGEMAKER, "",
-     "--nproc-per-node=8 --nnodes=2 --rdzv-endpoint=algo-1:29400 --rdzv-id=digits-2026-11-22"
-     " --node-rank=1"),
-    (BATCH_CHILD, "",
-     "--nnodes=2 --rdzv-endpoint=10.0.0.4:29400 --rdzv-id=0c1f1d3e-2a --node-rank=1"),
-    (BATCH_MAIN | {"AWS_BATCH_JOB_ATTEMPT": "3"}, "",
-     "--nnodes=2 --rdzv-endpoint=digits-1.digits.default.svc.cluster.local:29400"
-     " --rdzv-id=0c1f1d3e-2a-r2 --node-rank=0"),
     ({}, "--standalone", "--standalone"),
 ]  # fmt: skip
 
@@ -220,17 +149,6 @@ REFUSALS = [
      " expected --nnodes N or PET_NNODES=N"),
     (INDEXED_JOB, "", "the pods of an Indexed Job have no variable with their number; expected"
      " --nnodes N or PET_NNODES=N"),
-    (JOB_SET, "", "the pods of a JobSet have no variable with their number"),
-    (LEADER_WORKER_SET | {"LWS_WORKER_INDEX": "4"}, "",
-     "LWS_WORKER_INDEX is 4, but LWS_GROUP_SIZE is 4, and the last rank is 3"),
-    (SKYPILOT | {"SKYPILOT_NUM_NODES": "3"}, "",
-     "SKYPILOT_NUM_NODES is 3, but SKYPILOT_NODE_IPS has 2 hosts"),
-    (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "",
-     'SM_CURRENT_HOST is algo-3, but SM_HOSTS is ["algo-1","algo-2"]'),
-    (SAGEMAKER | {"SM_HOSTS": "algo-1"},
-     "", "invalid value 'algo-1' for SM_HOSTS: expected a JSON list"),
-    (BATCH_CHILD | {"AWS_BATCH_JOB_NODE_INDEX": "2"}, "",
-     "AWS_BATCH_JOB_NODE_INDEX is 2, but AWS_BATCH_JOB_NUM_NODES is 2"),
     (SLURM | SKYPILOT, "", "SLURM_STEP_NUM_NODES is 3, but SKYPILOT_NUM_NODES is 2; expected"
      " --nnodes 3 or --nnodes 2."),
     (SLURM, "--nnodes=2 --standalone", "--standalone is for one node"),
@@ -313,14 +231,7 @@ def test_a_pod_without_a_service_cannot_be_found(
         parse(["--auto-config", "--nnodes=2", script], INDEXED_JOB)
 
 
-def test_a_wrong_value_of_an_environment_names_its_variable(script: str) -> None:
-    wrong = LEADER_WORKER_SET | {"LWS_LEADER_ADDRESS": "a b", "LWS_WORKER_INDEX": "1"}
-    wrong["LWS_GROUP_SIZE"] = "2"
-    with pytest.raises(UsageError, match="invalid value 'a b:29400' for LWS_LEADER_ADDRESS"):
-        parse(["--auto-config", script], wrong)
-
-
-@pytest.mark.parametrize("environ", [SLURM, OPEN_MPI, HYDRA, LEADER_WORKER_SET, SKYPILOT])
+@pytest.mark.parametrize("environ", [SLURM, OPEN_MPI, HYDRA, SKYPILOT])
 def test_without_the_flag_a_line_suggests_it_and_nothing_is_taken(
     environ: dict[str, str], script: str
 ) -> None:

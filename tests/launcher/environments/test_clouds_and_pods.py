@@ -90,8 +90,6 @@ COMMANDS = [
     # what the environment is, flags, what --dry-run prints between ft-run and the script
     (skypilot(0, "10.0.0.4", "10.0.0.7"), "",
      f"--nproc-per-node=8 --nnodes=2 --rdzv-endpoint=10.0.0.4:29400 {SKY_ID} --node-rank=0"),
-    (skypilot(1, "10.0.0.4", "10.0.0.7", gpus="0"), "",
-     f"--nproc-per-node=auto --nnodes=2 --rdzv-endpoint=10.0.0.4:29400 {SKY_ID} --node-rank=1"),
     (skypilot(3, "10.0.0.4", "10.0.0.7", "fd00::3", "fd00::4"), "",
      "--nproc-per-node=8 --nnodes=4 '--rdzv-endpoint=10.0.0.4:29400,10.0.0.7:29400,[fd00::3]:29400'"
      f" {SKY_ID} --node-rank=3"),
@@ -102,16 +100,10 @@ COMMANDS = [
     (leader_worker_set(0, 2), "",
      "--nproc-per-node=auto --nnodes=2 --rdzv-endpoint=digits-0.digits.default:29400"
      " --rdzv-id=digits-0 --node-rank=0"),
-    (leader_worker_set(1, 2, group=3), "--nproc-per-node=gpu",
-     "--nproc-per-node=gpu --nnodes=2 --rdzv-endpoint=digits-3.digits.default:29400"
-     " --rdzv-id=digits-3 --node-rank=1"),
     (leader_worker_set(4, 5, group=3), "",
      "--nproc-per-node=auto --nnodes=5 --rdzv-endpoint=digits-3.digits.default:29400,"
      "digits-3-1.digits.default:29400,digits-3-2.digits.default:29400 --rdzv-id=digits-3"
      " --node-rank=4"),
-    (leader_worker_set(2, 3), "--rdzv-endpoint=digits-0.digits",
-     "--nproc-per-node=auto --nnodes=3 --rdzv-endpoint=digits-0.digits --rdzv-id=digits-0"
-     " --node-rank=2"),
     (leader_worker_set(2, 3) | {"LWS_GROUP_SIZE": ""}, "--nnodes=3",
      "--nproc-per-node=auto --nnodes=3 --rdzv-endpoint=digits-0.digits.default:29400"
      " --rdzv-id=digits-0 --node-rank=2"),
@@ -121,20 +113,19 @@ COMMANDS = [
      f"--nproc-per-node=auto --nnodes=2 --rdzv-endpoint={POD} --rdzv-id=digits --node-rank=0"),
     (job_set(1, attempt="2"), "--nnodes=2",
      f"--nproc-per-node=auto --nnodes=2 --rdzv-endpoint={POD} --rdzv-id=digits-r2 --node-rank=1"),
-    (job_set(0), "--nnodes=1", "--nproc-per-node=auto --nnodes=1 --rdzv-id=digits"),
     (job_set(1) | {"PET_NNODES": "2"}, "",
      f"--nproc-per-node=auto --nnodes=2 --rdzv-endpoint={POD} --rdzv-id=digits --node-rank=1"),
-    (job_set(1), "--nnodes=1:2",
-     f"--nproc-per-node=auto --nnodes=1:2 --rdzv-endpoint={POD} --rdzv-id=digits --node-rank=1"),
+    (job_set(1), "--nnodes=1:4",
+     f"--nproc-per-node=auto --nnodes=1:4 --rdzv-endpoint={POD},{POD.replace('-0.', '-1.')},"
+     f"{POD.replace('-0.', '-2.')} --rdzv-id=digits --node-rank=1"),
+    # Each of the two Jobs may have fewer pods than three.
+    (job_set(1, JOBSET_REPLICATEDJOB_REPLICAS="2"), "--nnodes=4",
+     f"--nproc-per-node=auto --nnodes=4 --rdzv-endpoint={POD} --rdzv-id=digits"),
 
     (train_job(0), "",
      f"--nproc-per-node=auto --nnodes=2 --rdzv-id=digits-node-0 --node-rank=0 {ADDRESSED}"),
-    (train_job(1, workers="4"), "",
-     f"--nproc-per-node=4 --nnodes=2 --rdzv-id=digits-node-0 --node-rank=1 {ADDRESSED}"),
     (train_job(1, nodes="1:2", workers="gpu"), "",
      f"--nproc-per-node=gpu --nnodes=1:2 --rdzv-id=digits-node-0 --node-rank=1 {ADDRESSED}"),
-    (train_job(0, nodes="1", workers="cpu"), "",
-     f"--nproc-per-node=cpu --nnodes=1 --rdzv-id=digits-node-0 --node-rank=0 {ADDRESSED}"),
 
     (sagemaker(1, 2), "",
      "--nproc-per-node=8 --nnodes=2 --rdzv-endpoint=algo-1:29400 --rdzv-id=digits-2026-11-22"
@@ -145,10 +136,6 @@ COMMANDS = [
     (sagemaker(2, 3), "",
      "--nproc-per-node=8 --nnodes=3 --rdzv-endpoint=algo-1:29400,algo-2:29400,algo-3:29400"
      " --rdzv-id=digits-2026-11-22 --node-rank=1"),
-    (sagemaker(1, 1), "", "--nproc-per-node=8 --nnodes=1 --rdzv-id=digits-2026-11-22"),
-    (sagemaker(1, 2, gpus="0", SM_NUM_NEURONS="2"), "--nproc-per-node=2",
-     "--nproc-per-node=2 --nnodes=2 --rdzv-endpoint=algo-1:29400 --rdzv-id=digits-2026-11-22"
-     " --node-rank=0"),
 
     (aws_batch(1, 2), "",
      f"--nproc-per-node=auto --nnodes=2 --rdzv-endpoint=10.0.0.4:29400 {BATCH_ID} --node-rank=1"),
@@ -156,8 +143,6 @@ COMMANDS = [
      f"--nproc-per-node=auto --nnodes=2 --rdzv-endpoint=own.name:29400 {BATCH_ID} --node-rank=0"),
     (aws_batch(0, 3, main=2, attempt="2"), "--nproc-per-node=8",
      f"--nproc-per-node=8 --nnodes=3 --rdzv-endpoint=10.0.0.4:29400 {BATCH_ID}-r1 --node-rank=0"),
-    (aws_batch(2, 3, main=2), "",
-     f"--nproc-per-node=auto --nnodes=3 --rdzv-endpoint=own.name:29400 {BATCH_ID} --node-rank=2"),
     (aws_batch(0, 1), "", f"--nproc-per-node=auto --nnodes=1 {BATCH_ID}"),
 ]  # fmt: skip
 
@@ -168,6 +153,10 @@ REFUSALS = [
     (skypilot(0,
      "10.0.0.4", gpus="all"), "invalid value 'all' for SKYPILOT_NUM_GPUS_PER_NODE: expected a"),
     (leader_worker_set(0, 0), "invalid value '0' for LWS_GROUP_SIZE: expected a whole number >= 1"),
+    (leader_worker_set(0, 2) | {"LWS_LEADER_ADDRESS": "a b"},
+     "invalid value 'a b:29400' for LWS_LEADER_ADDRESS"),
+    (skypilot(0, "10.0.0.4") | {"SKYPILOT_NUM_NODES": "3"},
+     "SKYPILOT_NUM_NODES is 3, but SKYPILOT_NODE_IPS has 1 host"),
     (job_set(0), "the pods of a JobSet have no variable with their number; expected --nnodes N"),
     (job_set(1, PET_NNODES="2", JOBSET_REPLICATEDJOB_NAME=""),
      "--auto-config found no endpoint in JobSet; expected"),
@@ -178,9 +167,12 @@ REFUSALS = [
     (train_job(0, nodes="two"), "invalid value 'two' for PET_NNODES"),
     (sagemaker(1, 0),
      'invalid value \'[]\' for SM_HOSTS: expected a JSON list of hosts, e.g. ["algo-1"'),
+    (sagemaker(1, 2) | {"SM_HOSTS": "algo-1"}, "invalid value 'algo-1' for SM_HOSTS"),
     (sagemaker(3, 2), "SM_CURRENT_HOST is algo-3, but SM_HOSTS is"),
     (aws_batch(0, 2, main=1) | {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": ""},
      "--auto-config found no endpoint in AWS Batch"),
+    (leader_worker_set(4, 4), "LWS_WORKER_INDEX is 4, but LWS_GROUP_SIZE is 4"),
+    (aws_batch(2, 2), "AWS_BATCH_JOB_NODE_INDEX is 2, but AWS_BATCH_JOB_NUM_NODES is 2"),
     (aws_batch(0, 2, attempt="0"),
      "invalid value '0' for AWS_BATCH_JOB_ATTEMPT: expected a whole number"),
 ]  # fmt: skip
