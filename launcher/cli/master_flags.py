@@ -6,30 +6,11 @@ from ...rendezvous.protocol.timeouts import CONF_KEYS, NO_TIMEOUTS_GIVEN, Timeou
 from ...rendezvous.trust.source import TrustOptions
 from ...values import dataclass
 from ..flags import stream_values, values
-from ..flags.flag import Heading, flags_of, option
+from ..flags.flag import Heading, flags_of
 from .command_line import CommandLine, HelpText
 from .security_flags import security_flags
 
 _OPTIONS = Heading("Options")
-_ENDPOINT = _OPTIONS(
-    "--rdzv-endpoint HOST[:PORT]",
-    "Address of the master, instead of the argument.",
-    values.endpoint,
-)
-_JOB = _OPTIONS(
-    "--job JOB",
-    "ID of a job on this host, or process ID of its ft-run, instead of the argument.",
-)
-_JSON = _OPTIONS("--json", "Print JSON instead of text.")
-
-
-def _timeout_option(default_s: float) -> float:
-    return _OPTIONS.option(
-        default_s,
-        "--timeout DURATION",
-        f"How long to wait for the master's answer (default: {default_s:g}s).",
-        values.seconds_above_zero,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +54,50 @@ class MasterOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusOptions:
-    """The options of ``ft-run status``."""
+class JobOptions:
+    """Which job a command is about, and how its master is asked."""
 
-    endpoint: Endpoint | None = option(None, _ENDPOINT)
+    endpoint: Endpoint | None = _OPTIONS.option(
+        None,
+        "--rdzv-endpoint HOST[:PORT]",
+        "Address of the master, instead of the argument.",
+        values.endpoint,
+    )
     """None, and no job: the jobs of this host."""
-    job: str = option("", _JOB)
+    job: str = _OPTIONS.option(
+        "",
+        "--job JOB",
+        "ID of a job on this host, or process ID of its ft-run, instead of the argument.",
+    )
     may_be_job: str = ""
     """The argument, if it is also the id of a job or a process; the job precedes the endpoint."""
-    watch: bool = _OPTIONS.option(
-        False, "--watch", "Show the job live, until it ends or q is pressed. Needs a terminal."
+    json: bool = _OPTIONS.option(False, "--json", "Print JSON instead of text.")
+    timeout_s: float = _OPTIONS.option(
+        10.0,
+        "--timeout DURATION",
+        "How long to wait for the master's answer (default: 10s).",
+        values.seconds_above_zero,
     )
-    json: bool = option(False, _JSON)
-    timeout_s: float = _timeout_option(5.0)
-    """How long to wait for the master's answer."""
     trust: TrustOptions | None = None
     """How connections are secured; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
-class StacksOptions:
+class StatusOptions(JobOptions):
+    """The options of ``ft-run status``."""
+
+    watch: bool = _OPTIONS.option(
+        False, "--watch", "Show the job live, until it ends or q is pressed. Needs a terminal."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StacksOptions(JobOptions):
     """The options of ``ft-run stacks``."""
 
-    endpoint: Endpoint | None = option(None, _ENDPOINT)
-    """None, and no job: the only job of this host."""
-    job: str = option("", _JOB)
-    may_be_job: str = ""
-    """As in ``StatusOptions``."""
-    json: bool = option(False, _JSON)
-    timeout_s: float = _timeout_option(10.0)
-    """How long to wait for the master's answer."""
     ranks: tuple[int, ...] = _OPTIONS.option(
         (), "--rank R,...", "Ranks to show, e.g. 0,17 (default: all).", stream_values.ranks
     )
-    trust: TrustOptions | None = None
-    """How connections are secured; None: plain text."""
 
 
 def master_command() -> CommandLine:

@@ -1,5 +1,6 @@
-"""Requests to a master: the common part of ``ft-run status`` and ``ft-run stacks``."""
+"""Requests to a master by gRPC."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import RefusedError, RendezvousError
@@ -9,7 +10,11 @@ from ..reporting.status_answer import status_dict
 
 
 class MasterCalls:
-    """A connection to a master; use it with ``async with``."""
+    """A connection to a master; use it with ``async with``.
+
+    Its methods raise ``RendezvousError`` if no master answers at the endpoint, and ``RefusedError``
+    if the master does not trust this process, or this process the master.
+    """
 
     def __init__(self, endpoint: Endpoint, trust: TrustOptions | None, timeout_s: float) -> None:
         """Take where the master is.
@@ -31,13 +36,36 @@ class MasterCalls:
 
     async def __aexit__(self, *_: object) -> None:
         """Disconnect."""
-        await self.close()
-
-    async def close(self) -> None:
-        """Disconnect."""
         await self._channel.close()
 
-    async def ask(self, method: str, request: Any, reply: Any, *, is_patient: bool = False) -> Any:
+    async def status(self) -> dict[str, Any]:
+        """Return the status of the job, as ``status_dict`` does."""
+        return await self._status(until_end=False)
+
+    async def ended(self) -> dict[str, Any]:
+        """Wait for the end of the job; return the last status."""
+        return await self._status(until_end=True)
+
+    async def _status(self, *, until_end: bool) -> dict[str, Any]:
+        from ...protos import rendezvous_pb2 as pb
+
+        request = pb.StatusRequest(until_end=until_end)
+        return as_status(await self._ask("Status", request, pb.StatusReply, is_patient=until_end))
+
+    async def stacks(self, ranks: Sequence[int]) -> dict[str, Any]:
+        """Return the stacks of ranks, of all if none is named, with ``lines``."""
+        from ...protos import rendezvous_pb2 as pb
+        from ...rendezvous.protocol.stacks import RankStack
+        from ...rendezvous.transport.codec import from_part
+        from ..reporting.stack_answer import stacks_dict, stacks_lines
+
+        reply = await self._ask("Stacks", pb.StacksRequest(ranks=ranks), pb.StacksReply)
+        groups = [(tuple(one.ranks), from_part(RankStack, one.stack)) for one in reply.groups]
+        silent = list(reply.silent)
+        answer = stacks_dict(reply.round, groups, silent)
+        return answer | {"lines": list(stacks_lines(groups, silent))}
+
+    async def _ask(self, method: str, request: Any, reply: Any, *, is_patient: bool = False) -> Any:
         """Return the master's answer.
 
         Args:
@@ -45,10 +73,6 @@ class MasterCalls:
             request: the request message.
             reply: the class of the answer.
             is_patient: the answer may take any time.
-
-        Raises:
-            RendezvousError: no master answers at the endpoint.
-            RefusedError: the master does not trust this process, or this process the master.
         """
         import grpc.aio
 
@@ -77,21 +101,6 @@ class MasterCalls:
                 f"no ft-run master answers at {endpoint} ({in_words(error)}); check the "
                 "endpoint, and that the job is still running."
             ) from error
-
-    async def status(self, *, until_end: bool = False) -> dict[str, Any]:
-        """Return the status of the job, as ``status_dict`` does; raises as ``ask``.
-
-        Args:
-            until_end: the master answers only when the job has ended.
-        """
-        from ...protos import rendezvous_pb2 as pb
-
-        request = pb.StatusRequest(until_end=until_end)
-        return as_status(await self.ask("Status", request, pb.StatusReply, is_patient=until_end))
-
-    async def ended(self) -> dict[str, Any]:
-        """Wait for the end of the job; return the last status; raises as ``ask``."""
-        return await self.status(until_end=True)
 
 
 def as_status(reply: Any) -> dict[str, Any]:

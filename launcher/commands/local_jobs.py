@@ -126,6 +126,44 @@ class LocalJob:
             connection.close()
 
 
+class LocalCalls:
+    """Requests to the agent with the master of a job, with the methods of ``MasterCalls``.
+
+    They raise ``RendezvousError`` if it is gone or does not answer in time.
+    """
+
+    def __init__(self, job: LocalJob, timeout_s: float) -> None:
+        self._job, self._timeout_s = job, timeout_s
+
+    async def __aenter__(self) -> "LocalCalls":
+        """Connect, to receive the end of the job."""
+        try:
+            self._news = await connect(self._job.path)
+        except OSError as error:
+            raise RendezvousError("the ft-run of the job has ended.") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Disconnect."""
+        self._news.close()
+
+    async def status(self) -> dict[str, Any]:
+        """Return the status of the job."""
+        return dict((await self._job.ask(self._timeout_s, ask="status"))["status"])
+
+    async def ended(self) -> dict[str, Any] | None:
+        """Wait for the end of the job; return the last status, or None if its agent was killed."""
+        try:
+            return dict((await self._news.receive())["status"])
+        except RendezvousError:
+            return None
+
+    async def stacks(self, ranks: Sequence[int]) -> dict[str, Any]:
+        """Return the stacks of ranks, with ``lines``."""
+        found = await self._job.ask(self._timeout_s, ask="stacks", ranks=[*ranks])
+        return dict(found["stacks"])
+
+
 async def find_jobs() -> list[LocalJob]:
     """Return the agents of this user on this host; remove the sockets of dead ones."""
     paths = [path for folder in user_folders() for path in folder.glob(f"*{SOCKET_SUFFIX}")]

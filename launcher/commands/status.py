@@ -7,12 +7,11 @@ import sys
 from typing import Any
 
 from ... import exit_codes
-from ...errors import RendezvousError
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
 from ..reporting.standard_output import standard_output
 from ..reporting.status_lines import data_waits, is_spare, pace, ranks, status_lines
-from .asking import MasterCalls
+from .job_list import print_jobs
 from .targets import Target, find_target, one_target
 
 _UNFOLDED = 10_000
@@ -36,14 +35,14 @@ async def _show(options: StatusOptions) -> int:
         require_terminal()
         return await watch(await one_target(options), options)
     target = await find_target(options)
-    is_list = target.is_list
-    status = {} if is_list else await ask_status(target, options)
+    is_list, status = target.is_list, {}
+    if not is_list:
+        async with target.calls(options) as calls:
+            status = await calls.status()
     with standard_output():
         if options.json:
             print(json.dumps(_with_jobs(status, target, options), indent=2))
         elif is_list:
-            from .job_list import print_jobs
-
             print_jobs(target.jobs)
         else:
             _print_table(status)
@@ -55,23 +54,6 @@ def _with_jobs(status: dict[str, Any], target: Target, options: StatusOptions) -
     if options.endpoint is not None or options.job:
         return status
     return status | {"jobs": [job.as_dict() for job in target.jobs]}
-
-
-async def ask_status(target: Target, options: StatusOptions) -> dict[str, Any]:
-    """Return the status of a job, as ``status_dict`` does.
-
-    Raises:
-        RendezvousError: it does not answer.
-    """
-    if target.job is not None:
-        answer = await target.job.ask(options.timeout_s, ask="status")
-        return dict(answer["status"])
-    assert target.endpoint is not None
-    try:
-        async with MasterCalls(target.endpoint, options.trust, options.timeout_s) as master:
-            return await master.status()
-    except RendezvousError as error:
-        raise target.not_found(error) from error
 
 
 def _print_table(status: dict[str, Any]) -> None:

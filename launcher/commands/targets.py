@@ -1,16 +1,18 @@
 """Which job ``ft-run status`` and ``ft-run stacks`` are about: on this host, or anywhere."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from ... import defaults
 from ...errors import RendezvousError, UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...values import dataclass
-from ..cli.master_flags import StacksOptions, StatusOptions
+from ..cli.master_flags import JobOptions
 from ..flags.values import shown
 from ..reporting.standard_output import standard_output
+from .asking import MasterCalls
 from .job_list import print_jobs
-from .local_jobs import LocalJob, distinct, find_jobs, named
+from .local_jobs import LocalCalls, LocalJob, distinct, find_jobs, named
 
 _DEFAULT = Endpoint("localhost", defaults.ENDPOINT_PORT)
 
@@ -32,17 +34,33 @@ class Target:
         """Whether there are several jobs to choose from."""
         return self.job is None and self.endpoint is None
 
-    def not_found(self, error: RendezvousError) -> RendezvousError:
-        """Return the error for the user, if the target does not answer."""
-        if not self.is_guess:
-            return error
-        return RendezvousError(
-            "no job of this user runs on this host, and no ft-run master answers at"
-            f" {self.endpoint}; expected HOST[:PORT], the --rdzv-endpoint of a job."
-        )
+    @asynccontextmanager
+    async def calls(self, options: JobOptions) -> AsyncIterator[LocalCalls | MasterCalls]:
+        """Connect to the master of the job.
+
+        Raises:
+            RendezvousError: the job does not answer.
+            RefusedError: the master does not trust this process, or this process the master.
+            UsageError: the token or a certificate cannot be used.
+        """
+        try:
+            if self.job is not None:
+                async with LocalCalls(self.job, options.timeout_s) as local:
+                    yield local
+                return
+            assert self.endpoint is not None
+            async with MasterCalls(self.endpoint, options.trust, options.timeout_s) as master:
+                yield master
+        except RendezvousError as error:
+            if not self.is_guess:
+                raise
+            raise RendezvousError(
+                "no job of this user runs on this host, and no ft-run master answers at"
+                f" {self.endpoint}; expected HOST[:PORT], the --rdzv-endpoint of a job."
+            ) from error
 
 
-async def find_target(options: StatusOptions | StacksOptions) -> Target:
+async def find_target(options: JobOptions) -> Target:
     """Find the job that the options name, or the jobs of this host.
 
     Raises:
@@ -70,7 +88,7 @@ async def find_target(options: StatusOptions | StacksOptions) -> Target:
     return _target_of(only[0], jobs)
 
 
-async def one_target(options: StatusOptions | StacksOptions) -> Target:
+async def one_target(options: JobOptions) -> Target:
     """Find the only job that the options can mean; list the jobs if there are several.
 
     Raises:

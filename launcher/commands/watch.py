@@ -12,8 +12,9 @@ from ...errors import RendezvousError, UsageError
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
 from ..reporting.status_lines import furthest_worker, status_lines
+from .asking import MasterCalls
+from .local_jobs import LocalCalls
 from .targets import Target
-from .watch_sources import Source, source_of
 
 if TYPE_CHECKING:
     from ..reporting.full_screen import FullScreen
@@ -50,16 +51,13 @@ async def watch(target: Target, options: StatusOptions) -> int:
         RefusedError: the master does not trust this process.
         UsageError: the token or a certificate cannot be used.
     """
-    source = await source_of(target, options)
-    try:
-        job = _Watched(source)
+    async with target.calls(options) as calls:
+        job = _Watched(calls)
         await job.ask()
         if not job.over.done():
             from ..reporting.full_screen import FullScreen  # rich is slow to load
 
             await _show(job, FullScreen())
-    finally:
-        await source.close()
     for line in job.last_lines():
         print(printable(line))
     return job.over.result()
@@ -68,8 +66,8 @@ async def watch(target: Target, options: StatusOptions) -> int:
 class _Watched:
     """A job: its status, how well it answers, and whether it is over."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, calls: LocalCalls | MasterCalls) -> None:
+        self._calls = calls
         self.status: dict[str, Any] = {}
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The exit status, when there is nothing more to show."""
@@ -83,10 +81,10 @@ class _Watched:
         self._is_lost = False
 
     async def ask(self) -> None:
-        """Request the status; raises as ``Source.status``."""
+        """Request the status; raises as ``MasterCalls.status``."""
         self._asked_at = time.monotonic()
         try:
-            self._take(await self._source.status())
+            self._take(await self._calls.status())
         finally:
             self._took_s, self._asked_at = time.monotonic() - self._asked_at, None
 
@@ -105,7 +103,7 @@ class _Watched:
         """Wait for the end of the job."""
         while True:
             try:
-                last = await self._source.ended()
+                last = await self._calls.ended()
             except RendezvousError:
                 self._is_lost = True
             else:
