@@ -3,7 +3,6 @@
 from typing import Final
 
 # The contract of torchrun.
-NNODES: Final = "1:1"
 NPROC_PER_NODE: Final = "1"
 JOB_ID: Final = "none"
 ROLE: Final = "default"

@@ -151,11 +151,14 @@ class Ladder:
         return remaining_s >= starts * self._restart_s + self._last_meetings_s
 
     def _limit_s(self, step: Step, remaining_s: float) -> float:
-        """Return the time limit of a step."""
+        """Return the time limit of a step; for a single node, all that is left."""
+        is_alone = len(self._results.nodes) == 1
         if step.phase is Phase.FACTS:
             # Whether there are GPUs is not yet known: if there are none, less time is left.
             known_s = self._timeout_s if self._has_gpus else defaults.CHECK_TIMEOUT_S
-            return (self._spec.timeout_s or known_s) * _SHARES[step.phase]
+            return (self._spec.timeout_s or known_s) * (1.0 if is_alone else _SHARES[step.phase])
+        if is_alone:
+            return remaining_s
         share_s = self._timeout_s * _SHARES[step.phase]
         if step.phase is Phase.SOLO:
             # After meetings, it must not use up the time of the others.

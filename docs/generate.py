@@ -195,9 +195,9 @@ def _flags() -> str:
     parts = []
     for name, line in command_lines().items():
         parts.append(f"\n## {line.name}\n")
-        for group in _groups(line):
-            parts.append("\n" if name else f"\n### {group}\n\n")
-            flags = [flag for flag in line.flags if flag.group == group]
+        for group in [""] if name else _groups(line):
+            parts.append(f"\n### {group}\n\n" if group else "\n")
+            flags = [flag for flag in line.flags if group in ("", flag.group)]
             rows = [_row(flag, is_launch=not name) for flag in flags]
             parts.append(_table([("flag", "meaning", "also in"), *rows]))
     return "".join(parts) + "\n"

@@ -4,26 +4,13 @@ from .event import Event, Severity
 
 
 class ChecksProgressed(Event):
-    """Progress of the checks; ``is_alone``: of ``ft-run check`` on one node."""
+    """Progress of the checks."""
 
     progress: str
-    is_alone: bool = False
 
     name = "checks.progressed"
     severity = Severity.DEBUG
-
-    def __str__(self) -> str:
-        return f"{'check' if self.is_alone else 'checks'}: {self.progress}"
-
-
-class CheckSignalled(Event):
-    """A signal ends ``ft-run check``."""
-
-    signal: str
-
-    name = "check.signalled"
-    severity = Severity.WARNING
-    line = "check: received {signal}, exiting"
+    line = "checks: {progress}"
 
 
 class NodeJudged(Event):

@@ -97,10 +97,6 @@ def _run(options: "Options") -> int:
         return run_hosts(options)
     with loading():
         import_asyncio()
-    if isinstance(options, LaunchOptions) and options.is_check_of_one:
-        from .commands.check import run_check
-
-        return run_check(options)
     if isinstance(options, LaunchOptions):
         with loading():
             from .commands.launch import launch

@@ -281,6 +281,7 @@ class LaunchOptions:
         "Time from SIGTERM to SIGKILL when workers are stopped (default:"
         f" {defaults.SHUTDOWN_TIMEOUT_S:g}s, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT).",
         values.seconds,
+        variable="TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     )
     save_on_exit: bool = option(
         True,
@@ -360,11 +361,6 @@ class LaunchOptions:
     def only_checks(self) -> bool:
         """Whether the job ends after the checks: no worker trains."""
         return self.checks is not None and self.checks.spec.only
-
-    @property
-    def is_check_of_one(self) -> bool:
-        """Whether this node is checked by itself: there is no master."""
-        return self.only_checks and self.rendezvous.endpoint is None
 
     def job_spec(self) -> JobSpec:
         """Return the options that must be the same on all nodes of the job: its fields."""

@@ -1,20 +1,18 @@
 """The command line of ``ft-run check``: a job that only checks its nodes."""
 
+import os
 from collections.abc import Mapping, Sequence
 
-from ... import defaults
-from ...errors import UsageError
 from ...values import replace
-from ..flags.flag import Flag, Heading, flags_of
+from ..flags.flag import flags_of
 from ..flags.headings import CHECKS
-from ..flags.values import shown
 from ..log_options import LogOptions
 from ..options import CheckOptions, LaunchOptions, RendezvousOptions
 from . import check_flags
 from .check_flags import check_spec
-from .command_line import CommandLine, Given, HelpText
+from .command_line import CommandLine, HelpText
 from .config_file import read_config, with_checks
-from .rendezvous_options import rendezvous_flags, rendezvous_options
+from .rendezvous_options import rendezvous_options
 from .security_flags import security_flags, trust_options
 
 _BEFORE = """\
@@ -56,97 +54,52 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions
         SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
     """
     line = check_command()
-    given, rest = line.read(argv, environ)
-    if rest:
-        raise UsageError(
-            f"unexpected argument {shown(rest[0])} for ft-run check; expected options only, or"
-            " ./check for a script of that name."
-        )
+    right = "options only, or ./check for a script of that name"
+    given, _ = line.read_all(argv, environ, right=right)
     given = with_checks(line, given, read_config(given))
     warnings: list[str] = []
     spec = check_spec(given, warnings, only=True)
     _, max_nodes = given.get("nnodes", (1, 1))
     # A node that is checked alone needs no endpoint, even if a variable names one.
-    rendezvous = RendezvousOptions()
+    rendezvous = RendezvousOptions(job_id="check")
     if max_nodes > 1:
-        rendezvous = rendezvous_options(_as_of_a_job(given), warnings)
+        rendezvous = rendezvous_options(given, warnings)
         rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     checks = given.fill(CheckOptions, spec=spec, json=given["json"], log_dir=given["log_dir"])
     return LaunchOptions(
         script="",
         rendezvous=rendezvous,
+        logs=LogOptions(log_dir=os.devnull),
         checks=checks,
         warnings=tuple(warnings),
         **{key: given[key] for key in _AS_FOR_TRAINING if given[key] is not None},
     )
 
 
-def _as_of_a_job(given: Given) -> Given:
-    """Return the given values, with the flags of a job that ``ft-run check`` does not have."""
-    origins = {"rdzv_backend": "--rdzv-backend", "max_restarts": "--max-restarts"}
-    is_somewhere = given["rdzv_endpoint"] is not None or given["master_addr"] is not None
-    # Without a backend the endpoint would be on this host by default, as torchrun's is.
-    values = {"rdzv_backend": None if is_somewhere else "grpc", "max_restarts": None}
-    return Given(values | dict(given.values), origins | dict(given.origins), given.texts)
-
-
 def check_command() -> CommandLine:
     """Return the flags of ``ft-run check``."""
-    own = [*_node_flags(), *_check_flags()]
-    common = [*(flag.key for flag in own), *_COMMON_OF_SEVERAL, "help_all"]
-    text = HelpText(_BEFORE, _AFTER, common, _AFTER)
-    return CommandLine("ft-run check", [*own, *rendezvous_flags(), *security_flags()], text)
-
-
-def _node_flags() -> list[Flag]:
-    """Return flags of a job that mean the same here, with a help text for checks."""
-    node = Heading("Node")
     nproc_per_node, accelerator, virtual_local_rank, preload = flags_of(
         LaunchOptions, *_AS_FOR_TRAINING
     )
     (log_dir,) = flags_of(LogOptions, "log_dir")
-    return [
-        nproc_per_node.described(
-            "Number of check workers, equal to the number of workers that will train (default: 1)."
-            " auto: one per accelerator; without accelerators, the CPU limit of the container.",
-            node,
-            metavar="N|auto|cpu|gpu",
-        ),
-        accelerator.described(
-            "Type of device that auto and gpu count and the checks use, e.g. cpu (default: auto).",
-            node,
-        ),
-        virtual_local_rank.described(
-            "Make only its own device visible to each check worker.", node
-        ),
+    own = [
+        nproc_per_node,
+        accelerator,
+        virtual_local_rank,
         log_dir.described(
-            "Directory whose disk must have free space (default: that of temporary files).", node
+            "Directory whose disk must have free space (default: that of temporary files)."
         ),
         preload.described(
-            "Modules to import once, e.g. torch; every check worker is forked from that process.",
-            node,
-            metavar="MODULE,...",
+            "Modules to import once, e.g. torch; every check worker is forked from that process."
         ),
-    ]
-
-
-def _check_flags() -> list[Flag]:
-    (report,) = flags_of(CheckOptions, "report")
-    return [
-        check_flags.LEVEL.described(
-            "Depth of the checks: light takes two seconds beyond the import of torch, full ten"
-            " (default: light)."
-        ),
-        check_flags.TIMEOUT.described(
-            f"Time limit of all checks together (default: {defaults.CHECK_TIMEOUT_S:g}s, with"
-            f" GPUs {defaults.CHECK_TIMEOUT_GPUS_S:g}s)."
-        ),
+        check_flags.LEVEL,
+        check_flags.TIMEOUT,
         check_flags.STRICT,
         CHECKS(
             "--json",
             "Print JSON instead of a table. With --nnodes only one node prints the report.",
         ),
-        report.described("File for the report as JSON; with --nnodes one node writes it."),
+        *flags_of(CheckOptions),
         CHECKS(
             "--config FILE",
             "TOML file whose [checks] table has these options by name, e.g. check-level = 'full'."
@@ -157,3 +110,8 @@ def _check_flags() -> list[Flag]:
         *check_flags.MINIMUMS.values(),
         *check_flags.STRAGGLERS,
     ]
+    common = [*(flag.key for flag in own), *_COMMON_OF_SEVERAL, "help_all"]
+    text = HelpText(_BEFORE, _AFTER, common, _AFTER)
+    return CommandLine(
+        "ft-run check", [*own, *flags_of(RendezvousOptions), *security_flags()], text
+    )

@@ -9,7 +9,7 @@ from ...rendezvous.protocol.check_messages import CheckSpec
 from ..flags import values
 from ..flags.flag import Flag, flags_of
 from ..flags.headings import CHECKS
-from ..flags.values import BadValue, refuse
+from ..flags.values import BadValue
 from ..options import CheckOptions
 from .command_line import Given
 
@@ -157,15 +157,18 @@ def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:
         return given.fill(CheckOptions, spec=check_spec(given, warnings))
     for flag in training_check_flags():
         if given[flag.key]:
-            _without_checks(given.origin(flag.key), warnings)
+            text = f"{given.origin(flag.key)} has no effect without --network-check"
+            _ignore(text, "add --network-check or omit it", warnings)
     return None
 
 
-def _without_checks(origin: str, warnings: list[str]) -> None:
-    text = f"{origin} has no effect without --network-check"
-    if origin.startswith("--"):
-        raise UsageError(f"{text}; add --network-check or omit it.")
-    # Variables apply to a whole pod, where they may be meant for an ``ft-run check``.
+def _ignore(text: str, right: str, warnings: list[str]) -> None:
+    """Refuse a flag without effect; warn of a variable.
+
+    Variables apply to a whole pod, where they may be meant for another command.
+    """
+    if text.startswith("--"):
+        raise UsageError(f"{text}; {right}.")
     warnings.append(f"{text}: ignored.")
 
 
@@ -178,8 +181,7 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
         only: whether the job consists of the checks: ``ft-run check``.
 
     Raises:
-        UsageError: a minimum cannot be met, the time is too short, or a flag needs several nodes
-            and there is one.
+        UsageError: a flag needs several nodes and there is one.
     """
     _, max_nodes = given.get("nnodes", (1, 1))
     values = {key: value for key, value in given.values.items() if value is not None}
@@ -187,34 +189,21 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
         needs_others = (*_BETWEEN_NODES, *((_THRESHOLD, _COMPUTE_THRESHOLD) if only else ()))
         for flag in needs_others:
             if values.pop(flag.key, None) is not None:
-                _needs_others(given.origin(flag.key), warnings)
+                text = f"{given.origin(flag.key)} needs several nodes, but --nnodes is 1"
+                _ignore(text, "expected --nnodes 2 or more", warnings)
     found: dict[str, Any] = {
         name: values[flag.key] for name, flag in _SPEC.items() if flag.key in values
     }
     minimums = {name: values[flag.key] for name, flag in MINIMUMS.items() if flag.key in values}
-    spec = CheckSpec(
+    return CheckSpec(
         **found,
         only=only,
         is_binding=values.get(_MODE.key) != "warn",
         minimums=tuple(f"{name}={value}" for name, value in minimums.items()),
     )
-    nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
-    workers = int(nproc_per_node) if nproc_per_node.isdigit() else None
-    refuse_minimums(spec, given.get("accelerator", "auto"), workers)
-    if spec.timeout_s:
-        _refuse_short(spec, given.origin(TIMEOUT.key), is_alone=max_nodes == 1)
-    return spec
 
 
-def _needs_others(origin: str, warnings: list[str]) -> None:
-    """Warn of a flag or variable for several nodes in a job of one node."""
-    text = f"{origin} needs several nodes, but --nnodes is 1"
-    if origin.startswith("--"):
-        raise UsageError(f"{text}; expected --nnodes 2 or more.")
-    warnings.append(f"{text}: ignored.")  # it may be meant for the training
-
-
-def refuse_minimums(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
+def refuse_minimums(spec: CheckSpec, accelerator: str, workers: int) -> None:
     """Refuse a minimum for a metric that cannot be measured here: no healthy node would pass.
 
     Raises:
@@ -231,16 +220,3 @@ def refuse_minimums(spec: CheckSpec, accelerator: str, workers: int | None) -> N
             "--min-intra-gb-per-s is about the all-reduce within a node, which needs several"
             " workers; expected --nproc-per-node 2 or more."
         )
-
-
-def _refuse_short(spec: CheckSpec, origin: str, *, is_alone: bool) -> None:
-    """Refuse a time in which no healthy node could pass: the level measures for longer."""
-    from ...checks.measure import needed_s  # most jobs have no checks
-    from ...checks.records import Level, Phase
-
-    phases = (Phase.SOLO,) if is_alone else (Phase.SOLO, Phase.PAIR)
-    least_s = sum(needed_s(Level(spec.level), phase) for phase in phases)
-    if spec.timeout_s < least_s:
-        why = f"--check-level {spec.level} takes {least_s:.3g} s after the import of torch"
-        right = f"a longer time, e.g. {defaults.CHECK_TIMEOUT_S:g}s"
-        raise refuse(origin, f"{spec.timeout_s:g}", BadValue(right, why))

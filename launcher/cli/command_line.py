@@ -20,9 +20,6 @@ _UNBROKEN = "\u2011"
 _ON = "1"
 """The value of a switch's variable that stands for the switch."""
 
-_STEM = len("--nnod")
-"""The minimum length of a prefix from which a name is guessed."""
-
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -45,6 +42,18 @@ class Given:
     def origin(self, key: str) -> str:
         """Return ``--flag`` or ``PET_FLAG``."""
         return self.origins[key]
+
+    def refuse_both(self, one: str, other: str) -> None:
+        """Refuse two flags that exclude each other.
+
+        Raises:
+            UsageError: both were given.
+        """
+        if self[one] and self[other]:
+            raise UsageError(
+                f"{self.origin(one)} and {self.origin(other)} exclude each other; expected one of"
+                " them."
+            )
 
     def fill(self, kind: type[T], **found: Any) -> T:
         """Return options: each field has the value of its flag, else its default.
@@ -140,6 +149,36 @@ class CommandLine:
                 values[flag.key] = flag.value(given, origins[flag.key])
         written = {flag.key: given for flag, given in (variables | texts).items()}
         return Given(values, origins, written), rest
+
+    def read_all(
+        self, argv: Sequence[str], environ: Mapping[str, str], *, most: int = 0, right: str
+    ) -> tuple[Given, tuple[str, ...]]:
+        """Return the flags' values, and the arguments of a command that runs no script.
+
+        Args:
+            argv: flags and arguments, in any order.
+            environ: has the ``PET_*`` variables.
+            most: the number of arguments that the command takes.
+            right: what is expected, for the error.
+
+        Raises:
+            UsageError: there are more arguments; or as ``read``.
+            SystemExit: as ``read``.
+        """
+        words: list[str] = []
+        arguments: list[str] = []
+        rest = tuple(argv)
+        while rest:
+            more, rest = self.split(rest)
+            words += more
+            if rest and len(arguments) == most:
+                raise UsageError(
+                    f"unexpected argument {shown(rest[0])} for {self.name}; expected {right}."
+                )
+            arguments += rest[:1]
+            rest = rest[1:]
+        given, _ = self.read(words, environ)
+        return given, tuple(arguments)
 
     def filled(self, given: Given, found: Mapping[str, tuple[str, str]]) -> Given:
         """Return the flags with further ones: by key, the text of the value and its origin.
@@ -258,7 +297,7 @@ class CommandLine:
         """Return the flag most similar to an unknown one; None: none is similar."""
         known = [word for word in self._by_word if word.startswith("--")]
         name = "--" + word.lstrip("-").partition("=")[0].replace("_", "-").lower()
-        return nearest(name, known) or _cut_short(name, known)
+        return nearest(name, known)
 
     def _from_environment(self, environ: Mapping[str, str]) -> dict[Flag, list[str]]:
         """Return the values of the ``PET_*`` variables; an empty one counts as not set."""
@@ -339,12 +378,3 @@ def say(sentences: Sequence[str]) -> None:
 def _is_negative_or_spaced(value: str) -> bool:
     """Return whether argparse would accept ``value`` as a value although it starts with a dash."""
     return value[1:2] in "0123456789." or " " in value
-
-
-def _cut_short(word: str, known: Sequence[str]) -> str | None:
-    """Return the only name that starts like ``word`` except for its end, e.g. of ``--nprocs``."""
-    for stem in (word[:-1], word[:-2]):
-        longer = [name for name in known if name.startswith(stem)]
-        if len(longer) == 1 and len(stem) >= _STEM:
-            return longer[0]
-    return None

@@ -55,8 +55,8 @@ def read_config(given: Given) -> ConfigFile:
         first = str(error).splitlines()[0][:200]
         raise refuse(name, path, BadValue(_RIGHT, f"not TOML: {first}")) from None
     tables = {key: content.pop(key) for key in ("rule", "checks") if key in content}
-    texts = _texts(content, setting_flags(), path, ["rule", "checks"])
     flags = {flag.key: flag for flag in setting_flags()}
+    texts = _texts(content, [*flags.values()], path, ["rule", "checks"])
     checks = tables.get("checks", {})
     if not isinstance(checks, dict):
         raise UsageError(f"{path}: checks is not a table; expected [checks].")

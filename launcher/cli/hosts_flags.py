@@ -199,11 +199,7 @@ def _refuse_counts(low: int, high: int, hosts: int, is_node: bool) -> None:
 
 
 def _refuse_one_node(wanted: Given, count: int) -> None:
-    """Refuse options that are valid for a single node only, or not at all."""
-    if shell := wanted["print_completion"]:
-        raise UsageError(
-            f"--print-completion starts no job; expected ft-run --print-completion {shell}."
-        )
+    """Refuse options that are valid for a single node only."""
     if count > 1 and wanted["standalone"]:
         raise UsageError(
             f"--standalone is for one node, but there are {count} hosts; expected one host,"

@@ -1,7 +1,6 @@
 """Every flag of ``ft-run [OPTIONS] SCRIPT [ARGS]...``, with its help."""
 
 from ... import exit_codes
-from ...errors import UsageError
 from ...values import dataclass
 from ..flags import values
 from ..flags.flag import HELP, Flag, flags_of
@@ -153,10 +152,6 @@ def saves_on_exit(given: Given) -> bool:
     Raises:
         UsageError: both flags were given.
     """
-    if given["save_on_exit"] and given["no_save_on_exit"]:
-        raise UsageError(
-            f"{given.origin('save_on_exit')} and {given.origin('no_save_on_exit')}"
-            " exclude each other; expected one of them."
-        )
+    given.refuse_both("save_on_exit", "no_save_on_exit")
     is_refused = "save_on_exit" in given.texts and not given["save_on_exit"]
     return not (given["no_save_on_exit"] or is_refused)

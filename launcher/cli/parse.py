@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ...events.event import Severity
 from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
-from ..flags.values import AUTO_PRELOAD, BadValue, endpoint, nearest, refuse, seconds, shown
+from ..flags.values import AUTO_PRELOAD, BadValue, endpoint, nearest, refuse, shown
 from ..hosts_options import HostsOptions
 from ..log_options import LogOptions
 from ..options import LaunchOptions, ScriptMode
@@ -26,13 +26,12 @@ from .environment_flags import answer_dry_run, with_environment
 from .launch_flags import CompletionOptions
 from .master_flags import MasterOptions, StacksOptions, StatusOptions
 from .policy_flags import PolicyOptions
-from .policy_options import explained, launch_policy, refuse_hang_rule
+from .policy_options import explained, launch_policy
 from .rendezvous_options import conf_given, listed, rendezvous_options
 from .report_flags import ReportOptions, report_options
 from .script import as_flag, refuse_missing
 from .security_flags import TokenOptions, token_options, trust_options
 
-_SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 Options = (
     LaunchOptions
@@ -56,38 +55,34 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run`` has been answered.
     """
     argv = as_flag(argv)
-    if argv and argv[0] == "master":
-        return _master(argv[1:], environ)
-    if argv and argv[0] == "status":
-        line = master_flags.status_command()
-        return _question(line, StatusOptions, argv[1:], environ)
-    if argv and argv[0] == "stacks":
-        line = master_flags.stacks_command()
-        return _question(line, StacksOptions, argv[1:], environ)
-    if argv and argv[0] == "check":
-        from .check_command import read_check
+    command, *rest = argv or ("",)
+    match command:
+        case "master":
+            return _master(rest, environ)
+        case "status":
+            return _question(master_flags.status_command(), StatusOptions, rest, environ)
+        case "stacks":
+            return _question(master_flags.stacks_command(), StacksOptions, rest, environ)
+        case "check":
+            from .check_command import read_check
 
-        return read_check(argv[1:], environ)
-    if argv and argv[0] == "hosts":
-        from .hosts_flags import read_hosts
+            return read_check(rest, environ)
+        case "hosts":
+            from .hosts_flags import read_hosts
 
-        return read_hosts(argv[1:], environ)
-    if argv and argv[0] == "policy":
-        return explained(argv[1:], environ)
-    if argv and argv[0] == "report":
-        return report_options(argv[1:], environ)
-    if argv and argv[0] == "token":
-        return token_options(argv[1:], environ)
+            return read_hosts(rest, environ)
+        case "policy":
+            return explained(rest, environ)
+        case "report":
+            return report_options(rest, environ)
+        case "token":
+            return token_options(rest, environ)
     return _launch(argv, environ)
 
 
 def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
-    given, rest = master_flags.master_command().read(argv, environ)
-    if rest:
-        raise UsageError(
-            f"unexpected argument {shown(rest[0])} for ft-run master; expected options only, e.g."
-            " --bind :29400, or ./master for a script of that name."
-        )
+    right = "options only, e.g. --bind :29400, or ./master for a script of that name"
+    given, _ = master_flags.master_command().read_all(argv, environ, right=right)
     conf = conf_given(given)
     found = {} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}
     return given.fill(
@@ -104,17 +99,9 @@ def _question(
     line: CommandLine, kind: type[T], argv: Sequence[str], environ: Mapping[str, str]
 ) -> T:
     """Return the options of a command that sends a request to a master."""
-    given, rest = line.read(argv, environ)
+    given, rest = line.read_all(argv, environ, most=1, right="one JOB or HOST[:PORT]")
     found: dict[str, Any] = {}
     if rest:
-        # Options may follow the argument, e.g. `ft-run status node0:29400 --json`.
-        words, more = line.split(rest[1:])
-        if more:
-            raise UsageError(
-                f"unexpected argument {shown(more[0])} for {line.name} after {shown(rest[0])};"
-                " expected one JOB or HOST[:PORT]."
-            )
-        given, _ = line.read([*argv[: len(argv) - len(rest)], *words], environ)
         try:
             where = endpoint(rest[0])
         except BadValue as bad:
@@ -128,11 +115,8 @@ def _question(
                 f"{given.origin('job')} and an endpoint exclude each other; expected one of them."
             )
         found = {"endpoint": None}
-    if line.name == "ft-run status" and given["watch"] and given["json"]:
-        raise UsageError(
-            f"{given.origin('watch')} and {given.origin('json')} exclude each other; expected one"
-            " of them."
-        )
+    if kind is StatusOptions:
+        given.refuse_both("watch", "json")
     return given.fill(kind, trust=trust_options(given, environ), **found)
 
 
@@ -151,8 +135,9 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     hang = _hang(given)
     learns = given.get("auto_tune", "off") != "off" or given["preload"] == AUTO_PRELOAD
     is_watched = given["watch_workers"] or hang is not None or learns
-    policy = launch_policy(given, config, rendezvous, warnings, is_watched=is_watched)
-    refuse_hang_rule(policy, can_hang=hang is not None)
+    policy = launch_policy(
+        given, config, rendezvous, is_watched=is_watched, can_hang=hang is not None
+    )
     if not rest:
         raise UsageError("no script was given; expected ft-run [OPTIONS] SCRIPT [ARGS]...")
     refuse_missing(rest[0], mode, environ)
@@ -164,7 +149,6 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         rendezvous=rendezvous,
         logs=_logs(given, environ),
         signals=_signals(given, warnings),
-        shutdown_timeout_s=_shutdown_timeout_s(given, environ),
         snapshot_replicas=_snapshot_replicas(given, rendezvous.max_nodes),
         policy=policy,
         capture_errors=not given["no_capture_errors"],
@@ -180,11 +164,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
 def _mode(given: Given) -> ScriptMode:
     if given["run_path"]:
         return ScriptMode.RUN_PATH
-    if given["module"] and given["no_python"]:
-        raise UsageError(
-            f"{given.origin('module')} and {given.origin('no_python')} exclude each other;"
-            " expected -m for a module, or --no-python for a program."
-        )
+    given.refuse_both("module", "no_python")
     if given["no_python"]:
         return ScriptMode.COMMAND
     return ScriptMode.MODULE if given["module"] else ScriptMode.SCRIPT
@@ -204,14 +184,9 @@ def _hang(given: Given) -> HangSpec | None:
 
 def _snapshot_replicas(given: Given, max_nodes: int) -> int:
     replicas: int = given.get("snapshot_replicas", 0)
-    if replicas >= max_nodes and replicas:
-        others = max_nodes - 1
-        raise UsageError(
-            f"{given.origin('snapshot_replicas')} {replicas} asks for {replicas} other"
-            f" node{'s' * (replicas > 1)} to keep each snapshot, but this job has"
-            f" {others or 'no'} other node{'s' * (others != 1)}; expected"
-            f" {f'at most {others}' if others else 'a job of several nodes, or 0'}."
-        )
+    if replicas and replicas >= max_nodes:
+        right = f"at most {max_nodes - 1}, one less than the nodes of the job"
+        raise refuse(given.origin("snapshot_replicas"), str(replicas), BadValue(right))
     return replicas
 
 
@@ -221,11 +196,7 @@ def _logs(given: Given, environ: Mapping[str, str]) -> LogOptions:
 
 
 def _level(given: Given) -> Severity | None:
-    if given["quiet"] and given["verbose"]:
-        raise UsageError(
-            f"{given.origin('quiet')} and {given.origin('verbose')} exclude each other;"
-            " expected one of them."
-        )
+    given.refuse_both("quiet", "verbose")
     if given["quiet"]:
         return Severity.WARNING
     return Severity.DEBUG if given["verbose"] else None
@@ -254,15 +225,3 @@ def _signals(given: Given, warnings: list[str]) -> tuple[signal.Signals, ...]:
         else:
             handled[known[name]] = None
     return tuple(handled)
-
-
-def _shutdown_timeout_s(given: Given, environ: Mapping[str, str]) -> float:
-    if given["shutdown_timeout"] is not None:
-        return float(given["shutdown_timeout"])
-    text = environ.get(_SHUTDOWN_VARIABLE, "")
-    if not text:
-        return defaults.SHUTDOWN_TIMEOUT_S
-    try:
-        return seconds(text)
-    except BadValue as bad:
-        raise refuse(_SHUTDOWN_VARIABLE, text, bad) from None

@@ -44,11 +44,10 @@ def limit(text: str) -> int:
         raise BadValue("a whole number >= 1, or never") from None
 
 
-def policy_flags(group: str = FAILURES.name) -> list[Flag]:
+def policy_flags() -> list[Flag]:
     """Return the flags of the failure policy, for ``ft-run`` and ``ft-run policy``."""
-    heading = Heading(group)
     return [
-        heading(
+        FAILURES(
             "--on-failure MATCH=ACTION",
             "What to do after a failure, e.g. exit:3=fail; repeatable, the first match applies."
             " MATCH: exit:N, exit:A-B, signal:NAME, oom, device-oom, error:REGEX, hang, node-lost"
@@ -59,7 +58,7 @@ def policy_flags(group: str = FAILURES.name) -> list[Flag]:
             multiple=True,
             ours=True,
         ),
-        heading(
+        FAILURES(
             "--config FILE",
             "TOML file with failure rules ([[rule]] with match and action), the options below by"
             " name, and a [checks] table of check options, e.g. check-level = 'full'. The command"
@@ -67,42 +66,42 @@ def policy_flags(group: str = FAILURES.name) -> list[Flag]:
             ours=True,
             also="--failure-policy",
         ),
-        *setting_flags(heading),
+        *setting_flags(),
     ]
 
 
-def setting_flags(heading: Heading = FAILURES) -> list[Flag]:
+def setting_flags() -> list[Flag]:
     """Return the flags that the file may have too, by the same names."""
     return [
-        heading(
+        FAILURES(
             "--restart-window DURATION",
             "Count only the restarts of this last period against --max-restarts, e.g. 24h"
             " (default: all restarts).",
             seconds_above_zero,
             ours=True,
         ),
-        heading(
+        FAILURES(
             "--restart-backoff FIRST:MAX",
             "Delay of restarts: FIRST, then doubling up to MAX, e.g. 0s:60s (default: none, and"
             " 0s:60s for restarts that are not counted).",
             backoff,
             ours=True,
         ),
-        heading(
+        FAILURES(
             "--max-node-failures N|never",
             "Exclude a node that was the root cause of N failures, if a spare can replace it"
             f" (default: {defaults.MAX_NODE_FAILURES}).",
             limit,
             ours=True,
         ),
-        heading(
+        FAILURES(
             "--max-no-progress N|never",
             "End the job with exit code 3 after N consecutive restarts without a new step; needs"
             f" --hang-timeout or --watch-workers (default: {defaults.MAX_NO_PROGRESS}).",
             limit,
             ours=True,
         ),
-        heading(
+        FAILURES(
             "--success-policy all|rank0",
             "The job succeeds when all workers have succeeded, or when rank 0 has (default: all).",
             one_of("all", "rank0"),
@@ -153,4 +152,4 @@ Example:
     own = flags_of(PolicyOptions)
     common = [*(flag.key for flag in own), "on_failure", "config", "help_all"]
     text = HelpText(before, after, common, after)
-    return CommandLine("ft-run policy", [*own, *policy_flags(_OPTIONS.name)], text)
+    return CommandLine("ft-run policy", [*own, *policy_flags()], text)

@@ -126,13 +126,9 @@ def _unquoted(text: str) -> str:
 
 
 def _warnings(unknown: list[str], name: str) -> tuple[str, ...]:
-    if not unknown:
-        return ()
-    guesses = {key: nearest(key, list(READERS)) for key in unknown}
-    words = [
-        shown(key) + (f" (did you mean {guess}?)" if guess else "")
+    guesses = {key: nearest(key, KEYS) for key in unknown}
+    return tuple(
+        f"{name}: the key {shown(key)}{f' (did you mean {guess}?)' if guess else ''} is unknown and"
+        " ignored."
         for key, guess in guesses.items()
-    ]
-    keys, are = ("key", "is") if len(unknown) == 1 else ("keys", "are")
-    known = "" if all(guesses.values()) else f"; the known keys are {', '.join(KEYS)}"
-    return (f"{name}: the {keys} {', '.join(words)} {are} unknown and ignored{known}.",)
+    )

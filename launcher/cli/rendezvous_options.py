@@ -7,18 +7,10 @@ from collections.abc import Sequence
 from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
-from ..flags.flag import Flag, flags_of
-from ..flags.headings import RENDEZVOUS
 from ..flags.values import BadValue, refuse
-from ..options import LaunchOptions, RendezvousOptions
+from ..options import RendezvousOptions
 from .command_line import Given
 from .rdzv_conf import RendezvousConf, parse_conf
-
-
-def rendezvous_flags() -> list[Flag]:
-    """Return the flags of the rendezvous, which ``ft-run check`` has too."""
-    flags = flags_of(RendezvousOptions) + flags_of(LaunchOptions)
-    return [flag for flag in flags if flag.group == RENDEZVOUS.name]
 
 
 def conf_given(given: Given) -> RendezvousConf:
@@ -52,8 +44,11 @@ def rendezvous_options(
     if is_alone:
         where = node_rank = None
     ports, ports_flag = _worker_ports(given, where, conf, store)
-    if max_nodes > 1:
-        _explain_endpoint(given, where, warnings)
+    if max_nodes > 1 and given["rdzv_endpoint"] is None and given["master_addr"] is None:
+        warnings.append(
+            f"no --rdzv-endpoint: the rendezvous is at {where}, which only this host can reach; for"
+            " nodes on other hosts use --rdzv-endpoint HOST:PORT."
+        )
     return given.fill(
         RendezvousOptions,
         job_id=_job_id(given, max_nodes, warnings),
@@ -189,24 +184,6 @@ def _worker_ports(
             f" ({given.origin(origin)}), which no worker can use; expected another port."
         )
     return free, name
-
-
-def _explain_endpoint(given: Given, where: Endpoint | None, warnings: list[str]) -> None:
-    """Add a warning about the endpoint of several nodes and the ``MASTER_PORT`` of workers."""
-    if where is None or given["rdzv_endpoint"] is not None:
-        return
-    if given["master_addr"] is None:
-        warnings.append(
-            f"no --rdzv-endpoint: the rendezvous is at {where}, which only this host can reach; for"
-            " nodes on other hosts use --rdzv-endpoint HOST:PORT."
-        )
-    port = given["master_port"]
-    if port is not None and given["worker_port"] is None:
-        warnings.append(
-            f"{given.origin('master_port')} {port} is the port of the rendezvous; the workers'"
-            f" MASTER_PORT is a free port of the node of rank 0. For MASTER_PORT={port} use"
-            f" --worker-port {port} and another --master-port."
-        )
 
 
 def _node_rank(

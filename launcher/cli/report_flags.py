@@ -46,25 +46,15 @@ Example:
 
 
 def report_options(argv: Sequence[str], environ: Mapping[str, str]) -> ReportOptions:
-    """Parse the arguments after ``report``; options may follow the files.
+    """Parse the arguments after ``report``.
 
     Raises:
         UsageError: they are invalid, or name no file.
     """
-    line = report_command()
-    words: list[str] = []
-    paths: list[str] = []
-    rest = tuple(argv)
-    while rest:
-        more, rest = line.split(rest)
-        words += more
-        if rest:
-            paths.append(rest[0])
-            rest = rest[1:]
-    given, _ = line.read(words, environ)
+    given, paths = report_command().read_all(argv, environ, most=len(argv), right="")
     if not paths:
         raise UsageError(
             "no event file was given; expected ft-run report EVENTS..., e.g. the file of --events"
             " of each node, or the folder of --log-dir."
         )
-    return given.fill(ReportOptions, paths=tuple(paths))
+    return given.fill(ReportOptions, paths=paths)

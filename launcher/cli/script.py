@@ -8,8 +8,6 @@ from ...errors import UsageError
 from ..flags.values import BadValue, nearest, refuse, shown
 from ..options import ScriptMode
 
-_NO_PYTHON: Final = "--no-python"
-
 COMMANDS: Final = ("master", "status", "stacks", "check", "policy", "hosts", "token", "report")
 
 
@@ -50,11 +48,6 @@ def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) ->
     elif mode is ScriptMode.COMMAND:
         _refuse_missing_program(script, environ)
     elif not os.path.exists(script):
-        if _is_out_of_reach(script):
-            raise UsageError(
-                f"permission denied for the directory of the script {shown(script)}; expected a"
-                " script that this user may read."
-            )
         raise UsageError(f"no script {shown(script)} in {_working_directory()};{_advice(script)}")
     elif os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise UsageError(
@@ -69,14 +62,6 @@ def _refuse_file_as_module(module: str) -> None:
         raise refuse("-m", module, BadValue(f"-m {name}, or {module} without -m", "it is a file"))
 
 
-def _is_out_of_reach(path: str) -> bool:
-    try:
-        os.stat(path)
-    except (OSError, ValueError) as error:
-        return isinstance(error, PermissionError)
-    return False
-
-
 def _refuse_missing_program(program: str, environ: Mapping[str, str]) -> None:
     import shutil
 
@@ -84,17 +69,9 @@ def _refuse_missing_program(program: str, environ: Mapping[str, str]) -> None:
         found = shutil.which(program, path=environ.get("PATH", os.defpath))
     except ValueError:  # a NUL character
         found = None
-    if found is not None:
-        return
-    if os.path.isfile(program):
-        name = program if os.sep in program else os.path.join(os.curdir, program)
-        right = f"{name} after chmod +x, or no --no-python"
-        raise refuse(_NO_PYTHON, program, BadValue(right, "not on the PATH, or not executable"))
-    right = "the path of an executable file"
-    if os.path.isdir(program):
-        raise refuse(_NO_PYTHON, program, BadValue(right, "it is a directory"))
-    why = f"no such program on the PATH or in {_working_directory()}"
-    raise refuse(_NO_PYTHON, program, BadValue(right, why))
+    if found is None:
+        right = "a program on the PATH, or the path of an executable file, e.g. ./train.sh"
+        raise refuse("--no-python", program, BadValue(right))
 
 
 def _advice(script: str) -> str:

@@ -8,7 +8,6 @@ from ...rendezvous.trust.token import Token
 from ...values import dataclass
 from ..flags.flag import HELP, Flag, Heading, flags_of
 from ..flags.headings import SECURITY
-from ..flags.values import shown
 from .command_line import CommandLine, Given, HelpText
 
 _FILES = ("tls_cert", "tls_key", "tls_ca")
@@ -88,12 +87,7 @@ def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptio
         UsageError: they are invalid.
         SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
     """
-    given, rest = token_command().read(argv, environ)
-    if len(rest) > 1:
-        raise UsageError(
-            f"unexpected argument {shown(rest[1])} for ft-run token after {shown(rest[0])};"
-            " expected one FILE."
-        )
+    given, rest = token_command().read_all(argv, environ, most=1, right="one FILE")
     if given["ca"] and not rest:
         raise UsageError("--ca needs the file with the token; expected ft-run token --ca FILE.")
     return given.fill(TokenOptions, file=rest[0] if rest else None)

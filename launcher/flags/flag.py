@@ -33,6 +33,7 @@ class Flag:
         since: str = "",
         multiple: bool = False,
         also: str = "",
+        variable: str = "",
     ) -> None:
         """Declare a flag.
 
@@ -47,6 +48,7 @@ class Flag:
             multiple: it may be repeated, and the value is a tuple; in its variable the values are
                 separated by semicolons.
             also: an older name, which is still accepted and not shown.
+            variable: another variable, without the prefix ``PET_``; its own overrides it.
         """
         words = usage.split()
         self._shown = [word.rstrip(",") for word in words if word.startswith("-")]
@@ -61,25 +63,16 @@ class Flag:
         """The long spelling: ``--nproc-per-node``."""
         self.key = self.spelling[2:].replace("-", "_")
         """The name under which the value is found: ``nproc_per_node``."""
-        self.variables = tuple(variable_of(word) for word in (self.spelling, also) if word)
+        own = (variable_of(word) for word in (self.spelling, also) if word)
+        self.variables = (*own, variable) if variable else tuple(own)
         """The environment variables; the first that is set applies."""
 
-    def described(
-        self, text: str, heading: "Heading | None" = None, metavar: str | None = None
-    ) -> "Flag":
-        """Return the same flag as another command's help has it.
-
-        Args:
-            text: its help there.
-            heading: under which it stands there; None: the same.
-            metavar: what its value is called there; None: the same.
-        """
+    def described(self, text: str) -> "Flag":
+        """Return the same flag with another command's help."""
         from copy import copy
 
         other = copy(self)
         other.help = text
-        other.group = self.group if heading is None else heading.name
-        other.metavar = metavar or self.metavar
         return other
 
     @property

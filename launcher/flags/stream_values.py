@@ -73,13 +73,7 @@ def local_ranks(text: str) -> frozenset[int] | None:
     Raises:
         BadValue: the text is not a list of local ranks.
     """
-    if not text.strip():
-        return None
-    read_rank = whole(0, MAX_LOCAL_RANK)
-    try:
-        return frozenset(read_rank(rank) for rank in text.split(","))
-    except BadValue:
-        raise BadValue("local ranks separated by commas, e.g. 0,1,2") from None
+    return frozenset(ranks(text)) if text.strip() else None
 
 
 def ranks(text: str) -> tuple[int, ...]:

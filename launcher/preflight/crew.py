@@ -94,7 +94,7 @@ class CheckCrew:
         """Set when a worker or the spawner has reported."""
         self._spawner_gone = False
         self._empty = True
-        self._closed = False
+        self._is_resting = False
         self._renewal: asyncio.Task[None] | None = None
         """Kills workers that cannot continue, and starts new ones."""
         self._fork_server_changed = fork_server_changed
@@ -113,7 +113,7 @@ class CheckCrew:
         Raises:
             OSError: there are too many open files; no worker is started.
         """
-        if self._members or not self._empty or self._spawner_gone or self._closed:
+        if self._members or not self._empty or self._spawner_gone or self._is_resting:
             return  # workers that survive SIGKILL may hold a device: start no new ones
         stage = WAITING if self._spawner.preloading else STARTING
         members = [CheckMember(rank, self._changed.set, stage) for rank in range(self._workers)]
@@ -164,15 +164,12 @@ class CheckCrew:
 
     async def rest(self) -> None:
         """Stop the workers; the next order starts new ones. Devices are free on return."""
-        await self._is_renewed()
-        await self._kill()
-
-    async def close(self) -> None:
-        """Stop the workers and the spawner. Their device memory is free on return."""
-        self._closed = True
-        await self._is_renewed()
-        await self._kill()
-        self._spawner.close()
+        self._is_resting = True  # meanwhile no worker is replaced
+        try:
+            await self._is_renewed()
+            await self._kill()
+        finally:
+            self._is_resting = False
 
     async def _renew(self) -> None:
         await self._kill()

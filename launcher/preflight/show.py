@@ -54,19 +54,6 @@ def unfit(found: CheckVerdict) -> NodeUnfitError:
     return NodeUnfitError(f"this node {what}: {found.sentence}.", found.exit_code)
 
 
-def print_report(verdicts: "Verdicts", instead: str | None) -> None:
-    """Print the result: a table, or the given text instead.
-
-    Raises:
-        UsageError: standard output cannot be written.
-    """
-    with standard_output():
-        if instead is None:
-            _print_table(verdicts)
-        else:
-            print(instead)
-
-
 def _print_table(verdicts: "Verdicts") -> None:
     from rich.console import Console
 
@@ -81,7 +68,11 @@ def _print(report: str, display: Display, *, as_json: bool) -> None:
     from ...checks.report import report_from_json
 
     try:
-        print_report(report_from_json(report), report if as_json else None)
+        with standard_output():
+            if as_json:
+                print(report)
+            else:
+                _print_table(report_from_json(report))
     except UsageError as error:
         display.event(LogMessage(error.sentence, Severity.ERROR))
 

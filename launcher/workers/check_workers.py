@@ -36,7 +36,7 @@ def crew_plan(
         cpus: the CPUs that each worker is bound to.
     """
     only_checked = options.checks.log_dir if options.checks is not None else None
-    log_dir = options.logs.log_dir or only_checked
+    log_dir = only_checked or options.logs.log_dir
     config = CheckWorkerConfig(
         node=node,
         local_world_size=commands.local_world_size,

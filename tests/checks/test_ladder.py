@@ -218,6 +218,11 @@ def test_one_node_passes_without_a_partner():
     assert [answered.step.phase for answered in results.steps] == [Phase.FACTS, Phase.SOLO]
 
 
+def test_one_node_has_the_whole_time_for_each_step():
+    clock = Clock(World(names(1)), Pace(import_s=40.0, solo_s=10.0, timeout_s=60.0))
+    assert {finding.exit_code for finding in clock.climb().findings.values()} == {0}
+
+
 def test_two_nodes_do_not_meet_a_second_time_as_all():
     _, results = climb(World(names(2)))
     phases = [answered.step.phase for answered in results.steps]

@@ -35,7 +35,7 @@ def test_a_check_that_is_interrupted_leaves_nothing_on_the_gpu(record_property: 
         env={**os.environ, "LOGLEVEL": "DEBUG"},
     ) as process:
         assert process.stderr is not None
-        next(line for line in process.stderr if "check: solo" in line)
+        next(line for line in process.stderr if "checks: solo" in line)
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
     assert {row[0] for row in smi("compute-apps=pid")} <= before

@@ -33,9 +33,8 @@ def test_a_healthy_node_as_json_and_as_a_report(ft):
         env={"PYTHONPATH": str(ft.folder / "library")},
     )
     assert command.process.returncode == 0, command.stdout + command.stderr
-    imported, of_agent = command.stderr.splitlines()
-    assert "preload: imported torch, talks in" in imported
-    assert of_agent == "False False"
+    assert "preload: imported torch, talks in" in command.stderr
+    assert command.stderr.splitlines()[-1] == "False False"
     report = json.loads(command.stdout)
     assert report == json.loads((ft.folder / "report.json").read_text())
     (node,) = report["nodes"]
@@ -81,8 +80,9 @@ def test_a_device_that_fails_is_named_and_the_exit_status_is_30_whatever_becomes
     assert "faulty" in command.stdout
     assert "solo: opening the device: the device failed (injected" in command.stdout
     assert "0 of 1 nodes pass; faulty: " in command.stdout.splitlines()[-1]
-    (line,) = command.stderr.splitlines()
-    assert line.endswith(f"cannot write --check-report '{report}': No space left on device.")
+    assert f"cannot write --check-report '{report}': No space left on device." in command.stderr
+    last = command.stderr.splitlines()[-1]
+    assert last.startswith("ft-run: error: this node failed the checks: solo: opening the device")
 
 
 def test_what_misses_a_minimum_twice_is_a_warning(ft):
@@ -142,18 +142,6 @@ def test_a_check_that_has_no_time_is_worth_retrying(ft):
     assert "the check could not run" in command.stdout
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
-def test_a_signal_ends_the_check_in_one_line(ft, name):
-    command = ft.start("check", env={"FT_RUN_CHECK_FAULT": "hang", "LOGLEVEL": "DEBUG"})
-    command.expect("check: solo")
-    command.send(signal.Signals[name])
-    assert command.wait() == 128 + signal.Signals[name]
-    lines = command.stderr.splitlines()
-    assert lines[-1].endswith(f"check: received {name}, exiting")
-    assert command.stdout == ""
-    assert not ft.processes()
-
-
 def wrong_ones_in_the_present_folder(ft):
     (ft.folder / "ft_run").mkdir()
     for name in ("torch.py", "psutil.py", "talks.py", "ft_run/__init__.py"):
@@ -162,7 +150,7 @@ def wrong_ones_in_the_present_folder(ft):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_preload_that_fails_is_told_and_a_report_without_room_is_wrong_usage(ft):
+def test_a_preload_that_fails_and_a_report_without_room_are_told(ft):
     """Either way the check goes on, and the node passes."""
     command = ft.run("check", "--preload", "no_such_module", "--accelerator", "cpu")
     assert command.process.returncode == 2
@@ -170,11 +158,11 @@ def test_a_preload_that_fails_is_told_and_a_report_without_room_is_wrong_usage(f
     program, report = on_full_disk(ft)
     args = ("--preload", "json.no_such", "--accelerator", "cpu", "--check-report", report)
     command = ft.run("check", *args, program=program)
-    assert command.process.returncode == 2
+    assert command.process.returncode == 0
     assert "1 of 1 nodes pass" in command.stdout
-    told, lost = command.stderr.splitlines()
+    told = command.stderr
     assert "there is no module 'json.no_such'; falling back to normal check worker start" in told
-    assert lost.endswith(f"cannot write --check-report '{report}': No space left on device.")
+    assert f"cannot write --check-report '{report}': No space left on device." in told
 
 
 def test_a_script_called_check_still_runs(ft):
@@ -189,18 +177,6 @@ def test_wrong_usage(ft):
     command = ft.run("check", "--check-report", ft.folder / "missing" / "report.json")
     assert command.process.returncode == 2
     assert "; expected a regular file in a directory" in command.stderr
-    one_cpu = ("--nproc-per-node", "cpu")
-    cpu = min(os.sched_getaffinity(0))
-    program = ("taskset", "-c", str(cpu), sys.executable, "-m", "ft_run")
-    several = ("--nnodes", 2, "--rdzv-endpoint", "127.0.0.1:1")
-    job = ("--standalone", "--network-check")
-    script = ft.script("")
-    # How many workers there are is known only after they are counted.
-    for before, after in ((("check",), ()), (("check", *several), ()), (job, (script,))):
-        minimum = (*one_cpu, "--min-intra-gb-per-s", 1)
-        command = ft.run(*before, *minimum, *after, program=program)
-        assert command.process.returncode == 2
-        assert "which needs several workers; expected --nproc-per-node 2" in command.stderr
 
 
 # Notes every interpreter of a check worker.

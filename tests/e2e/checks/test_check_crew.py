@@ -35,8 +35,9 @@ async def carry_out(plan, steps):
         records = await asyncio.gather(*(c.run(o) for c, o in zip(crews, orders)))
         for record in records:
             print(record_to_json(record), flush=True)
-    for crew in crews:
-        await crew.close()
+    for crew, spawner in zip(crews, spawners):
+        await crew.rest()
+        spawner.close()
     print(json.dumps({"torch": "torch" in sys.modules}), flush=True)
 
 asyncio.run(carry_out(json.loads(sys.argv[2]), json.loads(sys.argv[3])))
@@ -150,7 +151,8 @@ async def test():
     print((await crew.run(FACTS)).failure)
     limit(LIMIT[0])
     print((await crew.run(FACTS)).failure)
-    await crew.close()
+    await crew.rest()
+    spawner.close()
 
 asyncio.run(test())
 """

@@ -171,7 +171,7 @@ for entrypoint in ("nowhere.py", "no-such-program"):
     lines = command.stdout.splitlines()
     assert lines[:4] == ["0 ['--lr', '0.1']", "{}", "local rank 0", "{}"]
     assert lines[4].startswith("no script 'nowhere.py' in ")
-    assert lines[5].startswith("invalid value 'no-such-program' for --no-python (no such")
+    assert lines[5].startswith("invalid value 'no-such-program' for --no-python: expected")
     assert "Traceback" not in command.stderr
 
 

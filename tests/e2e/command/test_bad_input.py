@@ -137,16 +137,6 @@ def test_a_master_alone_that_is_none_of_those_listed(ft: "Launcher") -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    ["http://node0:29400", "node0:" + "9" * 5000],
-)
-def test_what_is_not_an_endpoint(ft: "Launcher", script: Path, endpoint: str) -> None:
-    told = sentence(ft.start("--rdzv-endpoint", endpoint, script), exit_codes.USAGE)
-    assert "expected HOST[:PORT], e.g. node0:29400 or [fd00::1]:29400." in told
-    assert len(told) < 300
-
-
 # --- this node -----------------------------------------------------------------------------------
 
 
@@ -198,19 +188,6 @@ def test_a_python_that_is_not_there(ft: "Launcher", script: Path, python: str) -
 def test_a_file_in_place_of_the_log_directory(ft: "Launcher", script: Path) -> None:
     told = sentence(ft.start("--standalone", "--log-dir", script, script), exit_codes.USAGE)
     assert f"cannot be written to {str(script)!r}: there is a file in its place" in told
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="root may look into every folder")
-def test_a_script_in_a_folder_of_another_user(ft: "Launcher", tmp_path: Path) -> None:
-    folder = tmp_path / "private"
-    folder.mkdir(mode=0o700)
-    script = folder / "train.py"
-    script.touch()
-    command = ft.start("--standalone", script, program=(*NOBODY, *ft.program))
-    assert sentence(command, exit_codes.USAGE) == (
-        f"permission denied for the directory of the script {str(script)!r}; expected a "
-        "script that this user may read."
-    )
 
 
 def test_a_log_directory_of_another_user(ft: "Launcher", tmp_path: Path) -> None:

@@ -128,14 +128,6 @@ def test_the_master_fails_with_the_job(ft: "Launcher", endpoint: str) -> None:
     assert re.search(r"job FAILED: rank 1 on node 1 \(.*\) exited with 3", last.pop())
 
 
-def test_a_second_master_at_the_endpoint_is_refused(ft: "Launcher", endpoint: str) -> None:
-    first = Job(ft, endpoint).master()
-    second = ft.run("master", "--bind", endpoint)
-    assert second.process.returncode == exit_codes.RENDEZVOUS_FAILED
-    first.send(signal.SIGTERM)
-    assert first.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
-
-
 def test_a_new_master_takes_the_running_round_over(ft: "Launcher", endpoint: str) -> None:
     job = Job(ft, endpoint)
     master, agents = job.master(), [job.agent(), job.agent()]

@@ -304,11 +304,11 @@ def test_into_a_file_there_are_no_escape_codes(ft: "Launcher") -> None:
 def test_the_progress_of_a_check_and_ctrl_c(ft):
     terminal = Terminal(ft, "check", env={"FT_RUN_CHECK_FAULT": "hang"})
     try:
-        terminal.expect_live(r"^ft-run check \S+ · solo · [0-9]+ s left *$")
+        terminal.expect_live(r"^ft-run check · checks solo: .* · up [0-9:]+ *$")
         terminal.type("\x03")
         lines = terminal.expect_text(r"status=130")
         assert lines[-1] == "", "the terminal's last line was not given back"
-        assert sum("check: received SIGINT, exiting" in line for line in lines) == 1
+        assert sum("received SIGINT" in line for line in lines) == 1
     finally:
         terminal.close()
     assert not ft.processes()

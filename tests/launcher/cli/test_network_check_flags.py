@@ -74,11 +74,6 @@ def test_nodes_are_held_to_minimums_before_training() -> None:
             "--min-memory-gb-per-s has no effect without --network-check; add",
         ),
         (["--network-check", "--max-latency-us", "1"], "needs several nodes, but --nnodes is 1"),
-        (["--network-check", "--min-intra-gb-per-s", "1"], "which needs several workers; expected"),
-        (
-            ["--network-check", "--min-copy-gb-per-s", "1", "--accelerator", "cpu"],
-            "which --accelerator cpu does not use; omit one",
-        ),
     ],
 )
 def test_a_minimum_that_no_node_can_meet_is_refused(argv: list[str], says: str) -> None:
@@ -87,15 +82,19 @@ def test_a_minimum_that_no_node_can_meet_is_refused(argv: list[str], says: str) 
     assert says in error.value.sentence
 
 
-def test_a_timeout_that_is_shorter_than_the_measurements_is_refused() -> None:
-    full = ("--network-check", "--check-level", "full", "--nnodes", "2", "--rdzv-endpoint", "h:1")
-    with pytest.raises(UsageError) as error:
-        options(*full, PET_CHECK_TIMEOUT="10")
-    assert error.value.sentence == (
-        "invalid value '10' for PET_CHECK_TIMEOUT (--check-level full takes 11 s after the import"
-        " of torch): expected a longer time, e.g. 60s."
-    )
-    assert options(*full, "--check-timeout", "11").checks
+@pytest.mark.parametrize(
+    ("minimum", "says"),
+    [
+        ("--min-intra-gb-per-s", "which needs several workers; expected --nproc-per-node 2"),
+        ("--min-copy-gb-per-s", "which --accelerator cpu does not use; omit one"),
+    ],
+)
+def test_a_minimum_that_no_worker_can_meet_is_refused(minimum: str, says: str) -> None:
+    for command in (("check",), ("--network-check", "train.py")):
+        found = parse([command[0], "--accelerator", "cpu", minimum, "1", *command[1:]], {})
+        assert isinstance(found, LaunchOptions)
+        with pytest.raises(UsageError, match=says):
+            launch(found)
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
 """The command line against thousands of others: options, or one or two sentences and status 2."""
 
 import os
-import random
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -188,41 +184,3 @@ def test_so_does_any_of_the_other_commands(
 ) -> None:
     argv = data.draw(arguments(COMMANDS[command]))
     check([command, *argv, *data.draw(st.lists(VALUES, max_size=2))], environ)
-
-
-def refused(seed: int, count: int) -> Iterator[tuple[list[str], dict[str, str], str]]:
-    """Yield command lines that are refused, each by another sentence, with that sentence."""
-    choose = random.Random(seed)
-    seen: set[str] = set()
-    while len(seen) < count:
-        flag = choose.choice(LAUNCH)
-        value = choose.choice([text for text in SHAPED + NUMBERS if len(text) < 100])
-        if "\0" in value or "\udcff" in value or not flag.takes_value:
-            continue
-        name = flag.spelling.replace("-", choose.choice("-_")).replace("__", "--", 1)
-        argv, environ = [f"{name}={value}", "train.py"], {}
-        if choose.random() < 0.5:
-            argv, environ = ["train.py"], {choose.choice(flag.variables): value}
-        text = check(argv, environ)
-        if text is not None and flag.key not in seen:
-            seen.add(flag.key)
-            yield argv, environ, text
-
-
-def test_the_process_says_the_same_and_exits_2(folder: Path) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    program = str(Path(sys.executable).with_name("ft-run"))
-    inherited = {key: text for key, text in os.environ.items() if not key.startswith("PET_")}
-    for argv, environ, text in refused(seed, 6):
-        answer = subprocess.run(
-            [program, *argv],
-            env={**inherited, **environ},
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert answer.returncode == exit_codes.USAGE
-        assert (answer.stdout, answer.stderr) == ("", f"ft-run: error: {text}\n")

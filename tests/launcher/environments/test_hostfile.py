@@ -123,8 +123,6 @@ def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -
         (["--launcher-as-node", "train.py"], "a\nb slots=4\n",
          "line 2 of hosts has slots=4, but the number of workers of this host"
          " (--launcher-as-node) is unknown; expected --nproc-per-node 4 and no slots."),
-        (["--print-completion", "zsh", "train.py"], "a\nb\n",
-         "--print-completion starts no job; expected ft-run --print-completion zsh."),
         (["--standalone", "train.py"], "a\nb\n",
          "--standalone is for one node, but there are 2 hosts; expected one host, or no"),
         (["--node-rank", "1", "train.py"], "a\nb\n",

@@ -57,7 +57,7 @@ def test_local_ranks_filter(text: str, expected: set[int] | None) -> None:
 
 @pytest.mark.parametrize("text", ["a", "0,", ",", "0;1", "-1", "1.5", "٣"])
 def test_a_local_ranks_filter_of_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(BadValue, match=r"local ranks separated by commas, e\.g\. 0,1,2"):
+    with pytest.raises(BadValue, match=r"ranks separated by commas, e\.g\. 0,17"):
         local_ranks(text)
 
 

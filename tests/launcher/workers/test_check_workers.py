@@ -22,7 +22,7 @@ def test_the_folder_of_the_logs_reaches_the_check_workers_and_nothing_is_created
         {},
     )
     assert isinstance(options, LaunchOptions)
-    assert options.logs.log_dir is None
+    assert options.logs.log_dir == os.devnull
     plan = crew_plan("a/0", options, WorkerCommands(options, 1, {}), {})
     assert plan.worker.log_dir == (logs if reaches else None)
     assert plan.worker.script is None
