@@ -69,19 +69,20 @@ class Blank(NamedTuple):
         """Wait for the assignment; then start as a worker, in a session of its own.
 
         Returns:
-            The assignment and its descriptors. A standby worker that is not needed exits.
+            The parameters of the worker, and its descriptors. A standby worker that is not needed
+            exits.
 
         Raises:
             OSError: there are too many descriptors for this process.
         """
         incoming = Incoming(self.channel)
-        assignment = _next_message(incoming)
-        if assignment is None:
+        worker = _next_message(incoming)
+        if worker is None:
             os._exit(0)
         os.setsid()
         self.channel.send(_BEGINS)
         self.channel.close()
-        return assignment, incoming.take_fds(2 + assignment["worker"]["fds"])
+        return worker, incoming.take_fds(1 + worker["fds"])
 
 
 def fork_blanks(count: int) -> Blanks | Blank:

@@ -174,7 +174,6 @@ class SpawnerClient:
         secluded: bool = False,
         source: PreloadSource = PreloadSource.OPTION,
         count: int = 0,
-        pauses: bool = False,
     ) -> None:
         """Import modules once, and from then on fork every eligible worker from that process.
 
@@ -195,11 +194,10 @@ class SpawnerClient:
             source: those of ``WORKERS`` are imported in the background; until they are, workers
                 start normally. Those of ``TUNE_FILE`` too, but the first workers wait for them.
             count: number of workers for which processes are forked ahead; 0: as last forked.
-            pauses: imports in the background use a quarter of a CPU on average, not a whole one.
         """
         order = {"modules": list(modules), "argv": list(argv), "env": dict(env)}
         more = {"differing": list(differing), "secluded": secluded, "count": count}
-        more |= {"source": source.value, "pauses": pauses}
+        more |= {"source": source.value}
         self.preloading = source is not PreloadSource.WORKERS
         self._send({"do": "preload", **order, **more, **self._signals()})
 

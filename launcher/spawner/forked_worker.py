@@ -48,17 +48,6 @@ _FAILED = -1
 """What the functions above return when a program ended with an exception that they reported."""
 
 
-class WorkerPlace(NamedTuple):
-    """The parameters that turn a forked process into a worker."""
-
-    parent: int
-    """The spawner's process id."""
-    worker: dict[str, Any]
-    streams: list[int]
-    close: list[int]
-    """All file descriptors of the fork server that the worker must close."""
-
-
 class Program(NamedTuple):
     """The program of a worker, called at the bottom of its stack."""
 
@@ -132,26 +121,33 @@ def prepare() -> None:
     _renew_main()
 
 
-def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Program:
+def become(
+    parent: int,
+    worker: dict[str, Any],
+    streams: list[int],
+    environ: dict[str, str],
+    path0: str | None,
+) -> Program:
     """Turn a prepared forked process into a worker; return the program that it has to run.
 
     Args:
-        place: the parameters of the worker.
+        parent: process id of the spawner.
+        worker: its request of ``SpawnerClient.spawn``.
+        streams: its descriptors; they are closed when they have their final numbers.
         environ: the variables that the preload found; changes that the preload made are kept.
         path0: the head of ``sys.path`` in the fork server.
 
     Raises:
         OSError: the kernel refused a resource that the worker needs.
     """
-    worker = place.worker
     argv: list[str] = worker["argv"]
-    die_with_parent(place.parent)
-    set_up(worker, place.streams)
+    die_with_parent(parent)
+    set_up(worker, streams)
     if worker["is_watched"]:
-        start.install_or_say(place.streams[-1], lambda: install_hooks)
+        start.install_or_say(streams[-1], lambda: install_hooks)
     else:
         store_wait.await_store()
-    for fd in place.close[2:]:
+    for fd in streams:
         os.close(fd)
     for name, value in worker["env"].items():
         if environ.get(name) != value:
@@ -166,10 +162,7 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
     for finder in sys.meta_path:  # folders may have changed since the preload
         if hasattr(finder, "invalidate_caches"):
             finder.invalidate_caches()
-    program = _program(argv)
-    for fd in place.close[:2]:
-        os.close(fd)
-    return program
+    return _program(argv)
 
 
 def flush() -> None:

@@ -10,8 +10,7 @@ kernel. The worker waits for the spawner's release before it starts; end-of-file
 it is not wanted.
 
     spawner → fork server                    fork server → spawner
-    {"do": "preload", "modules", …}          {"importing": name}, of modules that no user has named
-                                             {"ready", "files"} or {"failed": reason}
+    {"do": "preload", "modules", …}          {"ready": MiB} or {"failed": reason}
     {"do": "foresee", "count"}               (this many workers will be wanted soon)
     {"do": "fork", "workers"} + fds          {"pids"}, {"stale": path} or {"cold": reason}
 
@@ -20,7 +19,6 @@ The modules that the fork server itself needs (sockets, JSON, this package) are 
 preload imported.
 """
 
-import errno
 import gc
 import os
 import re
@@ -30,19 +28,17 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from ...exit_codes import SIGNAL_BASE
 from ..processes.ipc import Incoming, send
 from ..processes.tree import children
-from ..processes.worker_exec import NOT_EXECUTED, error_code
+from ..processes.worker_exec import NOT_EXECUTED, code_from, error_code, explained
 from . import forked_worker, rank_at_import
 from .blanks import Blank, Blanks, Order, fork_blanks
 from .environ_watch import EnvironmentWatch
-from .forked_worker import Program, WorkerPlace
+from .forked_worker import Program
 from .imported_files import ImportedFiles
-from .unhurried import unhurried
 
 _THREADS_GONE_S = 1.0
 """The time that threads which end before a fork have to disappear from /proc after it."""
@@ -126,13 +122,10 @@ class ForkServer:
         self._environ = dict(os.environ)
         self._watch.start()
         reason = None
-        with unhurried() if order["pauses"] else nullcontext():
-            for name in order["modules"]:
-                if not order["is_named"]:
-                    send(self._channel, {"importing": name})
-                reason = _import(name) or _unfit(name)
-                if reason is not None:
-                    break
+        for name in order["modules"]:
+            reason = _import(name) or _unfit(name)
+            if reason is not None:
+                break
         self._watch.stop()
         if reason is not None:
             send(self._channel, {"failed": reason})
@@ -141,8 +134,7 @@ class ForkServer:
         forked_worker.flush()
         gc.collect()
         gc.freeze()  # a worker's garbage collections do not touch, and so do not copy, shared pages
-        pss_mib = 0 if order["is_named"] else _pss_mib()
-        send(self._channel, {"ready": True, "files": len(self._files), "pss_mib": pss_mib})
+        send(self._channel, {"ready": _pss_mib()})
 
     # --- fork --------------------------------------------------------------------------------
 
@@ -150,7 +142,7 @@ class ForkServer:
         workers = order["workers"]
         assert self._files is not None
         try:
-            fds = self._incoming.take_fds(2 + sum(worker["fds"] for worker in workers))
+            fds = self._incoming.take_fds(1 + sum(worker["fds"] for worker in workers))
         except OSError as error:
             send(self._channel, {"cold": _not_forked(error)})
             return None
@@ -255,26 +247,22 @@ class ForkServer:
             self._channel.close()
             self._incoming.drop_fds()
             forked_worker.prepare()
-            assignment, fds = blank.wait()
-            return self._become_worker(assignment["index"], assignment["worker"], fds)
+            return self._become_worker(*blank.wait())
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(NOT_EXECUTED)
 
-    def _become_worker(self, index: int, worker: dict[str, Any], fds: list[int]) -> Program:
-        go, errors_to, *streams = fds
-        code = error_code(OSError(errno.EINVAL, ""))
+    def _become_worker(self, worker: dict[str, Any], fds: list[int]) -> Program:
+        go, *streams = fds
+        if not os.read(go, 1):
+            os._exit(SIGNAL_BASE + signal.SIGKILL)
+        os.close(go)
         try:
-            if not os.read(go, 1):
-                os._exit(SIGNAL_BASE + signal.SIGKILL)
-            place = WorkerPlace(self._spawner, worker, streams, fds)
-            return forked_worker.become(place, self._environ, self._path0)
+            return forked_worker.become(self._spawner, worker, streams, self._environ, self._path0)
         except OSError as error:
-            code = error_code(error)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        os.write(errors_to, index.to_bytes(4, "little") + code)
-        os._exit(NOT_EXECUTED)
+            why = explained(code_from(error_code(error)), worker["argv"][0])
+            os.write(2, f"ft-run: the worker cannot be started: {why}\n".encode())
+            os._exit(NOT_EXECUTED)
 
 
 def _orders(workers: list[dict[str, Any]], fds: list[int]) -> Iterator[Order]:
@@ -282,12 +270,12 @@ def _orders(workers: list[dict[str, Any]], fds: list[int]) -> Iterator[Order]:
 
     Args:
         workers: the parameters of the workers.
-        fds: the release pipes and error pipes, then the streams of all workers.
+        fds: the pipe of the release, then the streams of all workers.
     """
-    pipes, streams = fds[:2], fds[2:]
-    for index, worker in enumerate(workers):
+    go, *streams = fds
+    for worker in workers:
         mine, streams = streams[: worker["fds"]], streams[worker["fds"] :]
-        yield {"index": index, "worker": worker}, [*pipes, *mine]
+        yield worker, [go, *mine]
 
 
 def _import(name: str) -> str | None:

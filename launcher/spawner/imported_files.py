@@ -29,10 +29,6 @@ class ImportedFiles:
         self._seen: tuple[float, str | None] = -math.inf, None
         """The time of the last ``look``, and its result."""
 
-    def __len__(self) -> int:
-        """Return the number of files that are checked."""
-        return len(self._marks)
-
     def changed(self) -> str | None:
         """Return a file that has changed, or None.
 

@@ -33,7 +33,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -71,13 +70,7 @@ class Spawner:
         """Process id → (round, index) of each worker that has not been reaped."""
         self._services: set[int] = set()
         """Workers to which only ``terminate`` and ``kill`` apply."""
-        self._fork_server: ForkServerHost | None = None
-        self._beside = Started()
-        """The services among the workers that wait for the fork server."""
-        self._starting: int | None = None
-        """The round whose start has not yet been reported to the agent."""
-        self._held: list[dict[str, Any]] = []
-        """Exits of that round, which are reported to the agent after its start."""
+        self._fork_server = ForkServerHost(self)
         self._killing = False
         self._watching = False
         """The agent waits for the report that no process is left."""
@@ -102,16 +95,15 @@ class Spawner:
                     os.read(self._wake, 4096)
             # Before dead processes are reaped: a new fork server may reuse the number of an old
             # socket.
-            if self._fork_server is not None:
-                self._fork_server.hear(ready)
-                self._fork_server.give_up_late()
+            channel = self._fork_server.channel
+            if channel is not None and channel.fileno() in ready:
+                self._fork_server.receive()
             self._reap()
             if self._channel.fileno() in ready and not self._receive():
                 break
             self._fence()
             if self._watching:
                 self._clear()
-        self._fork_server = None
         self._end_orphans()
 
     def _wait(self) -> set[int]:
@@ -120,15 +112,11 @@ class Spawner:
         poll.register(self._channel, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         timeout_ms = _KILL_AGAIN_MS if self._killing else None
-        if self._fork_server is not None:
-            for fd in self._fork_server.watched():
-                poll.register(fd, select.POLLIN)
-            if self._fork_server.is_awaited:
-                self._fork_server.thaw()
-                timeout_ms = timeout_ms or _THAW_AGAIN_MS
-            if (left_s := self._fork_server.loading_left_s()) is not None:
-                left_ms = 1 + math.ceil(left_s * 1000)
-                timeout_ms = min(timeout_ms or left_ms, left_ms)
+        if self._fork_server.channel is not None:
+            poll.register(self._fork_server.channel, select.POLLIN)
+        if self._fork_server.is_awaited:
+            self._fork_server.thaw()
+            timeout_ms = timeout_ms or _THAW_AGAIN_MS
         if self._fence_at < math.inf and not self._is_fenced:
             left_ms = max(1, 1 + math.ceil((self._fence_at - _now()) * 1000))
             timeout_ms = min(timeout_ms or left_ms, left_ms)
@@ -150,7 +138,7 @@ class Spawner:
     def _do(self, request: dict[str, Any]) -> None:
         match request["do"]:
             case "preload":
-                self._fork_server = ForkServerHost(request, self)
+                self._fork_server.preload(request)
             case "spawn":
                 self._spawn(request)
             case "signal":
@@ -158,7 +146,7 @@ class Spawner:
             case "stop":
                 self._cancel(request["signal"])
                 self._signal(request["signal"])
-                self._foresee()
+                self._fork_server.foresee()
             case "terminate":
                 self._watching = True
                 self._clearing = request["number"]
@@ -179,8 +167,7 @@ class Spawner:
         if self._is_fenced or (late_s := _now() - self._fence_at) < 0:
             return
         self._is_fenced = True
-        is_awaited = self._fork_server is not None and self._fork_server.is_awaited
-        if is_awaited or self._reaped_at >= self._fence_at or self._left():
+        if self._fork_server.is_awaited or self._reaped_at >= self._fence_at or self._left():
             self.send({"event": "fenced", "late_s": late_s})
             self._cancel(signal.SIGKILL)
             self._killing = self._watching = True
@@ -194,63 +181,47 @@ class Spawner:
     # --- workers -----------------------------------------------------------------------------
 
     def _spawn(self, request: dict[str, Any]) -> None:
-        number, all_workers = request["round"], request["workers"]
-        self._starting = number
         try:
-            fds = self._incoming.take_fds(sum(worker["fds"] for worker in all_workers))
+            fds = self._incoming.take_fds(sum(worker["fds"] for worker in request["workers"]))
         except OSError as error:
-            self._report_spawned(number, Started.none(all_workers, error))
+            self._spawned(request, Started.none(request["workers"], error))
             return
         if _now() >= self._fence_at:
             _close(fds)
-            self._starting = None
             self.send({"event": "fenced", "late_s": 0.0})
-            return
-        workers = [worker for worker in all_workers if not worker["service"]]
-        services = all_workers[len(workers) :]
-        of_workers = {"round": number, "workers": workers}
-        count = sum(worker["fds"] for worker in workers)
-        if self._fork_server is not None and self._fork_server.takes(of_workers):
-            # A service is the same with or without a fork server, and need not wait for one.
-            self._beside = self._start(number, services, fds[count:])
-            self._fork_server.spawn(of_workers, fds[:count])
+        elif self._fork_server.takes(request):
+            self._fork_server.spawn(request, fds)
         else:
             self.spawn_cold(request, fds)
 
     def spawn_cold(self, request: dict[str, Any], fds: list[int]) -> None:
-        """Start workers by executing their programs."""
-        number = request["round"]
-        self._report_spawned(number, self._start(number, request["workers"], fds))
+        """Start workers and services by executing their programs."""
+        self.released(request, fds, [])
 
-    def released(self, request: dict[str, Any], pids: list[int]) -> None:
-        """Supervise workers that have been forked from the fork server."""
-        self._look_after(request["round"], request["workers"], pids)
+    def released(self, request: dict[str, Any], fds: list[int], pids: list[int]) -> None:
+        """Supervise forked workers, and start what follows them by executing its program.
 
-    def spawned(
-        self, request: dict[str, Any], pids: list[int], errors: list[tuple[int, int]]
-    ) -> None:
-        """Report to the agent that workers forked from the fork server are running."""
-        self._report_spawned(request["round"], Started(pids, errors))
-
-    def _start(self, number: int, workers: list[dict[str, Any]], fds: list[int]) -> Started:
-        started = start_workers(workers, fds)
+        Args:
+            request: of the agent.
+            fds: the descriptors of all; they are closed.
+            pids: of the first workers, which have been forked from the fork server.
+        """
+        workers = request["workers"]
+        used = sum(worker["fds"] for worker in workers[: len(pids)])
+        started = start_workers(workers[len(pids) :], fds[used:])
         _close(fds)
-        self._look_after(number, workers, started.pids)
-        return started
+        self._spawned(request, Started(pids).together(started))
 
-    def _look_after(self, number: int, workers: list[dict[str, Any]], pids: Sequence[int]) -> None:
-        for pid, worker in zip(pids, workers, strict=True):
+    def _spawned(self, request: dict[str, Any], started: Started) -> None:
+        """Supervise what was started, and report it to the agent."""
+        number, workers = request["round"], request["workers"]
+        for pid, worker in zip(started.pids, workers, strict=True):
             if pid:
                 self._workers[pid] = (number, worker["index"])
                 if worker["service"]:
                     self._services.add(pid)
-
-    def _report_spawned(self, number: int, started: Started) -> None:
-        whole = started.together(self._beside)
-        self._beside = Started()
-        self.send({"event": "spawned", "round": number, **whole._asdict()})
-        self._send_held()
-        for index, _ in whole.unforked:
+        self.send({"event": "spawned", "round": number, **started._asdict()})
+        for index, _ in started.unforked:
             self._send_exit(number, index, NOT_EXECUTED)
 
     def _signal(self, number: int) -> None:
@@ -259,26 +230,13 @@ class Spawner:
 
     def _cancel(self, number: int) -> None:
         """Report workers that have not started as ended by the signal."""
-        request = self._fork_server.cancel() if self._fork_server is not None else None
-        if request is not None:
-            self._send_held()
-            for worker in request["workers"]:
+        request = self._fork_server.cancel()
+        for worker in request["workers"] if request is not None else ():
+            if not worker["service"]:
                 self._send_exit(request["round"], worker["index"], -number)
-            self._beside = Started()
 
     def _send_exit(self, number: int, index: int, status: int) -> None:
-        event = {"event": "exited", "round": number, "index": index, "status": status}
-        if number == self._starting:
-            self._held.append(event)
-        else:
-            self.send(event)
-
-    def _send_held(self) -> None:
-        """Report the exits of a round, once its start was reported or never will be."""
-        self._starting = None
-        for event in self._held:
-            self.send(event)
-        self._held.clear()
+        self.send({"event": "exited", "round": number, "index": index, "status": status})
 
     def _reap(self) -> None:
         while True:
@@ -293,21 +251,16 @@ class Spawner:
                 self._services.discard(pid)
                 self._reaped_at = _now()
                 if code:
-                    self._foresee()
+                    self._fork_server.foresee()
                 self._send_exit(*self._workers.pop(pid), code)
-            elif self._fork_server is not None and pid == self._fork_server.pid:
+            elif pid == self._fork_server.pid:
                 self._fork_server.reaped(code)
-
-    def _foresee(self) -> None:
-        """Prepare for new workers: the current ones are ending and are likely to be replaced."""
-        if self._fork_server is not None:
-            self._fork_server.foresee()
 
     def _left(self) -> list[int]:
         """Return the workers and their descendants."""
         found = descendants(os.getpid())
         # Queried afterwards, so that what the fork server has just started counts as its own.
-        spared = self._fork_server.spared(found) if self._fork_server is not None else ()
+        spared = self._fork_server.spared(found)
         return [pid for pid in found if pid not in spared]
 
     def _clear(self) -> None:
@@ -315,8 +268,6 @@ class Spawner:
             kill_all(self._left())
             self._reap()
         if not self._left():
-            if self._fork_server is not None:
-                self._fork_server.hear_beginning(are_gone=True)
             self._killing = self._watching = False
             self.send({"event": "empty", "number": self._clearing})
 

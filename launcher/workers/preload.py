@@ -10,7 +10,6 @@ from ...errors import UsageError
 from ...events.preload import PreloadSource
 from ...training.worker.tuned_values import OMP_NUM_THREADS
 from ..flags.values import AUTO_PRELOAD, shown
-from ..machine.cpu_limit import available_cpus
 from ..options import LaunchOptions, ScriptMode
 from ..spawner.client import SpawnerClient
 from .worker_command import WorkerCommands
@@ -66,12 +65,7 @@ def import_modules(
     spawner: SpawnerClient,
     tune_file: "TuneFile | None",
 ) -> None:
-    """Have the spawner start a fork server for the workers.
-
-    Imports beside running workers pause on a node with fewer than two CPUs per worker, or fewer
-    than four.
-    """
-    workers = commands.local_world_size
+    """Have the spawner start a fork server for the workers."""
     env, settings = commands.job_env(), tune_file.values.settings if tune_file is not None else ()
     if (threads := dict(settings).get(OMP_NUM_THREADS)) and OMP_NUM_THREADS not in os.environ:
         env[OMP_NUM_THREADS] = str(threads)  # which torch reads when it is imported
@@ -81,8 +75,7 @@ def import_modules(
         env,
         differing=commands.own_variables,
         source=source,
-        count=workers if source is PreloadSource.WORKERS else 0,
-        pauses=available_cpus() < max(4, 2 * workers),
+        count=commands.local_world_size,
     )
 
 

@@ -221,25 +221,18 @@ def test_workers_are_forked_while_those_before_end(case: str, tmp_path: Path) ->
 IN_BACKGROUND = """
 import asyncio, sys
 from ft_run.events.preload import PreloadSource
-from ft_run.launcher.spawner import forkserver_host
 from ft_run.launcher.spawner.client import Exited, ForkServerEvent, SpawnerClient, WorkerCommand
 
-case, source, loading_max_s = sys.argv[1:]
-forkserver_host._LOADING_MAX_S = float(loading_max_s)
 client = SpawnerClient()
 heard = asyncio.Queue()
 WORKER = (sys.executable, "-u", "-c", "import sys; sys.exit('slow' in sys.modules)")
-last = []
+states = []
 
 async def event():
     event = await heard.get()
     if isinstance(event, ForkServerEvent):
-        last[:] = [event.state.value, event.text.partition(" (")[0]]
+        states.append(event.state.value)
     return event
-
-async def until(state):
-    while last[:1] != [state]:
-        await event()
 
 async def work():
     client.spawn(0, [WorkerCommand(WORKER, {})])
@@ -249,48 +242,66 @@ async def work():
 
 async def main():
     client.listen(heard.put_nowait)
-    client.preload(["slow"], WORKER, {}, source=PreloadSource(source), count=1, pauses=True)
-    await until("loading")
+    client.preload(["slow"], WORKER, {}, source=PreloadSource.WORKERS, count=1)
     print(client.preloading)
     await work()
-    if case == "ends":
-        with open("gate", "w"):
-            pass
-    await until("ready" if case == "ends" else "failed")
+    with open("gate", "w"):
+        pass
+    while "ready" not in states:
+        await event()
     await work()
-    if case != "ends":
-        print(last[1])
 
 asyncio.run(main())
 client.close()
 """
 
 
-@pytest.mark.parametrize(
-    ("case", "source", "loading_max_s", "lines"),
-    [
-        ("ends", "workers", 60, ["False", "cold", "warm"]),
-        ("hangs", "workers", 2, ["False", "cold", "cold"]),
-        ("hangs", "tune file", 2, ["True", "cold", "cold"]),
-    ],
-)
-def test_workers_do_not_wait_for_an_import_in_the_background_or_that_hangs(
-    tmp_path: Path, case: str, source: str, loading_max_s: float, lines: list[str]
-) -> None:
-    (tmp_path / "slow.py").write_text(
-        "import sys\n"
-        "open('finder', 'w').write(type(sys.meta_path[0]).__name__)\n"
-        "open('gate').read()"
-    )
+def test_workers_do_not_wait_for_an_import_in_the_background(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("open('gate').read()")
     os.mkfifo(tmp_path / "gate")
     done = subprocess.run(
-        [sys.executable, "-c", IN_BACKGROUND, case, source, str(loading_max_s)],
+        [sys.executable, "-c", IN_BACKGROUND],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    late = [] if case == "ends" else [f"importing slow takes longer than {loading_max_s} s"]
-    assert done.stdout.splitlines() == [*lines, *late]
-    assert ("_Pauses" in (tmp_path / "finder").read_text()) == (source == "workers")
+    assert done.stdout.splitlines() == ["False", "cold", "warm"]
+
+
+BOUND = """
+import asyncio, sys
+from ft_run.launcher.spawner.client import Exited, SpawnerClient, WorkerCommand
+
+client = SpawnerClient()
+heard = asyncio.Queue()
+WORKER = (sys.executable, "-u", "-c", "print('ran')")
+client.preload(["colorsys"], WORKER, {})
+
+async def main():
+    client.listen(heard.put_nowait)
+    client.spawn(0, [WorkerCommand(WORKER, {"OMP_NUM_THREADS": "1"}, cpus=frozenset({100_000}))])
+    while not isinstance(exited := await heard.get(), Exited):
+        pass
+    print(exited.exit_code)
+
+asyncio.run(main())
+client.close()
+"""
+
+
+def test_a_forked_worker_that_cannot_be_bound_to_its_cpus_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BOUND],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.stdout == "127\n"
+    assert done.stderr == (
+        "ft-run: the worker cannot be started: it cannot be bound to its CPUs (--numa-binding):"
+        " Invalid argument\n"
+    )

@@ -465,15 +465,7 @@ class TestWhatAForkMustNotShare:
 
 
 class TestImportedFiles:
-    def test_a_file_rewritten_in_place_is_noticed(self, tmp_path: Path) -> None:
-        path = tmp_path / "mine.py"
-        path.write_text("a = 1\n")
-        module = load(path)
-        files = imported_files.ImportedFiles([module, sys, json])
-        assert len(files) > 2  # the interpreter's own libraries are mapped
-        assert files.changed() is None
-        path.write_text("a = 22\n")
-        assert files.changed() == str(path)
+    """``test_a_module_that_has_changed_on_disk_is_imported_again`` has a file that is rewritten."""
 
     def test_a_file_that_is_replaced_or_gone_is_noticed(self, tmp_path: Path) -> None:
         path = tmp_path / "mine.py"

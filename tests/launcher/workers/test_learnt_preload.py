@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from ft_run.events.event import Event
 from ft_run.events.preload import NothingToPreload, PreloadChanged, PreloadSource, PreloadState
-from ft_run.launcher.machine import cpu_limit
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner.client import ForkServerEvent
 from ft_run.launcher.workers.learnt_preload import Preload
@@ -27,7 +26,6 @@ class Node:
     ) -> None:
         options = LaunchOptions("a.py", RendezvousOptions(), preload=preload)
         self.orders: list[tuple[tuple[str, ...], PreloadSource, int]] = []
-        self.pauses: list[bool] = []
         self.events: list[Event] = []
         self.kept: list[tuple[str, ...]] = []
         file = SimpleNamespace(values=TunedValues(preload=known)) if known else None
@@ -44,11 +42,8 @@ class Node:
             watches=(*watches, None), assignment=SimpleNamespace(round=1, node_rank=0)
         )
 
-    def _preloads(
-        self, modules: Any, *_: Any, source: Any, count: int, pauses: bool, **__: Any
-    ) -> None:
+    def _preloads(self, modules: Any, *_: Any, source: Any, count: int, **__: Any) -> None:
         self.orders.append((modules, source, count))
-        self.pauses.append(pauses)
 
     def reports(self, state: PreloadState, text: str = "") -> None:
         self.preload.changed(ForkServerEvent(state, 1, text))
@@ -111,20 +106,6 @@ def test_what_the_user_has_named_is_not_kept() -> None:
     node = Node(preload=("numpy",))
     node.reports(PreloadState.READY, "1 s")
     assert not node.kept
-
-
-@pytest.mark.parametrize(
-    ("allowed", "quota", "pauses"), [(3, None, True), (4, None, False), (64, 3.5, True)]
-)
-def test_imports_pause_where_workers_need_the_cpus(
-    monkeypatch: pytest.MonkeyPatch, allowed: int, quota: float | None, pauses: bool
-) -> None:
-    """Two workers: with four CPUs, one is idle or not missed."""
-    monkeypatch.setattr(cpu_limit, "allowed_cpus", lambda: frozenset(range(allowed)))
-    monkeypatch.setattr(cpu_limit, "quota_cpus", lambda: quota)
-    node = Node({"torch"})
-    node.preload.learn(node.group)
-    assert node.pauses == [pauses]
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "4"), ("2", None)])
