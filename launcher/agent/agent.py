@@ -463,6 +463,8 @@ class Agent:
                 if late_s > KILL_S:
                     self._event(FenceLate(late_s))
             case SpawnerGone():
+        if stop.is_hung:
+            self._hangs.report_recordings(group)
                 await self._spawner_gone()
 
     def _retune(self, order: Retune, is_accepted: bool) -> None:

@@ -136,8 +136,7 @@ class StopWorkers:
     lets_settle: bool = False
     """First wait briefly for workers that are already exiting."""
     is_hung: bool = False
-    """The workers hang: they get no time to save anything. The dumps of NCCL's flight recorder are
-    written first."""
+    """The workers hang: they get no time to save anything."""
     patience_s: float | None = None
     """The maximum time to exit; None: the usual time."""
 

@@ -2,21 +2,18 @@
 
     delayed → SIGTERM → SIGKILL → no process is left, or some processes survive SIGKILL
 
-SIGTERM is delayed while a worker that exits by itself may still show its exit status, and while
-NCCL's flight recorder writes the last collectives of workers that hang.
+SIGTERM is delayed while a worker that exits by itself may still show its exit status.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 
 from ...events.event import Event
-from ...events.workers import CollectivesRecorded, KillOutlived, LeftoversEnded, WorkersKilled
+from ...events.workers import KillOutlived, LeftoversEnded, WorkersKilled
 from ...values import dataclass
 from ..machine.nvml import has_driver
 from ..processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S, Dying
 from ..spawner.client import SpawnerClient
-from ..stacks.flight_recorder import LOOK_S, FlightRecorders
 from ..workers.worker_group import WorkerGroup, WorkerGroupState
 from .lifecycle import StopWorkers
 
@@ -64,8 +61,6 @@ class GroupStop:
         self._post, self._note = post, note
         self._timer: asyncio.TimerHandle | None = None
         self._is_held_back = False
-        self._recorders: FlightRecorders | None = None
-        """The flight recorders of workers that hang, where they are enabled."""
         self._dying: Dying | None = None
         """The workers that were killed."""
 
@@ -75,7 +70,10 @@ class GroupStop:
         before = group.state
         if order.is_hung and not before.is_ending:
             self._limit_s = min(self._limit_s, HUNG_S)
-        if before is WorkerGroupState.RUNNING and self._holds_back(order):
+        if before is WorkerGroupState.RUNNING and order.lets_settle and group.alive:
+            if not self._is_held_back:
+                self._is_held_back = True
+                self._arm(SETTLE_S)
             return
         self._is_held_back = False
         group.stop(order.number)
@@ -110,8 +108,7 @@ class GroupStop:
         """Take the next step; return the processes that survive SIGKILL, once that is certain."""
         group = self._group
         if group.state is WorkerGroupState.RUNNING:
-            if not self._are_recording():
-                self.stop()  # the workers that were exiting have exited
+            self.stop()  # the workers that were exiting have exited
             return ()
         if group.state is WorkerGroupState.STOPPING:
             self._note_killed()
@@ -133,37 +130,6 @@ class GroupStop:
         """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
-
-    def _holds_back(self, order: StopWorkers) -> bool:
-        """Return whether SIGTERM is delayed; ``time_over`` sends it then."""
-        if order.is_hung and self._recorders is None:
-            recorders = FlightRecorders(os.environ)
-            ranks = [worker.rank for worker in self._group.running]
-            if recorders.ask(ranks, asyncio.get_running_loop().time()):
-                self._recorders = recorders
-                self._hold_back(LOOK_S)
-        if order.lets_settle and self._group.alive and not self._is_held_back:
-            self._hold_back(SETTLE_S)
-        return self._is_held_back and (order.is_hung or order.lets_settle)
-
-    def _hold_back(self, seconds: float) -> None:
-        self._is_held_back = True
-        self._arm(seconds)
-
-    def _are_recording(self) -> bool:
-        """Poll the flight recorders: set the next poll while they write, then report the result."""
-        if (recorders := self._recorders) is None:
-            return False
-        if recorders.are_writing(asyncio.get_running_loop().time()):
-            self._hold_back(LOOK_S)
-            return True
-        at = self._group.assignment
-        self._note(
-            CollectivesRecorded(
-                at.round, at.node_rank, recorders.written, recorders.late, recorders.files
-            )
-        )
-        return False
 
     def _leftovers(self) -> tuple[int, ...]:
         """Return the descendants of workers, without those of the store."""

@@ -1,4 +1,4 @@
-"""Requests dumps of NCCL's flight recorder: for the verdict, and before hung workers are stopped.
+"""Requests dumps of NCCL's flight recorder, for the verdict on a hang and for the user.
 
 torch keeps the last collectives in memory. A process dumps them to a file when they time out, which
 a worker that is stopped before then never does, or on request:
@@ -15,16 +15,11 @@ from contextlib import suppress
 
 from ...values import dataclass
 
-LOOK_S = 0.5
-"""Seconds between two polls of the files."""
-
-_PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-VARIABLES = (_SIZES[0], _PIPES, _FILES[0])
+VARIABLES = (_SIZES[0], PIPES, _FILES[0])
 """The variables that ``record_collectives`` may set; since torch 2.9."""
-_WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
-_WAIT_S, _WAIT_MAX_S = 5.0, 60.0
 
 _Signature = tuple[int, int] | None
 """The modification time of a file and its size; None: there is no file."""
@@ -53,37 +48,33 @@ def record_collectives(environ: MutableMapping[str, str]) -> str:
     folder = tempfile.mkdtemp(prefix="ft-run-collectives-")
     if not any(name in environ for name in _SIZES):
         environ[_SIZES[0]] = "2000"
-    environ.setdefault(_PIPES, f"{folder}/rank_")
+    environ.setdefault(PIPES, f"{folder}/rank_")
     if not any(environ.get(name) for name in _FILES):
         environ[_FILES[0]] = f"{folder}/dump_"
     return folder
 
 
 class FlightRecorders:
-    """The flight recorders of the ranks of one round. Times in seconds, of any one clock."""
+    """The flight recorders of the ranks of one round."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._pipes = environ.get(_PIPES, "")
+        self._pipes = environ.get(PIPES, "")
         cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
         named = [environ[name] for name in _FILES if environ.get(name)]
         self.files = named[0] if named else f"{cache}/torch/comm_lib_trace_rank_"
         """The prefix of the files' names; the rank follows."""
-        given = environ.get(_WAIT, "")
-        self._wait_s = min(int(given) / 1000, _WAIT_MAX_S) if given.isdecimal() else _WAIT_S
         self._dumps: dict[int, _Dump] = {}
-        self._until = 0.0
 
-    def ask(self, ranks: Iterable[int], now: float) -> bool:
+    def ask(self, ranks: Iterable[int]) -> bool:
         """Request dumps of ranks; return whether any rank has an enabled recorder."""
         for rank in ranks if self._pipes else ():
             before = self._signature(rank)
             if _write_to_pipe(f"{self._pipes}{rank}.pipe"):
                 self._dumps[rank] = _Dump(before, before)
-        self._until = now + self._wait_s
         return bool(self._dumps)
 
-    def are_writing(self, now: float) -> bool:
-        """Return whether ranks are still writing, and have time left.
+    def look(self) -> None:
+        """Poll the files.
 
         A file is complete when it differs from the one before the request, and has not changed
         since the last poll.
@@ -92,7 +83,6 @@ class FlightRecorders:
             found = self._signature(rank)
             dump.is_written = found not in (None, dump.before) and found == dump.seen
             dump.seen = found
-        return bool(self.late) and now < self._until
 
     @property
     def written(self) -> tuple[int, ...]:

@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from ...events.event import Event
-from ...events.workers import HangDismissed, HangSuspected, StacksKept
+from ...events.workers import CollectivesRecorded, HangDismissed, HangSuspected, StacksKept
+from ...rendezvous.protocol.collectives import GROUPS_MAX, GROUPS_OF_NODE_MAX, RankCollectives
 from ...rendezvous.protocol.messages import HangSpec, Stop
-from ...rendezvous.protocol.stacks import NoHang, StackReport, Suspicion
+from ...rendezvous.protocol.stacks import NoHang, RankStack, StackReport, Suspicion
+from ...tasks import show_bug
 from ...values import replace
+from ..stacks import recorded
+from ..stacks.collect import AskedWorker, collect
+from ..stacks.flight_recorder import PIPES, FlightRecorders
 from ..stacks.lateness import Lateness
-from ..stacks.reports import StackReports
 from .worker_group import WorkerGroup, WorkerGroupState
 
 STACKS_FILE = "hang.txt"
@@ -42,29 +47,61 @@ class Hangs:
             environ: the environment of the workers.
             piece_of: returns the piece of ``shared_work`` that a rank is doing.
         """
-        self._reports = StackReports(host, send, environ)
-        self._piece_of = piece_of
+        self._host, self._environ, self._piece_of = host, environ, piece_of
         self._lateness = Lateness(spec.timeout_s, spec.start_s) if spec is not None else None
         self._send = send
         self._note = note
         self._group: WorkerGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        self._inquiry = 0
+        self._recorders: FlightRecorders | None = None
+        """Those of the present inquiry, if there are any."""
+        self._collectives: dict[int, RankCollectives | None] = {}
+        """What they have recorded, by rank; None: the file is unusable."""
 
     def report(self, number: int, group: WorkerGroup | None, inquiry: int = 0) -> None:
-        """Send the stacks of the workers, which the master has requested.
+        """Collect the stacks of the workers, which the master has requested, and send them.
 
         Args:
             number: of the request.
             group: the workers; None: there are none.
             inquiry: as in ``StackOrder``.
         """
-        if group is not None:
-            workers = tuple(
-                replace(worker, piece=self._piece_of(worker.rank)) for worker in group.running
-            )
-            self._reports.report(number, group.assignment.node_rank, workers, inquiry)
-        else:
-            self._reports.report(number, -1, ())
+        if self._reporting is not None and not self._reporting.done():
+            return  # the master sends one request at a time; this one was cancelled
+        self._reporting = asyncio.create_task(self._report(number, group, inquiry))
+        self._reporting.add_done_callback(partial(show_bug, "a report of stacks"))
+
+    async def _report(self, number: int, group: WorkerGroup | None, inquiry: int) -> None:
+        stacks: tuple[RankStack, ...] = ()
+        if group is not None and (running := group.running):
+            workers = [replace(one, piece=self._piece_of(one.rank)) for one in running]
+            if inquiry and inquiry != self._inquiry:
+                self._ask_recorders(workers, inquiry)
+            stacks = await collect(workers, group.assignment.node_rank, self._host)
+            if inquiry and self._recorders is not None:
+                most = max(1, min(GROUPS_MAX, GROUPS_OF_NODE_MAX // len(workers)))
+                await self._read(self._recorders, most)
+                stacks = tuple(
+                    replace(stack, collectives=self._collectives.get(stack.rank))
+                    for stack in stacks
+                )
+        self._send(StackReport(number, stacks))
+
+    def _ask_recorders(self, workers: Sequence[AskedWorker], inquiry: int) -> None:
+        self._inquiry, self._collectives = inquiry, {}
+        recorders = FlightRecorders(self._environ)
+        has_some = recorders.ask(worker.rank for worker in workers)
+        self._recorders = recorders if has_some else None
+
+    async def _read(self, recorders: FlightRecorders, most: int) -> None:
+        """Read the files that are complete."""
+        recorders.look()
+        for rank in recorders.written:
+            if rank not in self._collectives:
+                path = f"{recorders.files}{rank}"
+                self._collectives[rank] = await asyncio.to_thread(_summary, path, most)
 
     def begin(self, group: WorkerGroup | None) -> None:
         """Start to watch the workers of a round, which have been started."""
@@ -101,9 +138,20 @@ class Hangs:
             at = group.assignment
             self._note(StacksKept(at.round, at.node_rank, path))
 
+    def report_recordings(self, group: WorkerGroup) -> None:
+        """Report where NCCL's flight recorders have written the collectives of hung workers.
+
+        Without effect unless the user has set the pipes: other files are removed at the end.
+        """
+        if (recorders := self._recorders) is not None and PIPES in os.environ:
+            at = group.assignment
+            found = recorders.written, recorders.late, recorders.files
+            self._note(CollectivesRecorded(at.round, at.node_rank, *found))
+
     def close(self) -> None:
         """Stop watching, and send no further report."""
-        self._reports.close()
+        if self._reporting is not None:
+            self._reporting.cancel()
         self._look_no_more()
 
     def _look_no_more(self) -> None:
@@ -134,3 +182,10 @@ class Hangs:
         if workers:
             delay_s = max(0.0, look.again_at - now)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+
+
+def _summary(path: str, most: int) -> RankCollectives | None:
+    try:
+        return recorded.summary(recorded.read(path), most)
+    except recorded.BadDumpError:
+        return None

@@ -1,27 +1,22 @@
 """How long a stop may take, on a clock that the test moves."""
 
 import asyncio
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 from unittest import mock
 
-import pytest
 from ft_run.launcher.agent.lifecycle import StopWorkers
+from ft_run.launcher.agent.reports import NodeReports
 from ft_run.launcher.agent.stopping import HUNG_S, LEFTOVERS_S, SETTLE_S, TimeOver
-from ft_run.launcher.agent.supervisor import Listener, Supervisor
+from ft_run.launcher.agent.supervisor import Supervisor
 from ft_run.launcher.logs.log_dir import LogDir
 from ft_run.launcher.machine.gpu_memory import GpuMemory
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
-from ft_run.launcher.processes.dying import SURVIVES_KILL_S
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.launcher.workers.worker_group import WorkerGroupState
 from ft_run.launcher.workers.worker_starter import WorkerStarter
-from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import Assignment, NodeSpec
 from ft_run.tests.harness.hand_clock import HandClock
 
@@ -61,7 +56,7 @@ class Node:
         )
         self.clock, self.spawner = clock, FakeSpawner()
         self.over: list[TimeOver] = []
-        self.listener = mock.Mock()
+        self.reports = mock.Mock()
         spawner = cast(SpawnerClient, self.spawner)
         commands, log_dir = WorkerCommands(options, 2, {}), LogDir(options.logs, None, None)
         self.supervisor = Supervisor(
@@ -70,33 +65,31 @@ class Node:
             SHUTDOWN_S,
             post=self.over.append,
             note=Display(live=False).event,
-            listener=cast(Listener, self.listener),
+            reports=cast(NodeReports, self.reports),
         )
 
     def start(self) -> None:
         assignment = Assignment(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
-
-        async def start() -> None:
-            self.supervisor.start(assignment)
-
-        self.do(start())
-        self.do(self.supervisor.spawned(Spawned(0, (101, 102))))
+        self.call(self.supervisor.start, assignment)
+        self.supervisor.spawned(Spawned(0, (101, 102)))
 
     def take_what_is_over(self) -> None:
         while self.over:
-            self.do(self.supervisor.time_over(self.over.pop(0)))
+            self.call(self.supervisor.time_over, self.over.pop(0))
 
     def stop(self, **options: Any) -> None:
-        async def stop() -> None:
-            self.supervisor.stop(StopWorkers(**options))
-
-        self.do(stop())
+        self.call(self.supervisor.stop, StopWorkers(**options))
 
     def kill(self) -> None:
-        async def kill() -> None:
-            self.supervisor.kill()
+        self.call(self.supervisor.kill)
 
-        self.do(kill())
+    def call(self, function: Callable[..., object], *args: Any, **options: Any) -> None:
+        """Call a function on the loop."""
+
+        async def call() -> None:
+            function(*args, **options)
+
+        self.do(call())
 
     def end(self, *exit_codes: int) -> None:
         """Let the workers exit, and nothing be left of them."""
@@ -151,11 +144,7 @@ def test_what_workers_left_running_is_killed_and_is_no_worker(capfd) -> None:
     def test(node: Node) -> None:
         for local_rank in (0, 1):
             node.do(node.supervisor.exited(Exited(0, local_rank, 0)))
-
-        async def end() -> None:
-            node.supervisor.end(gently=True)
-
-        node.do(end())
+        node.call(node.supervisor.end, gently=True)
         node.clock.pass_to(LEFTOVERS_S + 1)
         node.take_what_is_over()
         assert node.spawner.asked == ["spawn 2", "terminate all", "kill"]
@@ -199,83 +188,24 @@ def test_hung_workers_are_killed_soon_and_those_of_the_next_stop_are_not(capfd) 
     with_node(test)
 
 
-@pytest.fixture
-def pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both workers listen at the pipe of their flight recorder; the test writes their files."""
-    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", f"{tmp_path}/pipe_")
-    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/trace_")
-    fds = []
-    for rank in (0, 1):
-        path = tmp_path / f"pipe_{rank}.pipe"
-        os.mkfifo(path)
-        fds.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-    yield
-    for fd in fds:
-        os.close(fd)
-
-
-def test_hung_workers_are_ended_when_their_flight_recorders_have_written(
-    tmp_path: Path, pipes: None, capfd
-) -> None:
-    def test(node: Node) -> None:
-        node.stop(is_hung=True)
-        node.stop(is_hung=True)  # said twice
-        for rank in (0, 1):
-            (tmp_path / f"trace_{rank}").write_text("collectives")
-        node.clock.pass_to(0.6)
-        node.take_what_is_over()
-        assert node.spawner.asked == ["spawn 2"]
-        node.clock.pass_to(1.2)
-        node.take_what_is_over()
-        assert node.spawner.asked == ["spawn 2", "stop 15"]
-        said = f"flight recorder: wrote the last collectives of rank(s) 0,1: {tmp_path}/trace_*\n"
-        assert said in capfd.readouterr().err
-        node.clock.pass_to(1.2 + HUNG_S + 0.1)
-        node.take_what_is_over()
-        assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
-
-    with_node(test)
-
-
-def test_flight_recorders_are_not_asked_for_workers_that_do_not_hang(pipes: None, capfd) -> None:
-    def test(node: Node) -> None:
-        node.stop()
-        assert node.spawner.asked == ["spawn 2", "stop 15"]
-
-    with_node(test)
-
-
-def test_a_worker_that_is_ending_is_waited_for_a_moment(pipes: None, capfd) -> None:
+def test_a_worker_that_is_ending_is_waited_for_a_moment(capfd) -> None:
     def test(node: Node) -> None:
         node.stop(lets_settle=True)
         assert node.spawner.asked == ["spawn 2"]
         node.clock.pass_to(SETTLE_S + 0.1)
         node.take_what_is_over()
         assert node.spawner.asked == ["spawn 2", "stop 15"]
-        assert "flight recorder" not in capfd.readouterr().err
 
     with_node(test)
 
 
-@pytest.mark.parametrize("why", ["lets_settle", "is_hung"])
-def test_nothing_is_waited_for_when_all_workers_have_ended_by_themselves(
-    pipes: None, capfd, why: str
-) -> None:
+def test_nothing_is_waited_for_when_all_workers_have_ended_by_themselves(capfd) -> None:
     def test(node: Node) -> None:
-        node.stop(**{why: True})
+        node.stop(lets_settle=True)
         assert node.spawner.asked == ["spawn 2"]
         node.end(0, 0)
         assert node.spawner.asked == ["spawn 2", "kill"]
-        assert node.listener.workers_gone.call_count == 1
-
-    with_node(test)
-
-
-def test_a_signal_to_the_node_does_not_wait_for_flight_recorders(pipes: None, capfd) -> None:
-    def test(node: Node) -> None:
-        node.stop(is_hung=True)
-        node.stop()
-        assert node.spawner.asked == ["spawn 2", "stop 15"]
+        assert node.reports.workers_gone.call_count == 1
 
     with_node(test)
 
@@ -296,23 +226,6 @@ def test_stale_workers_that_are_being_stopped_get_no_more_time(capfd) -> None:
         assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
         assert node.supervisor.group is not None
         assert node.supervisor.group.state is WorkerGroupState.KILLING
-
-    with_node(test)
-
-
-def test_a_second_ctrl_c_does_not_wait_for_ever_for_workers_that_cannot_be_killed(capfd) -> None:
-    """Such as one in uninterruptible sleep."""
-
-    def test(node: Node) -> None:
-        node.stop(number=signal.SIGINT)
-        node.kill()
-        assert node.spawner.asked == ["spawn 2", "stop 2", "kill"]
-        assert node.listener.worker_failed.call_count == 0
-        node.clock.pass_to(SURVIVES_KILL_S + 1)
-        node.take_what_is_over()
-        ((_, failure), _) = node.listener.worker_failed.call_args
-        assert failure.kind is FailureKind.STUCK
-        assert node.listener.workers_gone.call_count == 1
 
     with_node(test)
 
@@ -339,12 +252,12 @@ def test_a_worker_that_fails_before_the_memory_of_gpus_is_known_holds_nothing_up
         node.start()
         node.stop()  # limits the time that the workers have to end
         node.end(1, 1)
-        assert node.listener.workers_gone.call_count == 0
+        assert node.reports.workers_gone.call_count == 0
         is_known.set()
         for _ in range(5):
             clock.run_until_complete(asyncio.sleep(0))
         node.take_what_is_over()
-        assert node.listener.workers_gone.call_count == 1
+        assert node.reports.workers_gone.call_count == 1
         node.supervisor.close()
     finally:
         clock.close()

@@ -5,7 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ft_run.launcher.stacks.flight_recorder import FlightRecorders
+from ft_run.launcher.stacks.flight_recorder import (
+    VARIABLES,
+    FlightRecorders,
+    record_collectives,
+)
 
 
 class Ranks:
@@ -16,7 +20,6 @@ class Ranks:
         self.environ = {
             "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{folder}/pipe_",
             "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/trace_",
-            "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "8000",
         }
         for rank in (0, 1):
             os.mkfifo(folder / f"pipe_{rank}.pipe")
@@ -46,42 +49,32 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     ranks.close()
 
 
-def test_each_is_asked_once_and_waited_for_until_its_file_no_longer_grows(ranks: Ranks) -> None:
+def test_each_is_asked_once_and_has_written_when_its_file_no_longer_grows(ranks: Ranks) -> None:
     ranks.write(0, "of a round before")
     recorders = FlightRecorders(ranks.environ)
-    assert recorders.ask((0, 1, 2), 100.0)
+    assert recorders.ask((0, 1, 2))
     assert ranks.are_asked() == [True, True]
-    assert recorders.are_writing(100.5)
+    recorders.look()
     assert ranks.are_asked() == [False, False]
     assert answers(recorders) == ([], [0, 1])
     ranks.write(0, "half")
     ranks.write(1, "whole")
-    assert recorders.are_writing(101.0)
+    recorders.look()
     ranks.write(0, "half, whole")
-    assert recorders.are_writing(101.5)
+    recorders.look()
     assert answers(recorders) == ([1], [0])
-    assert not recorders.are_writing(102.0)
+    recorders.look()
     assert answers(recorders) == ([0, 1], [])
 
 
-def test_one_that_does_not_answer_is_waited_for_as_long_as_torch_would(ranks: Ranks) -> None:
-    recorders = FlightRecorders(ranks.environ)
-    assert recorders.ask((0, 1), 100.0)
-    ranks.write(1, "whole")
-    assert recorders.are_writing(107.0)
-    assert recorders.are_writing(107.9)
-    assert not recorders.are_writing(108.0)
-    assert answers(recorders) == ([1], [0])
-
-
-def test_a_recorder_that_is_off_or_has_ended_is_not_waited_for(ranks: Ranks) -> None:
-    assert not FlightRecorders({}).ask((0, 1), 100.0)
-    assert not FlightRecorders(ranks.environ).ask((2,), 100.0)
+def test_a_recorder_that_is_off_or_has_ended_writes_nothing(ranks: Ranks) -> None:
+    assert not FlightRecorders({}).ask((0, 1))
+    assert not FlightRecorders(ranks.environ).ask((2,))
     (ranks.folder / "pipe_2.pipe").touch()
-    assert not FlightRecorders(ranks.environ).ask((2,), 100.0), "it is no pipe"
+    assert not FlightRecorders(ranks.environ).ask((2,)), "it is no pipe"
     os.close(ranks.fds.pop())
     recorders = FlightRecorders(ranks.environ)
-    assert recorders.ask((0, 1), 100.0)
+    assert recorders.ask((0, 1))
     assert answers(recorders) == ([], [0])
 
 
@@ -96,3 +89,23 @@ def test_a_recorder_that_is_off_or_has_ended_is_not_waited_for(ranks: Ranks) -> 
 )
 def test_the_files_are_where_torch_writes_them(environ: dict[str, str], files: str) -> None:
     assert FlightRecorders(environ).files == files
+
+
+def test_recorders_are_switched_on_where_the_user_has_not_set_them() -> None:
+    environ: dict[str, str] = {}
+    folder = record_collectives(environ)
+    os.rmdir(folder)
+    assert environ == {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{folder}/rank_",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/dump_",
+    }
+    assert set(VARIABLES) == environ.keys()
+    mine = {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/mine/pipe",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/dump",
+    }
+    given = dict(mine)
+    os.rmdir(record_collectives(given))
+    assert given == mine

@@ -10,15 +10,18 @@ from typing import Any, cast
 
 import pytest
 from ft_run.events.event import Event
-from ft_run.events.workers import HangDismissed, HangSuspected, StacksKept
+from ft_run.events.workers import CollectivesRecorded, HangDismissed, HangSuspected, StacksKept
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.stacks.collect import AskedWorker
+from ft_run.launcher.stacks.flight_recorder import FlightRecorders
+from ft_run.launcher.workers import hangs as module
 from ft_run.launcher.workers.hangs import Hangs
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.rendezvous.protocol.messages import HangSpec, Stop
-from ft_run.rendezvous.protocol.stacks import NoHang, Suspicion
+from ft_run.rendezvous.protocol.stacks import NoHang, StackReport, Suspicion
 from ft_run.training.worker import hook, phases, start, tuning_page
 
+RECORDED = Path(__file__).parents[2] / "rendezvous/diagnosis/dumps/gpu/recorded.0"
 SPEC = HangSpec(timeout_s=60.0, start_s=1800.0)
 
 
@@ -87,6 +90,80 @@ def test_stacks_have_the_piece_of_shared_work(node: Node) -> None:
         assert pieces == ["item 4 of 'w'", "item 5 of 'w'"]
 
     run(test)
+
+
+def test_an_error_is_shown_when_it_comes() -> None:
+    """The master only sees a node that does not answer."""
+    shown: list[object] = []
+
+    def broken(_: object) -> None:
+        raise ZeroDivisionError
+
+    async def test() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: shown.append((context["message"], type(context["exception"])))
+        )
+        hangs = Hangs(None, "h", broken, print)
+        hangs.report(1, None)
+        assert hangs._reporting is not None
+        await asyncio.wait([hangs._reporting])
+        await asyncio.sleep(0)
+        told = "a report of stacks failed, which is a bug of ft-run"
+        assert shown == [(told, ZeroDivisionError)]
+
+    asyncio.run(test())
+
+
+def test_what_nccl_has_recorded_is_in_the_reports_of_one_inquiry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test is the thread of torch that writes a dump when its pipe says so."""
+    environ = {
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_",
+    }
+    os.mkfifo(tmp_path / "pipe_3.pipe")
+    pipe = os.open(tmp_path / "pipe_3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    sent: list[StackReport] = []
+    running = (AskedWorker(3, os.getpid(), None), AskedWorker(4, os.getpid(), None))
+    group: Any = SimpleNamespace(running=running, assignment=SimpleNamespace(node_rank=0))
+
+    async def ask(hangs: Hangs, inquiry: int) -> list[int]:
+        """Return how many groups are reported of each rank; -1: nothing is known of it."""
+        hangs.report(len(sent) + 1, group, inquiry)
+        assert hangs._reporting is not None
+        await hangs._reporting
+        found = (stack.collectives for stack in sent[-1].stacks)
+        return [len(one.groups) if one is not None else -1 for one in found]
+
+    async def test() -> None:
+        hangs = Hangs(None, "h", cast(Any, sent.append), print, environ)
+        assert await ask(hangs, 0) == [-1, -1]
+        assert not os.read(pipe, 128), "nobody was asked"
+        assert await ask(hangs, 7) == [-1, -1]
+        assert os.read(pipe, 128)
+        (tmp_path / "dump_3").write_bytes(RECORDED.read_bytes())
+        assert await ask(hangs, 7) == [-1, -1], "it may still grow"
+        assert await ask(hangs, 7) == [2, -1]
+        (tmp_path / "dump_3").write_bytes(RECORDED.with_name("recorded.2").read_bytes())
+        for _ in range(2):
+            assert await ask(hangs, 7) == [2, -1], "a file is read once"
+        assert not os.read(pipe, 128)
+        assert await ask(hangs, 8) == [-1, -1], "as of the hang before"
+        assert os.read(pipe, 128)
+        (tmp_path / "dump_3").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+        await ask(hangs, 8)
+        assert await ask(hangs, 8) == [-1, -1]
+        monkeypatch.setattr(module, "GROUPS_OF_NODE_MAX", 2)
+        await ask(hangs, 9)
+        (tmp_path / "dump_3").write_bytes(RECORDED.read_bytes())
+        await ask(hangs, 9)
+        assert await ask(hangs, 9) == [1, -1], "each worker has its share of the report"
+
+    try:
+        asyncio.run(test())
+    finally:
+        os.close(pipe)
 
 
 def test_a_suspicion_names_what_is_on_trial(node: Node) -> None:
@@ -177,6 +254,19 @@ def test_the_stacks_of_a_hang_are_kept(node: Node, tmp_path: Path) -> None:
     path = tmp_path / "hang.txt"
     assert path.read_text() == "rank 4 hangs\n\nrank 4\n  a.py:1\n"
     assert node.told == [StacksKept(2, 1, str(path))]
+
+
+@pytest.mark.parametrize("is_of_user", [True, False])
+def test_where_the_collectives_were_written_is_told_if_the_files_stay(
+    node: Node, monkeypatch: pytest.MonkeyPatch, *, is_of_user: bool
+) -> None:
+    node.hangs.report_recordings(node.group)  # none was asked for
+    recorders = FlightRecorders({"TORCH_FR_DUMP_TEMP_FILE": "/files_"})
+    node.hangs._recorders = recorders
+    if is_of_user:
+        monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/pipe_")
+    node.hangs.report_recordings(node.group)
+    assert node.told == ([CollectivesRecorded(2, 1, (), (), "/files_")] if is_of_user else [])
 
 
 def test_a_full_disk_does_not_matter(node: Node) -> None:
