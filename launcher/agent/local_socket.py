@@ -7,15 +7,17 @@ loop: no thread, and no wake-up without a request.
 import asyncio
 import contextlib
 import json
-import os
 import socket
-import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from ...events.event import Event, LogMessage, Severity
+from ...training.worker.agent_socket import is_trusted
 from ..machine.user_folder import SOCKET_SUFFIX, user_folder
+
+if TYPE_CHECKING:
+    from .local_answers import LocalAnswers
 
 _REQUEST_MAX_BYTES: Final = 64 * 1024
 _CONNECTIONS_MAX: Final = 16
@@ -23,27 +25,17 @@ _CONNECTIONS_MAX: Final = 16
 _PENDING: Final = 16
 
 
-class Answers(Protocol):
-    """The source of the answers."""
-
-    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request, as JSON values."""
-
-    async def last(self) -> Mapping[str, Any] | None:
-        """Return what all that are connected at the end receive; None: nothing."""
-
-
 class LocalSocket:
     """A socket in the user's folder, to which other users cannot connect."""
 
-    def __init__(self, new_answers: Callable[[], Answers]) -> None:
+    def __init__(self, new_answers: "Callable[[], LocalAnswers]") -> None:
         """Create it; ``listen`` opens the socket.
 
         Args:
             new_answers: returns the answers; called when the first process connects.
         """
         self._new_answers = new_answers
-        self._answers: Answers | None = None
+        self._answers: LocalAnswers | None = None
         self._server: asyncio.AbstractServer | None = None
         self._path: Path | None = None
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -98,7 +90,7 @@ class LocalSocket:
         task = asyncio.current_task()
         assert task is not None
         peer = writer.get_extra_info("socket")
-        if len(self._open) >= _CONNECTIONS_MAX or user_of(peer) not in (0, os.geteuid()):
+        if len(self._open) >= _CONNECTIONS_MAX or not is_trusted(peer):
             writer.close()
             return
         self._open[task] = writer
@@ -115,16 +107,9 @@ class LocalSocket:
             writer.close()
 
 
-def user_of(peer: socket.socket) -> int:
-    """Return the user id of the process at the other end, from the kernel (unix(7))."""
-    size = struct.calcsize("3I")
-    _, user, _ = struct.unpack("3I", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(user)
-
-
 @contextlib.asynccontextmanager
 async def answering(
-    name: str, new_answers: Callable[[], Answers], note: Callable[[Event], None]
+    name: str, new_answers: "Callable[[], LocalAnswers]", note: Callable[[Event], None]
 ) -> AsyncIterator[None]:
     """Answer on a socket meanwhile; without one if it cannot be created.
 
@@ -146,7 +131,7 @@ async def answering(
         local.close()
 
 
-async def _answered(line: bytes, answers: Answers) -> dict[str, Any]:
+async def _answered(line: bytes, answers: "LocalAnswers") -> dict[str, Any]:
     try:
         request = json.loads(line)
     except ValueError:

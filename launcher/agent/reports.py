@@ -15,7 +15,7 @@ Report = Failed | Done | Stopped
 
 
 class NodeReports:
-    """The supervisor's ``Listener``. It also replies to an order to stop when nothing runs."""
+    """What the supervisor has reported. It also replies to an order to stop when nothing runs."""
 
     def __init__(
         self,

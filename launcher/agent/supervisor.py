@@ -1,7 +1,7 @@
 """Supervises this node's workers: classifies each exit, and limits the time of a stop.
 
 The supervisor starts the workers of a round, determines what failed and why, and continues a stop
-until no process is left. It notifies its listener, which reports to the master.
+until no process is left. ``NodeReports`` reports it to the master.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from ... import defaults
 from ...events.event import Event, LogMessage, Severity
@@ -22,7 +21,6 @@ from ...events.workers import (
     WorkersStarted,
     WorkersSucceeded,
 )
-from ...rendezvous.protocol.claim import Progress
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec
 from ...values import dataclass, field
@@ -36,28 +34,10 @@ from ..workers.failure_record import SHORTAGE, FailureRecords, ended_by_timer
 from ..workers.worker_group import WorkerGroup, WorkerGroupState
 from ..workers.worker_starter import WorkerStarter
 from .lifecycle import StopWorkers
+from .reports import NodeReports
 from .stopping import GroupStop, TimeOver
 
 _SCOPE_MAX_CHARS = 200
-
-
-class Listener(Protocol):
-    """Receives the lifecycle events of the workers."""
-
-    def worker_failed(self, assignment: Assignment, failure: Failure) -> None:
-        """A worker of the round failed; the other workers of this node are stopped next."""
-
-    def worker_succeeded(self, assignment: Assignment, rank: int) -> None:
-        """A worker of the round exited with 0 and was not being stopped."""
-
-    def workers_done(self, assignment: Assignment) -> None:
-        """All workers of the round exited with 0."""
-
-    def workers_gone(self, assignment: Assignment, progress: Progress | None) -> None:
-        """No process of the round is left here; ``progress`` is None where it is not known."""
-
-    def goes_on(self) -> bool:
-        """Return whether workers of another round may be started here."""
 
 
 @dataclass(slots=True)
@@ -72,7 +52,7 @@ class _Round:
     """Process id → name of the timer for which the worker was killed."""
     stop: GroupStop | None = None
     is_over: bool = False
-    """The listener was notified that the workers are gone, or needs no notification."""
+    """It was reported that the workers are gone, or need not be."""
 
 
 class Supervisor:
@@ -85,7 +65,7 @@ class Supervisor:
         shutdown_timeout_s: float,
         post: Callable[[TimeOver], None],
         note: Callable[[Event], None],
-        listener: Listener,
+        reports: NodeReports,
     ) -> None:
         """Create a supervisor; ``start`` starts workers.
 
@@ -95,22 +75,22 @@ class Supervisor:
             shutdown_timeout_s: the time from SIGTERM to SIGKILL.
             post: queues an expired timer; the agent passes it to ``time_over``.
             note: receives events.
-            listener: receives the lifecycle events of the workers.
+            reports: reports to the master.
         """
         self._node = node
         self._starter, self._spawner = starter, starter.spawner
         self._shutdown_timeout_s = shutdown_timeout_s
         self._post, self._note = post, note
-        self._listener = listener
+        self._reports = reports
         self._round: _Round | None = None
         self._records = FailureRecords(node.host, node.role)
         self._gpu_memory = GpuMemory(note)
 
     @property
     def group(self) -> WorkerGroup | None:
-        """The workers of the current round, or of the last one until the listener is notified.
+        """The workers of the current round, or of the last one until their end is reported.
 
-        The listener is notified once the workers' GPU memory is free.
+        It is reported once the workers' GPU memory is free.
         """
         return self._round.group if self._round is not None and not self._round.is_over else None
 
@@ -183,7 +163,7 @@ class Supervisor:
             self.stop()
 
     def forget(self) -> None:
-        """Discard the workers: they are gone, and the listener needs no notification."""
+        """Discard the workers: they are gone, and that need not be reported."""
         if self._round is not None:
             self._round.group.gone()
             self._round.is_over = True
@@ -205,7 +185,7 @@ class Supervisor:
 
     # --- what happened -----------------------------------------------------------------------
 
-    async def spawned(self, event: Spawned) -> None:
+    def spawned(self, event: Spawned) -> None:
         """Record the workers' start, and programs that could not be executed."""
         if (of := self._round) is None or of.group.assignment.round != event.round:
             return
@@ -253,11 +233,11 @@ class Supervisor:
             await self._worker_failed(of, event, state)
         if not event.exit_code and state is WorkerGroupState.RUNNING:
             rank = group.assignment.rank_offset + event.local_rank
-            self._listener.worker_succeeded(group.assignment, rank)
+            self._reports.worker_succeeded(group.assignment, rank)
         if group.state is WorkerGroupState.DONE:
             at = group.assignment
             self._note(WorkersSucceeded(at.round, at.node_rank, len(group.pids), at.nodes))
-            self._listener.workers_done(at)
+            self._reports.workers_done(at)
         if of.stop is not None:
             of.stop.exited()
 
@@ -273,13 +253,11 @@ class Supervisor:
         if (group := self.group) is None or group.state is WorkerGroupState.GONE:
             return
         group.gone()
-        if self._starter.relay is not None:
-            self._starter.relay.forget(group.streams)
         free = partial(self._post, TimeOver(group, group.state))
         if self._is_last(group) or not self._gpu_memory.when_free(free):
             self._tell_gone(group)
 
-    async def time_over(self, event: TimeOver) -> None:
+    def time_over(self, event: TimeOver) -> None:
         """Take the next step to stop a worker group: the timeout of its state has expired."""
         group = event.group
         if group is not self.group or group.state is not event.state:
@@ -296,10 +274,10 @@ class Supervisor:
         self._round.is_over = True
         at, steps = group.assignment, group.progress.furthest if group.progress is not None else -1
         self._note(RoundEnded(at.round, at.node_rank, steps, self._is_last(group)))
-        self._listener.workers_gone(at, group.progress)
+        self._reports.workers_gone(at, group.progress)
 
     def _is_last(self, group: WorkerGroup) -> bool:
-        return group.has_succeeded or not self._listener.goes_on()
+        return group.has_succeeded or not self._reports.goes_on()
 
     # --- failures ----------------------------------------------------------------------------
 
@@ -338,7 +316,7 @@ class Supervisor:
         if not failure.after_stop:
             at = group.assignment
             self._note(WorkerFailed(at.round, at.node_rank, failure))
-        self._listener.worker_failed(group.assignment, failure)
+        self._reports.worker_failed(group.assignment, failure)
         if group.state.is_training:
             # The whole group will stop: the workers here need not wait for the master's order.
             self.stop(StopWorkers(lets_settle=evidence(failure) is not Evidence.OWN))

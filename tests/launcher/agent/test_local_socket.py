@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from ft_run.errors import RendezvousError, UsageError
 from ft_run.events.event import Event, Severity
+from ft_run.launcher.agent.local_answers import LocalAnswers
 from ft_run.launcher.agent.local_socket import LocalSocket, answering
 from ft_run.launcher.commands import local_jobs
 from ft_run.launcher.commands.local_jobs import LocalJob, connect, distinct, find_jobs, named
@@ -26,12 +27,14 @@ ABOUT = {"job_id": "j", "endpoints": []}
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of this user's agents."""
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(user_folder, "_shared_folder", lambda: tmp_path / "own")
     return tmp_path / "own"
 
 
-class Answers:
+class Answers(LocalAnswers):
+    def __init__(self) -> None:
+        """Ask no master."""
+
     async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"job": ABOUT} if request["ask"] == "job" else {"error": "not here"}
 

@@ -24,11 +24,11 @@ def test_workers_with_gpus_have_more_time_to_end_before_the_job_is_given_up(
     def test(node: Node) -> None:
         node.kill()
         pass_s(node, limit_s - SURVIVES_KILL_S)
-        assert node.listener.worker_failed.call_count == 0
+        assert node.reports.worker_failed.call_count == 0
         pass_s(node, SURVIVES_KILL_S)
-        ((_, failure), _) = node.listener.worker_failed.call_args
+        ((_, failure), _) = node.reports.worker_failed.call_args
         assert failure.kind is FailureKind.STUCK
-        assert node.listener.workers_gone.call_count == 1
+        assert node.reports.workers_gone.call_count == 1
         said = capfd.readouterr().err.count("process 101, 102 still alive 10 s after SIGKILL")
         assert said == has_driver
 
@@ -43,8 +43,8 @@ def test_workers_that_end_in_time_do_not_end_the_job(monkeypatch: pytest.MonkeyP
         node.clock.pass_to(3 * SURVIVES_KILL_S)
         node.take_what_is_over()
         node.end(-9, -9)
-        assert node.listener.worker_failed.call_count == 0
-        assert node.listener.workers_gone.call_count == 1
+        assert node.reports.worker_failed.call_count == 0
+        assert node.reports.workers_gone.call_count == 1
 
     with_node(test)
 
@@ -59,11 +59,7 @@ def test_the_memory_of_gpus_is_asked_for_before_there_are_workers(
         memory.remember.side_effect = lambda: asked.append(list(node.spawner.asked))
         node.supervisor.forget()
         node.supervisor._gpu_memory = memory
-
-        async def listen() -> None:
-            node.supervisor.listen(node.clock)
-
-        node.do(listen())
+        node.call(node.supervisor.listen, node.clock)
         node.start()
         assert (asked, node.spawner.asked) == ([[]], ["spawn 2"])
 
