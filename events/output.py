@@ -33,18 +33,8 @@ class RelayLost(Event):
     severity = Severity.WARNING
     line = (
         "the relay of the workers' output (pid {pid}) was killed with {streams} stream(s) open: "
-        "workers that write to them get a broken pipe"
+        "workers that write to them get a broken pipe; later output goes to the log files only"
     )
-
-
-class RelayReplaced(Event):
-    """A new relay is used for the workers that start from now on."""
-
-    pid: int
-
-    name = "relay.replaced"
-    severity = Severity.WARNING
-    line = "started another relay for the workers' output (pid {pid})"
 
 
 class RelayFull(Event):

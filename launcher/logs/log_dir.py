@@ -10,7 +10,6 @@ folder is then ``attempt_<n>.1``, the next ``attempt_<n>.2``, so no earlier atte
 """
 
 import contextlib
-import enum
 import errno
 import itertools
 import os
@@ -20,39 +19,11 @@ from ...errors import LogDirError
 from ...values import dataclass
 from ..flags.stream_values import Streams
 from ..log_options import LogOptions
-from .log_file import Stream, open_log
+from .log_file import Route, Stream, StreamPlan, open_log
 
 _TEMPORARY_PREFIX = "torchelastic_"
 _RUN_ID_MAX_BYTES = 200
 _PROBE_BYTES = 4096
-
-
-class Route(enum.Enum):
-    """What a worker's stream is connected to."""
-
-    INHERIT = "inherit"
-    """The agent's own stream."""
-    DISCARD = "discard"
-    """``/dev/null``: hidden by ``--local-ranks-filter`` and in no file."""
-    FILE = "file"
-    """The log file itself, opened with ``open_log``."""
-    RELAY = "relay"
-    """A pipe to the relay, which writes the log file and the console."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """Where one stream of one worker goes.
-
-    ``filters`` and ``filtered_path`` are set for a relayed stream whose matching lines are
-    also wanted in a file of their own.
-    """
-
-    route: Route
-    path: str | None = None
-    """The log file; None where nothing is written to one."""
-    filters: tuple[bytes, ...] = ()
-    filtered_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

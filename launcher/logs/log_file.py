@@ -1,9 +1,11 @@
-"""The log file of one standard stream of a worker: appended to, and read back."""
+"""A standard stream of a worker: where it goes, and its log file, appended to and read back."""
 
 import contextlib
 import enum
 import os
 from collections.abc import Callable
+
+from ...values import dataclass
 
 
 class Stream(enum.Enum):
@@ -11,6 +13,31 @@ class Stream(enum.Enum):
 
     STDOUT = "stdout"
     STDERR = "stderr"
+
+
+class Route(enum.Enum):
+    """What a worker's stream is connected to."""
+
+    INHERIT = "inherit"
+    """The agent's own stream."""
+    DISCARD = "discard"
+    """``/dev/null``: hidden by ``--local-ranks-filter`` and in no file."""
+    FILE = "file"
+    """The log file itself, opened with ``open_log``."""
+    RELAY = "relay"
+    """A pipe to the relay, which writes the log file and the console."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """Where one stream of one worker goes."""
+
+    route: Route
+    path: str | None = None
+    """The log file; None where nothing is written to one."""
+    filters: tuple[bytes, ...] = ()
+    """A relayed line that contains any of these goes to ``filtered_path`` as well."""
+    filtered_path: str | None = None
 
 
 def open_log(path: str) -> int:

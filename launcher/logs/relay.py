@@ -4,11 +4,10 @@ It has one thread, imports little and knows only its streams. It outlives the ag
 output of workers is written.
 
 Agent and relay talk over a ``SOCK_SEQPACKET`` socket pair, one JSON object per packet; bytes
-travel as Latin-1 text. To the relay: ``{"add": n, …}`` with the pipe's read end attached, and
-``{"tail": n}``. From it: ``{"closed": n, "tail": …}`` when a stream has ended and all of it is
-written and shown, ``{"tail": n, "text": …}``, ``{"ended": path, "reason": …}`` for a log
-file, ``{"full": true}`` where no descriptor was left, and last, where
-nothing read the console, ``{"unshown": bytes}``.
+travel as Latin-1 text. To the relay: ``{"add": n, …}`` with the pipe's read end attached. From it:
+``{"closed": n}`` when a stream has ended and all of it is written and shown,
+``{"ended": path, "reason": …}`` for a log file, ``{"full": true}`` where no descriptor was left,
+and last, where nothing read the console, ``{"unshown": bytes}``.
 """
 
 import contextlib
@@ -21,9 +20,9 @@ import socket
 from collections import deque
 from typing import Any, Final
 
-from .log_file import Stream
+from .log_file import Route, Stream, StreamPlan
 from .relay_console import open_consoles
-from .relay_stream import RelayedStream, StreamOrder
+from .relay_stream import RelayedStream
 
 IDLE_EXIT_S: Final = 5.0
 """How long the relay runs without its agent while nothing arrives and nothing can be shown."""
@@ -54,27 +53,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def encode_order(number: int, order: StreamOrder) -> bytes:
+def encode_order(number: int, stream: Stream, prefix: bytes, plan: StreamPlan) -> bytes:
     """Return the packet that asks the relay to take the attached pipe as stream ``number``."""
     message = {
         "add": number,
-        "stream": order.stream.value,
-        "prefix": order.prefix.decode("latin-1"),
-        "log_path": order.log_path,
-        "filters": [needle.decode("latin-1") for needle in order.filters],
-        "filtered_path": order.filtered_path,
+        "stream": stream.value,
+        "prefix": prefix.decode("latin-1"),
+        "path": plan.path,
+        "filters": [needle.decode("latin-1") for needle in plan.filters],
+        "filtered_path": plan.filtered_path,
     }
     return json.dumps(message).encode()
-
-
-def _decode_order(message: dict[str, Any]) -> StreamOrder:
-    return StreamOrder(
-        stream=Stream(message["stream"]),
-        prefix=message["prefix"].encode("latin-1"),
-        log_path=message["log_path"],
-        filters=tuple(needle.encode("latin-1") for needle in message["filters"]),
-        filtered_path=message["filtered_path"],
-    )
 
 
 def _detach(control: int) -> None:
@@ -169,7 +158,7 @@ class Relay:
             if stream.is_written():
                 stream.close()
                 del self._streams[number]
-                self._post({"closed": number, "tail": stream.tail.decode("latin-1")})
+                self._post({"closed": number})
 
     def _receive(self) -> None:
         try:
@@ -182,26 +171,20 @@ class Relay:
             self._has_agent = False  # one that is merely closing still listens
             return
         request = json.loads(message)
-        if "tail" in request:
-            self._answer_tail(request["tail"])
-        elif fds:
+        if fds:
             self._add(request, fds[0])
         else:
             self._post({"full": True})
-            self._post({"closed": request["add"], "tail": ""})
+            self._post({"closed": request["add"]})
 
     def _add(self, request: dict[str, Any], pipe: int) -> None:
         os.set_blocking(pipe, False)
-        order = _decode_order(request)
-        stream = RelayedStream(pipe, order, self._consoles[order.stream], self._log_ended)
+        filters = tuple(needle.encode("latin-1") for needle in request["filters"])
+        plan = StreamPlan(Route.RELAY, request["path"], filters, request["filtered_path"])
+        prefix = request["prefix"].encode("latin-1")
+        console = self._consoles[Stream(request["stream"])]
+        stream = RelayedStream(pipe, prefix, plan, console, self._log_ended)
         self._streams[request["add"]] = stream
-
-    def _answer_tail(self, number: int) -> None:
-        stream = self._streams.get(number)
-        if stream is not None:  # else its end has been reported, tail included
-            if not stream.has_ended:
-                stream.pump()  # what has been written before the question counts
-            self._post({"tail": number, "text": stream.tail.decode("latin-1")})
 
     def _log_ended(self, path: str, reason: str) -> None:
         self._post({"ended": path, "reason": reason})

@@ -16,13 +16,12 @@ from typing import Any, Final
 
 from ...errors import NoProcessError
 from ...events.event import Event
-from ...events.output import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
+from ...events.output import LogFileEnded, OutputUnshown, RelayFull, RelayLost
 from ...values import dataclass
 from ..machine.shortage import no_process
 from ..processes import RUN_MODULE
-from .log_file import Stream, open_log
+from .log_file import Stream, StreamPlan, open_log
 from .relay import PACKET_MAX_BYTES, encode_order
-from .relay_stream import StreamOrder
 
 _SEND_TIMEOUT_S: Final = 5.0
 """The relay always reads at once; one that does not for so long is stuck in the kernel."""
@@ -42,6 +41,8 @@ class RelayClient:
     def __init__(self, tell: Callable[[Event], None]) -> None:
         """Start a relay, with this process's standard output and error as its console.
 
+        It is started by ``exec``, since this process may have threads.
+
         Args:
             tell: called when a log file had to end (disk full), output could not be shown, or the
                 relay itself was lost.
@@ -53,20 +54,10 @@ class RelayClient:
         self._is_closing = False
         self._count = 0
         self._open: set[int] = set()
-        self._tails: dict[int, bytes] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
-        try:
-            self._start()
-        except OSError as error:
-            raise NoProcessError(f"{no_process(error)}.") from error
-
-    def _start(self) -> None:
-        """Start a relay, by ``exec``, since this process may have threads.
-
-        Raises:
-            OSError: no process can be started.
-        """
+        self._changed = asyncio.Event()
+        self.is_lost = False
+        """Whether the relay is gone: closed or killed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(theirs.fileno(), True)
         # Without `site`: it needs the standard library alone, and is there in half the time.
@@ -76,18 +67,17 @@ class RelayClient:
         with theirs:
             try:
                 self.pid = os.posix_spawn(sys.executable, argv, os.environ, setsigmask=blocked)
-            except OSError:
+            except OSError as error:
                 ours.close()
-                raise
+                raise NoProcessError(f"{no_process(error)}.") from error
         ours.setblocking(False)
         self._control = ours
-        self.is_lost = False
-        """Whether the relay is gone: closed or killed."""
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let ``loop`` receive the relay's events. The awaiting methods do it by themselves."""
         if loop is not self._loop:
             self._ignore()
+            self._changed = asyncio.Event()
         self._loop = loop
         if not self.is_lost:
             loop.add_reader(self._control, self._receive)
@@ -96,64 +86,32 @@ class RelayClient:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._control)
 
-    def add_stream(self, order: StreamOrder) -> OpenStream:
+    def add_stream(self, stream: Stream, prefix: bytes, plan: StreamPlan) -> OpenStream:
         """Make a pipe for one stream of a worker and give its read end to the relay.
 
-        The caller closes ``write_fd`` when the worker has it. A relay that has been lost is
-        replaced. If it cannot be, the worker gets the log file itself (or the agent's own stream
-        where there is none): its output is kept, only without tee. Raises ``OSError`` if
-        descriptors or disk run out.
+        The caller closes ``write_fd`` when the worker has it. Where the relay is lost, the worker
+        gets the log file itself (or the agent's own stream where there is none): its output is
+        kept, only without tee. Raises ``OSError`` if descriptors or disk run out.
         """
         self._count += 1
         number = self._count
-        for _ in range(2):
-            if self.is_lost and not self._is_closing:
-                self._replace()
-            if (stream := self._relayed(number, order)) is not None:
-                return stream
-        self._tails[number] = b""
-        if order.log_path is not None:
-            return OpenStream(number, open_log(order.log_path))
-        return OpenStream(number, os.dup(1 if order.stream is Stream.STDOUT else 2))
-
-    def _relayed(self, number: int, order: StreamOrder) -> OpenStream | None:
-        """Return a pipe to the relay; None where it is lost."""
         read_fd, write_fd = os.pipe()
         try:
-            if self._send(encode_order(number, order), [read_fd]):
+            if self._send(encode_order(number, stream, prefix, plan), [read_fd]):
                 self._open.add(number)
                 return OpenStream(number, write_fd)
         finally:
             os.close(read_fd)
         os.close(write_fd)
-        return None
+        if plan.path is not None:
+            return OpenStream(number, open_log(plan.path))
+        return OpenStream(number, os.dup(1 if stream is Stream.STDOUT else 2))
 
     async def drained(self, numbers: Iterable[int], timeout_s: float) -> frozenset[int]:
         """Wait until the streams have ended, are written and shown; return those that are not."""
         wanted = frozenset(numbers)
         await self._until(lambda: not wanted & self._open, timeout_s)
         return wanted & self._open
-
-    async def tail(self, number: int, timeout_s: float) -> bytes:
-        """Return the last bytes of a standard error stream, also while it is open.
-
-        Everything that was in the pipe when this was called counts. Empty where the relay does
-        not answer in time.
-        """
-        if number in self._open:
-            self._tails.pop(number, None)
-            self._send(json.dumps({"tail": number}).encode())
-            await self._until(lambda: number in self._tails, timeout_s)
-        return self.last_tail(number)
-
-    def last_tail(self, number: int) -> bytes:
-        """Return the last bytes of a standard error stream as last reported."""
-        return self._tails.get(number, b"")
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Drop what is kept about streams of an attempt that has been reported."""
-        for number in numbers:
-            self._tails.pop(number, None)
 
     async def aclose(self, timeout_s: float) -> bool:
         """Tell the relay to end once everything is written; return whether it did in time.
@@ -184,17 +142,14 @@ class RelayClient:
             packet = b""
         if packet:
             self._handle(json.loads(packet))
-            self._wake()
+            self._changed.set()
         else:
             self._lose()
 
     def _handle(self, event: dict[str, Any]) -> None:
         match event:
-            case {"closed": number, "tail": text}:
+            case {"closed": number}:
                 self._open.discard(number)
-                self._tails[number] = text.encode("latin-1")
-            case {"tail": number, "text": text}:
-                self._tails[number] = text.encode("latin-1")
             case {"unshown": count}:
                 self._tell(OutputUnshown(count))
             case {"ended": path, "reason": reason}:
@@ -207,28 +162,9 @@ class RelayClient:
             return
         self.is_lost = True
         self._ignore()
-        self._wake()
+        self._changed.set()
         if not self._is_closing:
             self._tell(RelayLost(self.pid, len(self._open)))
-
-    def _replace(self) -> None:
-        lost, lost_pid = self._control, self.pid
-        try:
-            self._start()
-        except OSError:
-            return
-        lost.close()
-        with suppress(ChildProcessError):
-            os.waitpid(lost_pid, os.WNOHANG)
-        self._open.clear()
-        if self._loop is not None and not self._loop.is_closed():
-            self.attach(self._loop)
-        self._tell(RelayReplaced(self.pid))
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     def _send(self, packet: bytes, fds: Iterable[int] = ()) -> bool:
         """Send one packet; return False if the relay is gone or does not take it."""
@@ -251,9 +187,6 @@ class RelayClient:
         self.attach(loop)
         deadline = loop.time() + timeout_s
         while not condition() and not self.is_lost and (left_s := deadline - loop.time()) > 0:
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await asyncio.wait((waiter,), timeout=left_s)
-            finally:
-                self._waiters.discard(waiter)
+            self._changed.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left_s)

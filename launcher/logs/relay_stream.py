@@ -10,9 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from ...defaults import STDERR_TAIL_MAX_BYTES
-from ...values import dataclass
-from .log_file import LogFile, Stream
+from .log_file import LogFile, StreamPlan
 from .relay_console import Console
 
 CHUNK_BYTES: Final = 64 * 1024
@@ -20,19 +18,6 @@ CHUNK_BYTES: Final = 64 * 1024
 
 LINE_MAX_BYTES: Final = 1024 * 1024
 """A longer line is shown in pieces; the log file has it as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamOrder:
-    """The relay's order for one stream of one worker."""
-
-    stream: Stream
-    prefix: bytes
-    """Stands before each line on the console and in the filtered file."""
-    log_path: str | None = None
-    filters: tuple[bytes, ...] = ()
-    """A line that contains any of these goes to ``filtered_path`` as well."""
-    filtered_path: str | None = None
 
 
 class LineBuffer:
@@ -90,16 +75,20 @@ class RelayedStream:
     """One stream on its way from a worker's pipe to its files and the console."""
 
     def __init__(
-        self, pipe: int, order: StreamOrder, console: Console, log_ended: Callable[[str, str], None]
+        self,
+        pipe: int,
+        prefix: bytes,
+        plan: StreamPlan,
+        console: Console,
+        log_ended: Callable[[str, str], None],
     ) -> None:
+        """Read from ``pipe``; ``prefix`` stands before each line that is shown or filtered."""
         self.pipe = pipe
-        self.tail = b""
-        """The last bytes of a standard error stream; the failure report shows them."""
         self.has_ended = False
-        self._order = order
+        self._prefix, self._filters = prefix, plan.filters
         self._console = console
-        self._log = LogFile(order.log_path, log_ended) if order.log_path else None
-        self._filtered = LogFile(order.filtered_path, log_ended) if order.filtered_path else None
+        self._log = LogFile(plan.path, log_ended) if plan.path else None
+        self._filtered = LogFile(plan.filtered_path, log_ended) if plan.filtered_path else None
         self._lines = LineBuffer()
         self._filter_lines = LineBuffer()
         self._next_shown: int | None = None
@@ -164,8 +153,6 @@ class RelayedStream:
                 file.close()
 
     def _take(self, data: bytes) -> None:
-        if self._order.stream is Stream.STDERR:
-            self.tail = (self.tail + data[-STDERR_TAIL_MAX_BYTES:])[-STDERR_TAIL_MAX_BYTES:]
         if self._filtered is not None:
             self._filter(self._filter_lines.feed(data))
         offset = self._log.size if self._log else 0
@@ -184,8 +171,8 @@ class RelayedStream:
 
     def _filter(self, lines: bytes) -> None:
         if self._filtered is not None and lines:
-            found = matching(lines, self._order.filters)
-            self._filtered.write(prefixed(found, self._order.prefix))
+            found = matching(lines, self._filters)
+            self._filtered.write(prefixed(found, self._prefix))
 
     def _show(self, data: bytes) -> None:
         lines = b""
@@ -194,9 +181,9 @@ class RelayedStream:
             lines += b"[%d bytes that the console was too slow for are lost]\n" % self._dropped
             self._dropped = 0
         lines += self._lines.feed(data)
-        self._console.write(prefixed(lines, self._order.prefix))
+        self._console.write(prefixed(lines, self._prefix))
 
     def _show_end(self) -> None:
         self._show(b"")
-        self._console.write(prefixed(self._lines.finish(), self._order.prefix))
+        self._console.write(prefixed(self._lines.finish(), self._prefix))
         self._mark = self._console.accepted

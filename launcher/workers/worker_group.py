@@ -15,10 +15,9 @@ from ...rendezvous.protocol.claim import Progress
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.steps import STEPS_MAX
 from ...values import dataclass
-from ..logs.log_dir import AttemptLogs, Route, StreamPlan, console_prefix
-from ..logs.log_file import Stream, open_log
+from ..logs.log_dir import AttemptLogs, console_prefix
+from ..logs.log_file import Route, Stream, StreamPlan, open_log
 from ..logs.regular_file import tail_of_file
-from ..logs.relay_stream import StreamOrder
 from ..processes.worker_watch import WorkerWatch
 from ..spawner.client import Exited, Spawned, WorkerCommand
 from ..stacks.collect import AskedWorker
@@ -78,8 +77,6 @@ class WorkerGroup:
         self._workers = [_Worker() for _ in logs.workers]
         self._store: _Worker | None = None
         """The store process, where this node hosts one; the spawner's next index."""
-        self.streams: list[int] = []
-        """The relay's stream numbers of this round."""
         self.progress: Progress | None = None
         """The progress of the workers, once they are gone; None: not known."""
 
@@ -227,9 +224,7 @@ class WorkerGroup:
         number = self._workers[local_rank].stderr_stream
         if number is not None and self._relay is not None:
             # A child of the worker may keep the pipe open: then the output so far is used.
-            if await self._relay.drained([number], timeout_s):
-                return await self._relay.tail(number, timeout_s)
-            return self._relay.last_tail(number)
+            await self._relay.drained([number], timeout_s)
         plan = self.logs.workers[local_rank].streams[Stream.STDERR]
         return tail_of_file(plan.path, max_bytes) if plan.path is not None else b""
 
@@ -273,16 +268,8 @@ class WorkerGroup:
     def _open_relayed(self, local_rank: int, stream: Stream, plan: StreamPlan) -> int:
         assert self._relay is not None
         rank = self.assignment.rank_offset + local_rank
-        opened = self._relay.add_stream(
-            StreamOrder(
-                stream=stream,
-                prefix=console_prefix(self._role, rank, local_rank, self.logs.prefix_template),
-                log_path=plan.path,
-                filters=plan.filters,
-                filtered_path=plan.filtered_path,
-            )
-        )
-        self.streams.append(opened.number)
+        prefix = console_prefix(self._role, rank, local_rank, self.logs.prefix_template)
+        opened = self._relay.add_stream(stream, prefix, plan)
         if stream is Stream.STDERR:
             self._workers[local_rank].stderr_stream = opened.number
         return opened.write_fd

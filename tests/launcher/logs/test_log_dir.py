@@ -12,14 +12,8 @@ import pytest
 from ft_run.errors import LogDirError
 from ft_run.launcher.flags.stream_values import Streams, StreamSelection
 from ft_run.launcher.log_options import LogOptions
-from ft_run.launcher.logs.log_dir import (
-    LogDir,
-    Route,
-    StreamPlan,
-    check_log_dir,
-    console_prefix,
-)
-from ft_run.launcher.logs.log_file import Stream, open_log
+from ft_run.launcher.logs.log_dir import LogDir, check_log_dir, console_prefix
+from ft_run.launcher.logs.log_file import Route, Stream, StreamPlan, open_log
 
 
 def select(default: Streams = Streams.NONE, **by_rank: Streams) -> StreamSelection:
