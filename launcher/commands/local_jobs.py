@@ -12,7 +12,7 @@ from typing import Any, Final
 from ...errors import RendezvousError, UsageError
 from ...values import dataclass
 from ..flags.values import shown
-from ..machine.user_folder import SOCKET_SUFFIX, user_folders
+from ..machine.user_folder import SOCKET_SUFFIX, user_folder
 
 _ANSWER_S: Final = 2.0
 """How long an agent has to describe its job; a stopped process never does."""
@@ -166,7 +166,10 @@ class LocalCalls:
 
 async def find_jobs() -> list[LocalJob]:
     """Return the agents of this user on this host; remove the sockets of dead ones."""
-    paths = [path for folder in user_folders() for path in folder.glob(f"*{SOCKET_SUFFIX}")]
+    try:
+        paths = [*user_folder().glob(f"*{SOCKET_SUFFIX}")]
+    except OSError:  # it belongs to another user: no agent has a socket there
+        return []
     found = await asyncio.gather(*map(_look, paths))
     return sorted(filter(None, found), key=lambda job: (job.job_id, job.pid))
 

@@ -14,15 +14,7 @@ from typing import Final, NamedTuple
 
 from ...values import dataclass
 from .cgroups import read_text
-from .nvml import (
-    NvmlFailedError,
-    NvmlGpu,
-    NvmlLoader,
-    gpus_by_process,
-    has_library,
-    opened,
-    read_gpus,
-)
+from .nvml import NvmlFailedError, NvmlGpu, gpus_by_process, has_library
 from .visible_devices import Chosen, choose, leading_names
 
 _ROOT: Final = Path("/")
@@ -98,11 +90,7 @@ class Accelerators:
 
 
 def find_accelerators(
-    kind: AcceleratorKind,
-    environ: Mapping[str, str],
-    *,
-    root: Path = _ROOT,
-    nvml: NvmlLoader | None = None,
+    kind: AcceleratorKind, environ: Mapping[str, str], *, root: Path = _ROOT
 ) -> Accelerators:
     """Return the accelerators of ``kind`` that the workers can use; zero is no error.
 
@@ -114,11 +102,9 @@ def find_accelerators(
         kind: the kind to find.
         environ: the environment with the ``…_VISIBLE_DEVICES`` variables.
         root: the directory below which ``sys`` and ``dev`` are looked up.
-        nvml: returns NVML, or None without a driver; None: a separate process queries the driver,
-            once.
     """
     if kind is AcceleratorKind.NVIDIA:
-        return _find_nvidia(environ, root, nvml)
+        return _find_nvidia(environ, root)
     if kind is AcceleratorKind.AMD:
         return _find_amd(environ, root)
     if kind is AcceleratorKind.ASCEND:
@@ -129,18 +115,14 @@ def find_accelerators(
 
 
 def find_devices(
-    accelerator: str,
-    environ: Mapping[str, str],
-    *,
-    root: Path = _ROOT,
-    nvml: NvmlLoader | None = None,
+    accelerator: str, environ: Mapping[str, str], *, root: Path = _ROOT
 ) -> tuple[Device, ...]:
     """Return the devices of the kind ``accelerator``; ``auto``: the first available kind.
 
     The other arguments are those of :func:`find_accelerators`.
     """
     kinds = tuple(AcceleratorKind) if accelerator == AUTO else (AcceleratorKind(accelerator),)
-    found = (find_accelerators(kind, environ, root=root, nvml=nvml).devices for kind in kinds)
+    found = (find_accelerators(kind, environ, root=root).devices for kind in kinds)
     return next(filter(None, found), ())
 
 
@@ -156,7 +138,7 @@ def device_names(accelerator: str, environ: Mapping[str, str]) -> list[str]:
             models: list[str] = []
             if kind is AcceleratorKind.NVIDIA:
                 with suppress(NvmlFailedError):
-                    models = [gpu.model for gpu in _nvidia_gpus(None) or ()]
+                    models = [gpu.model for gpu in _nvidia_gpus() or ()]
             return [kind.value] * found.count + sorted(set(models))
     return []
 
@@ -167,7 +149,7 @@ def nvlink_domain() -> str:
     Only domains of several machines count (``NvmlGpu.nvlink_domain``).
     """
     try:
-        domains = {gpu.nvlink_domain for gpu in _nvidia_gpus(None) or ()}
+        domains = {gpu.nvlink_domain for gpu in _nvidia_gpus() or ()}
     except NvmlFailedError:
         return ""
     return domains.pop() if len(domains) == 1 else ""
@@ -208,12 +190,12 @@ def _setting(environ: Mapping[str, str], *names: str) -> str:
     return "".join(f", {name}={environ[name]}" for name in names if name in environ)
 
 
-def _find_nvidia(environ: Mapping[str, str], root: Path, load: NvmlLoader | None) -> Accelerators:
+def _find_nvidia(environ: Mapping[str, str], root: Path) -> Accelerators:
     kind, variable = AcceleratorKind.NVIDIA, VISIBLE_DEVICES_VARIABLE[AcceleratorKind.NVIDIA]
     value, note = environ.get(variable), _setting(environ, variable)
     trouble = "without NVML"
     try:
-        gpus = _nvidia_gpus(load)
+        gpus = _nvidia_gpus()
     except NvmlFailedError as error:
         trouble = f"NVML fails: {error}"
     else:
@@ -230,27 +212,18 @@ def _find_nvidia(environ: Mapping[str, str], root: Path, load: NvmlLoader | None
     return Accelerators(kind, devices, source)
 
 
-def _nvidia_gpus(load: NvmlLoader | None) -> Sequence[NvmlGpu] | None:
+def _nvidia_gpus() -> Sequence[NvmlGpu] | None:
     """Return the GPUs that NVML lists; None without a driver.
 
     Raises:
         NvmlFailedError: NVML does not respond.
     """
-    if load is None:
-        if not has_library():
-            return None
-        gpus, why = _gpus_of_machine()
-        if why:
-            raise NvmlFailedError(why)
-        return gpus
-    library = load()
-    if library is None:
+    if not has_library():
         return None
-    try:
-        with opened(library):
-            return read_gpus(library)
-    except library.NVMLError as error:
-        raise NvmlFailedError(str(error)) from error
+    gpus, why = _gpus_of_machine()
+    if why:
+        raise NvmlFailedError(why)
+    return gpus
 
 
 @cache
@@ -291,16 +264,13 @@ def _select_nvidia(
     return tuple(devices)
 
 
-def name_mig_devices(
-    environ: Mapping[str, str], *, nvml: NvmlLoader | None = None
-) -> dict[str, str]:
+def name_mig_devices(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment that names the MIG devices, if there are any, one for each worker.
 
     Args:
         environ: may name their GPUs.
-        nvml: as for ``find_accelerators``.
     """
-    found = find_accelerators(AcceleratorKind.NVIDIA, environ, nvml=nvml)
+    found = find_accelerators(AcceleratorKind.NVIDIA, environ)
     names = [device.identifier for device in found.devices]
     if not any(name.startswith("MIG-") for name in names):
         return dict(environ)

@@ -7,7 +7,7 @@ kernel's ``admin-guide/cgroup-v2.rst`` and ``scheduler/sched-bwc.rst``.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,18 +55,7 @@ def allowed_cpus() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0))
 
 
-def available_cpus() -> float:
-    """Return the number of CPUs that this process may use: its quota or its affinity mask."""
-    allowed, quota = len(allowed_cpus()), quota_cpus()
-    return allowed if quota is None else min(quota, allowed)
-
-
-def read_cpu_limit(
-    root: Path = _ROOT,
-    *,
-    affinity: Set[int] | None = None,
-    machine_cpus: int | None = None,
-) -> CpuLimit | None:
+def read_cpu_limit(root: Path = _ROOT) -> CpuLimit | None:
     """Return the tightest CPU limit on this process, or None if there is none.
 
     The limit is ``max(1, ceil(quota / period))`` of the tightest cgroup from this process's own
@@ -76,11 +65,8 @@ def read_cpu_limit(
 
     Args:
         root: the directory below which ``proc``, ``sys`` and the cgroup mounts are looked up.
-        affinity: the CPUs this process may run on; None asks the kernel.
-        machine_cpus: the number of CPUs of the machine; None asks the kernel.
     """
-    mask = allowed_cpus() if affinity is None else affinity
-    total = _count_machine_cpus(root) if machine_cpus is None else machine_cpus
+    mask, total = allowed_cpus(), _count_machine_cpus(root)
     quota = _tightest_quota(root)
     if quota is not None and quota.cpus <= len(mask):
         return CpuLimit(quota.cpus, quota.where)

@@ -7,8 +7,8 @@ new one would take 0.2 to 0.5 s of each restart, and Xid errors are reported to 
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -34,7 +34,7 @@ class GpuWatch:
         """
         self._xid, self._command = xid, command
         self._process: subprocess.Popen[bytes] | None = None
-        self._transport: asyncio.ReadTransport | None = None
+        self._rest = b""
         self._answer: asyncio.Future[bytes] | None = None
 
     async def used(self) -> Used:
@@ -46,10 +46,11 @@ class GpuWatch:
         self._answer = asyncio.get_running_loop().create_future()
         try:
             if self._process is None:
-                await self._start()
+                self._start()
             assert self._process is not None
             assert self._process.stdin is not None
-            self._process.stdin.write(b"\n")
+            with contextlib.suppress(BrokenPipeError):  # what it has said is read below
+                self._process.stdin.write(b"\n")
             line = await asyncio.wait_for(self._answer, nvml.DEADLINE_S)
         except asyncio.TimeoutError:  # an OSError from Python 3.11 on
             self.close()
@@ -62,16 +63,24 @@ class GpuWatch:
         used: Used = nvml.answer_of(line)
         return used
 
-    async def _start(self) -> None:
+    def _start(self) -> None:
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         # asyncio's Process would warn if the agent, which reaps every child, is faster.
-        process = subprocess.Popen(  # noqa: ASYNC220 - to start it takes no longer than asyncio's
+        self._process = subprocess.Popen(
             self._command, stdin=pipe, stdout=pipe, stderr=nothing, bufsize=0
         )
-        self._process = process
-        self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: _Lines(self._line, lambda: self._ended(process)), process.stdout
-        )
+        assert self._process.stdout is not None
+        output, self._rest = self._process.stdout.fileno(), b""
+        asyncio.get_running_loop().add_reader(output, self._readable, output)
+
+    def _readable(self, output: int) -> None:
+        data = os.read(output, 65536)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+        if not data:
+            self._line(b"")  # no answer
+            self.close()
 
     def _line(self, line: bytes) -> None:
         try:
@@ -82,37 +91,17 @@ class GpuWatch:
         else:
             self._xid(number, uuid, xid)
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> None:
-        if process is self._process:
-            self._line(b"")  # no answer
-            self.close()
-
     def close(self) -> None:
         """End the process, also one that hangs in the driver; that is not waited for."""
         process, self._process = self._process, None
         if process is None:
             return
-        if self._transport is not None:
-            self._transport.close()
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asyncio.get_running_loop().remove_reader(process.stdout)
+        process.stdout.close()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
         process.kill()
-        deadline = time.monotonic() + _DIES_S
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-
-class _Lines(asyncio.Protocol):
-    """Splits what a pipe delivers into lines."""
-
-    def __init__(self, line: Callable[[bytes], object], ended: Callable[[], object]) -> None:
-        self._on_line, self._on_end, self._rest = line, ended, b""
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._on_line(line)
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._on_end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_DIES_S)

@@ -5,7 +5,7 @@ From ``/proc/stat`` (proc(5)), and from the cgroup with the tightest CPU quota, 
 
 import os
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from pathlib import Path
 
 from .cgroups import read_text
@@ -24,21 +24,15 @@ _SEEN = 0.5
 class IdleCpus:
     """The sum of idle CPU time, between reads that are some seconds apart."""
 
-    def __init__(
-        self,
-        root: Path = Path("/"),
-        allowed: Set[int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         """Read the limits.
 
         Args:
             root: the directory below which ``proc``, ``sys`` and the cgroup mounts are looked up.
-            allowed: the CPUs that this process may run on; None asks the kernel.
             clock: returns seconds.
         """
         self._root, self._clock = root, clock
-        self._allowed = allowed_cpus() if allowed is None else frozenset(allowed)
+        self._allowed = allowed_cpus()
         quota, core_of = quota_cpus(root), read_topology(root).core_of
         self.cpus = min(float(len(self._allowed)), quota or float("inf"))
         """How many CPUs can be busy at once."""

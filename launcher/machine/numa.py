@@ -94,12 +94,7 @@ def find_gpu_node(pci_address: str | None, root: Path = _ROOT) -> int | None:
 
 
 def plan_numa_binding(
-    text: str,
-    devices: Sequence[Device],
-    worker_count: int,
-    *,
-    root: Path = _ROOT,
-    allowed: Set[int] | None = None,
+    text: str, devices: Sequence[Device], worker_count: int, *, root: Path = _ROOT
 ) -> tuple[frozenset[int], ...]:
     """Return the CPUs of each worker for ``--numa-binding=<text>`` on this machine.
 
@@ -108,15 +103,13 @@ def plan_numa_binding(
         devices: the visible GPUs, in the workers' order.
         worker_count: workers on this node.
         root: the directory below which ``sys`` is looked up.
-        allowed: the CPUs that this process may run on; None asks the kernel.
 
     Raises:
         UsageError: as :func:`bind_workers`.
     """
     binding = NumaBinding(text)
     gpu_nodes = [find_gpu_node(device.pci_address, root) for device in devices]
-    mask = allowed_cpus() if allowed is None else allowed
-    return bind_workers(binding, read_topology(root), gpu_nodes, mask, worker_count)
+    return bind_workers(binding, read_topology(root), gpu_nodes, allowed_cpus(), worker_count)
 
 
 def bind_workers(

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,28 +14,14 @@ def user_folder() -> Path:
     """Return the folder, which is created if there is none.
 
     Raises:
-        OSError: there is none, and none can be created.
+        OSError: there is none, and none can be created; or it belongs to another user.
     """
-    places = _places()
-    for place in places:
-        with contextlib.suppress(OSError):
-            place.mkdir(mode=0o700)
-        if _is_own(place):
-            return place
-    raise PermissionError(f"{places[0]} belongs to another user")
-
-
-def user_folders() -> Iterator[Path]:
-    """Yield each folder that agents of this user may have created."""
-    yield from filter(_is_own, _places())
-
-
-def _places() -> list[Path]:
-    places = [_shared_folder()]
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    if given.startswith("/"):
-        places.append(Path(given) / "ft-run")  # the first may belong to another user
-    return places
+    folder = _shared_folder()
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not _is_own(folder):
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
 
 
 def _shared_folder() -> Path:

@@ -1,6 +1,6 @@
 """The number of workers of a node, from ``--nproc-per-node`` and ``--accelerator``."""
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +12,6 @@ from ...values import dataclass
 if TYPE_CHECKING:
     from .accelerators import AcceleratorKind, Accelerators
     from .cpu_limit import CpuLimit
-    from .nvml import NvmlLoader
 
 
 _NOTHING_TO_COUNT = (
@@ -20,8 +19,8 @@ _NOTHING_TO_COUNT = (
     "does"
 )
 
-_PLAUSIBLE = 1024
-"""Up to this many workers the kernel's limit of processes is not checked."""
+_MOST = 16_384
+"""More workers are refused, before an environment is made for each: no host supports them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,50 +31,19 @@ class WorkerCount:
     source: str
 
 
-class Machine(NamedTuple):
-    """The machine to inspect; the defaults are the real one.
-
-    ``affinity`` and ``machine_cpus`` as in :func:`.cpu_limit.read_cpu_limit`,
-    ``nvml`` as in :func:`.accelerators.find_accelerators`.
-    """
-
-    root: Path = Path("/")
-    nvml: "NvmlLoader | None" = None
-    affinity: Set[int] | None = None
-    machine_cpus: int | None = None
-
-    def accelerators(self, kind: "AcceleratorKind", environ: Mapping[str, str]) -> "Accelerators":
-        """Return the usable accelerators of a kind; ``environ`` may hide some of them."""
-        from .accelerators import find_accelerators
-
-        return find_accelerators(kind, environ, root=self.root, nvml=self.nvml)
-
-    def cpu_limit(self) -> "CpuLimit | None":
-        """Return the CPU limit of this process's cgroup; None where there is none."""
-        from .cpu_limit import read_cpu_limit
-
-        return read_cpu_limit(self.root, affinity=self.affinity, machine_cpus=self.machine_cpus)
-
-    def allowed_cpus(self) -> Set[int]:
-        """Return the numbers of the CPUs on which this process may run."""
-        from .cpu_limit import allowed_cpus
-
-        return allowed_cpus() if self.affinity is None else self.affinity
-
-
 def resolve_worker_count(
     nproc_per_node: str,
     accelerator: str,
     environ: Mapping[str, str],
     *,
     virtual_local_rank: bool = False,
-    machine: Machine | None = None,
+    root: Path = Path("/"),
 ) -> WorkerCount:
     """Return the number of workers of ``--nproc-per-node`` on this machine.
 
-    An integer is used as it is; only one in the thousands is checked against the machine. ``gpu``:
-    the GPUs (NVIDIA, else AMD); ``xpu``: Intel's; ``cpu``: the CPU limit, else the CPUs this
-    process may run on; ``auto``: the accelerators if there are any, else the CPU limit, else 1.
+    An integer is used as it is, without a look at the machine. ``gpu``: the GPUs (NVIDIA, else
+    AMD); ``xpu``: Intel's; ``cpu``: the CPU limit, else the CPUs this process may run on; ``auto``:
+    the accelerators if there are any, else the CPU limit, else 1.
 
     Args:
         nproc_per_node: an integer of at least 1, ``auto``, ``cpu``, ``gpu`` or ``xpu``, validated
@@ -85,38 +53,27 @@ def resolve_worker_count(
         environ: the agent's environment, with the ``…_VISIBLE_DEVICES`` variables.
         virtual_local_rank: each worker is shown one device, so that MIG devices, of which one
             process can use one, count for as many workers.
-        machine: the machine to inspect; None: this machine.
+        root: the directory below which ``proc``, ``sys`` and ``dev`` are looked up.
 
     Raises:
-        UsageError: a count beyond the kernel's limit, a kind that is not available, or two
-            options that contradict each other.
+        UsageError: a count that no host supports, a kind that is not available, or two options that
+            contradict each other.
     """
     try:
         count = int(nproc_per_node)
     except ValueError:
         pass
     else:
-        _refuse_impossible(count, machine or Machine())
+        if count > _MOST:
+            raise UsageError(
+                f"--nproc-per-node={count} is more than {_MOST}; give as many workers as this host"
+                " has accelerators or CPUs, or auto."
+            )
         return WorkerCount(count, "fixed number")
-    machine = machine or Machine()
     if nproc_per_node == "cpu":
-        return _count_cpus(machine)
-    search = _Search(_wanted(accelerator), environ, machine, virtual_local_rank)
+        return _count_cpus(root)
+    search = _Search(_wanted(accelerator), environ, root, virtual_local_rank)
     return _count_auto(search) if nproc_per_node == "auto" else _count(nproc_per_node, search)
-
-
-def _refuse_impossible(count: int, machine: Machine) -> None:
-    """Refuse a count that no host supports, before an environment is made for each worker."""
-    if count <= _PLAUSIBLE:
-        return
-    from .shortage import most_processes
-
-    most = most_processes(machine.root)
-    if most is not None and count > most:
-        raise UsageError(
-            f"--nproc-per-node={count} is more than the {most} processes that this host can have; "
-            "give as many workers as it has accelerators or CPUs, or auto."
-        )
 
 
 def omp_num_threads(
@@ -146,11 +103,13 @@ class _Search(NamedTuple):
 
     wanted: "AcceleratorKind | None"
     environ: Mapping[str, str]
-    machine: Machine
+    root: Path
     virtual_local_rank: bool
 
     def look(self, kinds: "Iterable[AcceleratorKind]") -> "list[Accelerators]":
-        return [self.machine.accelerators(kind, self.environ) for kind in kinds]
+        from .accelerators import find_accelerators
+
+        return [find_accelerators(kind, self.environ, root=self.root) for kind in kinds]
 
     def workers(self, accelerators: "Accelerators") -> WorkerCount:
         if self.virtual_local_rank or accelerators.per_process == accelerators.count:
@@ -164,6 +123,7 @@ class _Search(NamedTuple):
 
 def _count_auto(search: _Search) -> WorkerCount:
     from .accelerators import AcceleratorKind
+    from .cpu_limit import read_cpu_limit
 
     wanted = search.wanted
     in_order = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD, AcceleratorKind.ASCEND)
@@ -182,17 +142,19 @@ def _count_auto(search: _Search) -> WorkerCount:
             f"--accelerator={wanted.value} finds none of its kind ({looked_at[0].source}); "
             "make one visible, or give --accelerator=cpu or a number of workers."
         )
-    limit = search.machine.cpu_limit()
+    limit = read_cpu_limit(search.root)
     if limit is None:
         return WorkerCount(1, _NOTHING_TO_COUNT)
     return WorkerCount(limit.cpus, limit.source)
 
 
-def _count_cpus(machine: Machine) -> WorkerCount:
-    limit = machine.cpu_limit()
+def _count_cpus(root: Path) -> WorkerCount:
+    from .cpu_limit import allowed_cpus, read_cpu_limit
+
+    limit = read_cpu_limit(root)
     if limit is not None:
         return WorkerCount(limit.cpus, limit.source)
-    count = len(machine.allowed_cpus())
+    count = len(allowed_cpus())
     return WorkerCount(count, f"no CPU limit, {count} CPUs to run on")
 
 

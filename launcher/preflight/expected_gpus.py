@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..machine.accelerators import AUTO, AcceleratorKind, find_accelerators
-from ..machine.nvml import NvmlLoader
 
 _KINDS = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
 """The kinds of GPUs that are torch's ``cuda`` devices."""
@@ -19,11 +18,7 @@ def gpus_asked_by(nproc_per_node: str, accelerator: str) -> str:
 
 
 def shown_gpus(
-    accelerator: str,
-    environ: Mapping[str, str] | None = None,
-    *,
-    root: Path = Path("/"),
-    nvml: NvmlLoader | None = None,
+    accelerator: str, environ: Mapping[str, str] | None = None, *, root: Path = Path("/")
 ) -> dict[str, str]:
     """Return the kinds of GPUs that the workers should find, and how they were counted, as text.
 
@@ -31,10 +26,9 @@ def shown_gpus(
         accelerator: ``--accelerator``; the machine is inspected with ``auto`` only.
         environ: has the ``…_VISIBLE_DEVICES`` variables; None: that of this process.
         root: the directory below which ``sys`` and ``dev`` are looked up.
-        nvml: as for ``find_accelerators``.
     """
     if accelerator != AUTO:
         return {}
     variables = os.environ if environ is None else environ
-    found = [find_accelerators(kind, variables, root=root, nvml=nvml) for kind in _KINDS]
+    found = [find_accelerators(kind, variables, root=root) for kind in _KINDS]
     return {gpus.kind.value: gpus.source for gpus in found if gpus.count}

@@ -1,6 +1,5 @@
 """What ``--auto-tune advise`` measures on a node: with each report of progress, a few reads."""
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from ...events.tuning import TuningMeasured
 from ...rendezvous.protocol.messages import Assignment
 from ..machine.accelerators import Device
+from ..machine.cpu_limit import allowed_cpus
 from ..machine.idle_cpus import IdleCpus
 from ..machine.numa import find_gpu_node, read_topology
 from ..processes.worker_watch import WorkerWatch
@@ -20,11 +20,7 @@ class Measuring:
     """Reads how the workers of this node use its CPUs and wait for data."""
 
     def __init__(
-        self,
-        environ: Mapping[str, str],
-        devices: Sequence[Device],
-        root: Path = Path("/"),
-        allowed: frozenset[int] | None = None,
+        self, environ: Mapping[str, str], devices: Sequence[Device], root: Path = Path("/")
     ) -> None:
         """Read the topology of this machine.
 
@@ -32,14 +28,13 @@ class Measuring:
             environ: of the workers.
             devices: the visible accelerators, in the workers' order.
             root: the directory below which ``proc`` and ``sys`` are looked up.
-            allowed: the CPUs that this process may run on; None asks the kernel.
         """
-        self._proc, self._idle = root / "proc", IdleCpus(root, allowed)
+        self._proc, self._idle = root / "proc", IdleCpus(root)
         threads = environ.get("OMP_NUM_THREADS", "")
         self._omp_num_threads = int(threads) if threads.isdecimal() else 0
         topology = read_topology(root)
         self._socket_of = topology.socket_of
-        mask = os.sched_getaffinity(0) if allowed is None else allowed
+        mask = allowed_cpus()
         self._near: list[frozenset[int]] = []
         """The sockets of each GPU; empty: not known, or no CPU there is allowed."""
         for device in devices:

@@ -133,12 +133,13 @@ torch.cuda.get_device_properties = lambda index: types.SimpleNamespace(
     "ft-run": """
 import types
 from ft_run.launcher.machine import accelerators
+from ft_run.launcher.machine.nvml import read_gpus
 nvml = types.SimpleNamespace(
     NVMLError=OSError, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
     nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=lambda index: index,
     nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
     nvmlDeviceGetPciInfo=lambda index: types.SimpleNamespace(domain=0, bus=index + 1, device=0))
-accelerators._nvidia_gpus = lambda load: accelerators.read_gpus(nvml)
+accelerators._nvidia_gpus = lambda: read_gpus(nvml)
 """,
 }
 """A machine with two GPUs, as each launcher looks for them."""

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
 
 TOO_MANY = "Too many open files; a process may have 32 open files here: raise ulimit -n"
+NO_PROCESS = (
+    r"no process can be made: Resource temporarily unavailable; there are too many processes and "
+    r"threads: raise pids\.max of the container, ulimit -u, or .* of this host"
+)
 WAITING = "import threading\nthreading.Event().wait()\n"
 
 
@@ -47,19 +51,14 @@ def test_a_container_that_allows_too_few_processes(
     ft: "Launcher", cgroup: Path, options: tuple[str, ...]
 ) -> None:
     """Agent, guard and spawner have theirs; the fork server has one for as long as it is there."""
-    most = 5
-    (cgroup / "pids.max").write_text(str(most))
+    (cgroup / "pids.max").write_text("5")
     enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', *ft.program)
     command = ft.run(
         "--standalone", "--nproc-per-node", 3, *options, ft.script(WAITING), program=enter
     )
     assert command.process.returncode == 1
-    assert re.fullmatch(
-        r"rank [12] on node 0 \(\S+\) could not be started: no process can be made: Resource "
-        rf"temporarily unavailable; processes and threads are limited to {most} for the container, "
-        r"of which [45] are used \(pids\.max\).*: raise what is used up",
-        root_cause(command),
-    )
+    named = rf"rank [12] on node 0 \(\S+\) could not be started: {NO_PROCESS}"
+    assert re.fullmatch(named, root_cause(command))
 
 
 @pytest.mark.root
@@ -76,7 +75,7 @@ def test_a_user_who_may_have_too_few_processes(ft: "Launcher") -> None:
         program=(*limit, *become, *ft.program),
     )
     assert command.process.returncode == 1
-    assert f"limited to 3 for user {user} (ulimit -u)" in root_cause(command)
+    assert re.search(NO_PROCESS, root_cause(command))
 
 
 @pytest.mark.root
@@ -85,11 +84,7 @@ def test_a_launcher_that_gets_no_process_at_all(ft: "Launcher", cgroup: Path) ->
     enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', *ft.program)
     command = ft.run("--standalone", ft.script(WAITING), program=enter)
     assert command.process.returncode == 1
-    assert re.fullmatch(
-        r"ft-run: error: no process can be made: Resource temporarily unavailable; processes and "
-        r"threads are limited to 1 for the container, of which 1 are used \(pids\.max\).*\n",
-        command.stderr,
-    )
+    assert re.fullmatch(rf"ft-run: error: {NO_PROCESS}\.\n", command.stderr)
 
 
 def test_too_few_open_files(ft: "Launcher") -> None:

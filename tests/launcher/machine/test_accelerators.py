@@ -3,7 +3,8 @@
 import importlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from unittest import mock
 
 import pytest
 from ft_run.checks import gpu_facts
-from ft_run.launcher.machine import nvml
+from ft_run.launcher.machine import accelerators, nvml
 from ft_run.launcher.machine.accelerators import (
     ACCELERATOR_CHOICES,
     AcceleratorKind,
@@ -22,7 +23,7 @@ from ft_run.launcher.machine.accelerators import (
     find_devices,
     name_mig_devices,
 )
-from ft_run.launcher.machine.nvml import GPU_IS_LOST, NO_PERMISSION, Nvml, load_nvml
+from ft_run.launcher.machine.nvml import GPU_IS_LOST, NO_PERMISSION, NvmlGpu, read_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,34 +58,20 @@ class Gpu:
 
 
 class RecordedNvml:
-    """The functions of NVML over a recorded machine; init and shutdown are counted."""
+    """The functions of NVML over a recorded machine."""
 
     NVMLError: type[Exception] = RecordedNvmlError
 
-    def __init__(self, gpus: Sequence[Gpu], init_error: str = "") -> None:
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus = gpus
-        self.init_error = init_error
-        self.sessions = 0
-        self.is_open = False
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name} is not recorded")
 
-    def nvmlInit(self) -> None:
-        if self.init_error:
-            raise RecordedNvmlError(self.init_error)
-        self.sessions += 1
-        self.is_open = True
-
-    def nvmlShutdown(self) -> None:
-        self.is_open = False
-
     def nvmlDeviceGetCount(self) -> int:
-        assert self.is_open
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Gpu:
-        assert self.is_open
         if self.gpus[index].error:
             raise RecordedNvmlError("GPU is lost", self.gpus[index].error)
         return self.gpus[index]
@@ -127,22 +114,32 @@ WITH_MIG = (
 OLD_DRIVER = (Gpu(A, 0x0F, slots=(Mig(f"MIG-{A}/7/0", 7), Mig(f"MIG-{A}/8/0", 8))),)
 
 
+@contextmanager
+def listed(gpus: Sequence[Gpu]) -> Iterator[None]:
+    """NVML lists these GPUs."""
+    found: list[NvmlGpu] = read_gpus(RecordedNvml(gpus))
+    with mock.patch.object(accelerators, "_nvidia_gpus", return_value=found):
+        yield
+
+
 def nvidia(
-    gpus: Sequence[Gpu], visible: str | None = None, root: Path = Path("/nonexistent")
+    gpus: Sequence[Gpu],
+    visible: str | None = None,
+    root: Path = Path("/nonexistent"),
+    **environ: str,
 ) -> Accelerators:
-    nvml = RecordedNvml(gpus)
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    found = find_accelerators(AcceleratorKind.NVIDIA, environ, root=root, nvml=lambda: nvml)
-    assert (nvml.sessions, nvml.is_open) == (1, False)
-    return found
+    environ |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with listed(gpus):
+        return find_accelerators(AcceleratorKind.NVIDIA, environ, root=root)
 
 
 def identifiers(accelerators: Accelerators) -> list[str]:
     return [device.identifier for device in accelerators.devices]
 
 
-def no_nvml() -> Nvml | None:
-    return None
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators, "has_library", lambda: False)
 
 
 def write(root: Path, files: Mapping[str, str]) -> None:
@@ -252,10 +249,7 @@ def test_of_several_models_the_place_of_an_index_is_known_in_pci_order_only() ->
     gpus = (Gpu(A, 1, model="T400"), Gpu(B, 2))
 
     def places(visible: str | None, **environ: str) -> list[str | None]:
-        environ |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        library = RecordedNvml(gpus)
-        found = find_accelerators(AcceleratorKind.NVIDIA, environ, nvml=lambda: library)
-        return [device.pci_address for device in found.devices]
+        return [device.pci_address for device in nvidia(gpus, visible, **environ).devices]
 
     in_order: list[str | None] = ["0000:01:00.0", "0000:02:00.0"]
     assert places(None) == places("0,1") == places(None, CUDA_DEVICE_ORDER="FASTEST_FIRST")
@@ -265,11 +259,11 @@ def test_of_several_models_the_place_of_an_index_is_known_in_pci_order_only() ->
 
 
 def test_each_worker_is_given_a_mig_device_by_its_name() -> None:
-    library = RecordedNvml(WITH_MIG)
-    named = name_mig_devices({"CUDA_VISIBLE_DEVICES": "0,1", "A": "b"}, nvml=lambda: library)
+    with listed(WITH_MIG):
+        named = name_mig_devices({"CUDA_VISIBLE_DEVICES": "0,1", "A": "b"})
     assert named == {"CUDA_VISIBLE_DEVICES": f"{MIG1},{MIG2},1", "A": "b"}
-    whole = RecordedNvml(THREE)
-    assert name_mig_devices({"A": "b"}, nvml=lambda: whole) == {"A": "b"}
+    with listed(THREE):
+        assert name_mig_devices({"A": "b"}) == {"A": "b"}
 
 
 def test_no_gpu_in_nvml_is_believed(tmp_path: Path) -> None:
@@ -297,26 +291,18 @@ def test_device_files_without_nvml(
 ) -> None:
     write(tmp_path, DEVICE_FILES)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    found = find_accelerators(AcceleratorKind.NVIDIA, environ, root=tmp_path, nvml=no_nvml)
+    found = find_accelerators(AcceleratorKind.NVIDIA, environ, root=tmp_path)
     assert identifiers(found) == expected
     assert found.source.startswith("device files /dev/nvidia* (without NVML): 2")
 
 
-def test_device_files_with_a_broken_driver(tmp_path: Path) -> None:
-    write(tmp_path, DEVICE_FILES)
-    broken = RecordedNvml((), init_error="Driver/library version mismatch")
-    found = find_accelerators(AcceleratorKind.NVIDIA, {}, root=tmp_path, nvml=lambda: broken)
-    assert found.count == 2
-    assert "NVML fails: Driver/library version mismatch" in found.source
-
-
 def test_no_nvidia(tmp_path: Path) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": f"{A},0"}
-    found = find_accelerators(AcceleratorKind.NVIDIA, environ, root=tmp_path, nvml=no_nvml)
+    found = find_accelerators(AcceleratorKind.NVIDIA, environ, root=tmp_path)
     assert found.count == found.per_process == 0
 
 
-def test_pynvml_is_what_the_protocol_says(tmp_path: Path) -> None:
+def test_pynvml_is_what_the_protocol_says() -> None:
     pynvml = importlib.import_module("pynvml")
 
     assert issubclass(pynvml.NVMLError, Exception)
@@ -328,12 +314,6 @@ def test_pynvml_is_what_the_protocol_says(tmp_path: Path) -> None:
     for name in ("NO_PERMISSION", "GPU_IS_LOST", "RESET_REQUIRED"):
         assert getattr(pynvml, f"NVML_ERROR_{name}") == getattr(nvml, name)
         assert nvml.code_of(pynvml.NVMLError(getattr(nvml, name))) == getattr(nvml, name)
-    found = find_accelerators(AcceleratorKind.NVIDIA, {}, root=tmp_path, nvml=lambda: pynvml)
-    if load_nvml() is None:  # no driver: pynvml says so in its own way
-        assert found.devices == ()
-        assert "NVML fails: " in found.source
-    else:
-        assert found == find_accelerators(AcceleratorKind.NVIDIA, {})
 
 
 TORCH_CASES = st.lists(
@@ -429,8 +409,8 @@ def test_amd_visible_devices(environ: dict[str, str], expected: list[str], amd_r
 
 def test_devices_are_those_of_the_first_kind_that_is_there(amd_root: Path) -> None:
     def found(accelerator: str, nvidia: Sequence[Gpu] = ()) -> list[str | None]:
-        loaded = RecordedNvml(nvidia)
-        devices = find_devices(accelerator, {}, root=amd_root, nvml=lambda: loaded)
+        with listed(nvidia):
+            devices = find_devices(accelerator, {}, root=amd_root)
         return [device.pci_address for device in devices]
 
     of_amd = ["0001:05:00.0", "0001:26:01.1", "0001:dc:00.0"]
@@ -488,7 +468,7 @@ def test_xpu(tmp_path: Path) -> None:
 
 def test_an_empty_machine_has_none(tmp_path: Path) -> None:
     for kind in AcceleratorKind:
-        assert find_accelerators(kind, {}, root=tmp_path, nvml=no_nvml).devices == ()
+        assert find_accelerators(kind, {}, root=tmp_path).devices == ()
 
 
 def test_choices_are_the_kinds_but_xpu() -> None:

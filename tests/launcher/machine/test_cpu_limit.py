@@ -1,14 +1,16 @@
-"""The CPU limit, read from recorded layouts of ``/proc`` and ``/sys`` and from a real cgroup."""
+"""The CPU limit, read from recorded layouts of ``/proc`` and ``/sys``.
 
-import json
+``tests/e2e/processes/test_containers.py`` has a real cgroup.
+"""
+
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
+from ft_run.launcher.machine import cpu_limit
 from ft_run.launcher.machine.cpu_limit import (
     CpuLimit,
     allowed_cpus,
@@ -25,7 +27,6 @@ POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice"
 SCOPE = f"{POD}/cri-containerd-abc.scope"
 DOCKER = "/docker/0123abc"
 JOB = "/slurm/uid_1000/job_7/step_0"
-PODMAN = "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-0123.scope/container"
 UNIT = r"/system.slice/system-train\x2djob.slice"
 
 
@@ -73,42 +74,24 @@ def one(name: str, path: str, files: Files, expected: Expected, *mounts: str) ->
 
 
 TREES = [
-    two("none", "/", {}, None),
     two("max", "/a", {"/a": "max 100000\n"}, None),
     two("exact", "/a", {"/a": "400000 100000\n"}, (4, "cgroup v2 cpu.max 400000/100000 at /a")),
     two("rounds-up", "/a", {"/a": "350000 100000"}, (4, "cpu.max 350000/100000 at /a")),
     two("below-one", "/a", {"/a": "10000 100000"}, (1, "10000/100000 at /a")),
-    two("odd-period", "/a", {"/a": "50001 25000"}, (3, "50001/25000 at /a")),
     two("parent-is-tighter", "/p/c", {"/p": TWO, "/p/c": FOUR}, (2, "at /p")),
-    two("child-is-tighter", "/p/c", {"/p": FOUR, "/p/c": TWO}, (2, "at /p/c")),
     two("equal-names-the-inner", "/p/c", {"/p": "100000 50000", "/p/c": TWO}, (2, "at /p/c")),
     two("ratio-not-quota", "/p/c", {"/p": ONE, "/p/c": "50000 10000"}, (1, "at /p")),
     two("garbage-goes-upwards", "/p/c", {"/p": TWO, "/p/c": "banana"}, (2, "at /p")),
-    two("empty-file-goes-upwards", "/p/c", {"/p": TWO, "/p/c": ""}, (2, "at /p")),
-    two("missing-file-goes-upwards", "/p/c", {"/p": TWO}, (2, "at /p")),
     two("deleted-goes-upwards", "/p/gone (deleted)", {"/p": TWO}, (2, "at /p")),
     two("sibling-does-not-count", "/p/c", {"/p/d": ONE}, None),
-    two("zero-period", "/a", {"/a": "200000 0"}, None),
-    two("negative", "/a", {"/a": "-1 100000"}, None),
-    two("no-period", "/a", {"/a": "200000"}, None),
     two("three-fields", "/a", {"/a": "200000 100000 7"}, None),
     two("beyond-64-bits", "/a", {"/a": "9" * 5000 + " 100000"}, None),
-    two("float-is-garbage", "/a", {"/a": "2e5 100000"}, None),
-    two("namespace", "/", {"/": TWO}, (2, "cgroup v2 cpu.max 200000/100000 at /")),
-    two("docker-on-the-host", DOCKER, {DOCKER: TWO}, (2, f"at {DOCKER}")),
     two("docker-host-namespace", DOCKER, {"/": TWO}, (2, f"at {DOCKER}"), v2(root=DOCKER)),
     two(
         "docker-in-docker",
         f"{DOCKER}/docker/in",
         {"/": FOUR, "/docker/in": TWO},
         (2, f"at {DOCKER}/docker/in"),
-        v2(root=DOCKER),
-    ),
-    two(
-        "docker-in-docker-outer-is-tighter",
-        f"{DOCKER}/docker/in",
-        {"/": TWO, "/docker/in": FOUR},
-        (2, f"at {DOCKER}"),
         v2(root=DOCKER),
     ),
     two(
@@ -130,11 +113,7 @@ TREES = [
     ),
     two("outside-the-mount", "/init", {"/": TWO}, (2, f"at {DOCKER}"), v2(root=DOCKER)),
     two("outside-the-namespace", "/../sibling", {"/": TWO}, (2, "at /")),
-    two("dots-stay-inside", "/../../../..", {"/../..": ONE, "/": TWO}, (2, "at /")),
-    two("mount-above-the-namespace", "/", {"/": TWO}, (2, "at /"), v2(root="/..")),
     two("kubernetes-pod", SCOPE, {SCOPE: "max 100000", POD: THREE}, (3, f"at {POD}")),
-    two("kubernetes-container", SCOPE, {SCOPE: TWO, POD: THREE}, (2, f"at {SCOPE}")),
-    two("systemd-slice", "/s.slice/t.service", {"/s.slice": FOUR}, (4, "at /s.slice")),
     two(
         "systemd-escape",
         f"{UNIT}/a",
@@ -155,7 +134,6 @@ TREES = [
         (2, "at /my pods/a b"),
         v2(rf"{CG}/c\040g", r"/my\040pods"),
     ),
-    two("tab-and-newline", "/a", {"/\tn\nt/a": TWO}, (2, "at /a"), v2(rf"{CG}/\011n\012t")),
     two("colon", "/a:b/c:d", {"/a:b/c:d": TWO}, (2, "at /a:b/c:d")),
     two("not-mounted", "/a", {"/a": TWO}, None, "30 23 0:26 / /tmp rw - tmpfs tmpfs rw"),
     two("mountinfo-is-garbage", "/a", {"/a": TWO}, None, "x", "- - -", "1 2 3 - cgroup2 c rw"),
@@ -167,7 +145,6 @@ TREES = [
         (2, "at /a"),
         f"30 23 0:26 / {CG} rw shared:1 master:2 propagate_from:3 unbindable - cgroup2  rw",
     ),
-    two("strange-mount-point", "/a", {"/x/y/a": TWO}, (2, "at /a"), v2(f"{CG}/x/y")),
     one("none", "/", {"/": "-1/100000"}, None),
     one(
         "docker",
@@ -177,19 +154,8 @@ TREES = [
         v1(root=DOCKER),
         v1("cpuset", DOCKER),
     ),
-    one("docker-on-the-host", DOCKER, {DOCKER: TWO_V1}, (2, f"at {DOCKER}")),
-    one("docker-namespace", "/", {"/": "50000/100000"}, (1, "50000/100000 at /")),
-    one(
-        "docker-in-docker",
-        f"{DOCKER}/docker/in",
-        {"/": FOUR_V1, "/docker/in": "-1/100000"},
-        (4, f"at {DOCKER}"),
-        v1(root=DOCKER),
-    ),
     one("kubernetes", "/k/pod1/c", {"/k/pod1": THREE_V1, "/k/pod1/c": TWO_V1}, (2, "/pod1/c")),
     one("slurm", JOB, {"/slurm/uid_1000/job_7": FOUR_V1}, (4, "at /slurm/uid_1000/job_7")),
-    one("spaces", "/a b", {"/": TWO_V1}, (2, "at /a b"), v1(root=r"/a\040b")),
-    one("zero-period", "/a", {"/a": "200000/0"}, None),
     one("empty-period", "/a", {"/a": "200000/"}, None),
     one("garbage-goes-upwards", "/p/c", {"/p/c": "?/100000", "/p": TWO_V1}, (2, "at /p")),
     Tree(
@@ -218,13 +184,6 @@ TREES = [
         "3:cpuset:/other\n1:cpu:/a\n",
         (v1("cpuset"), v1("cpu")),
         {f"{CG}/cpu/a": TWO_V1, f"{CG}/cpu/other": ONE_V1},
-        (2, "at /a"),
-    ),
-    Tree(
-        "v1-all-controllers-in-one",
-        "1:cpuset,cpu,memory:/a\n",
-        (v1("cpuset,cpu,memory", point="/cg"),),
-        {"/cg/a": TWO_V1},
         (2, "at /a"),
     ),
     Tree(
@@ -262,60 +221,12 @@ TREES = [
         {f"{CG}/cpu/a": TWO_V1, f"{UNIFIED}/a": ONE},
         (2, "at /a"),
     ),
-    two("max-everywhere", "/p/c", {"/": "max", "/p": "max 100000", "/p/c": "max 50000"}, None),
-    two("podman-rootless", PODMAN, {PODMAN: TWO, "/user.slice": FOUR}, (2, f"at {PODMAN}")),
-    two("lxc", "/lxc.payload.box/.lxc", {"/lxc.payload.box": THREE}, (3, "at /lxc.payload.box")),
-    two(
-        "kubernetes-in-docker",
-        "/kubelet.slice/kubelet-kubepods.slice/pod2/c",
-        {"/": FOUR, "/kubelet.slice": THREE, "/kubelet.slice/kubelet-kubepods.slice/pod2": TWO},
-        (2, "kubepods.slice/pod2"),
-    ),
-    two("threaded", "/a/threads", {"/a": TWO, "/a/threads": THREE}, (2, "at /a")),
-    one("namespace-with-a-parent-outside", "/../p", {"/": TWO_V1}, (2, "at /")),
-    one("minus-one-everywhere", "/p/c", {"/": "-1/100000", "/p/c": "-1/100000"}, None),
-    one("zero-quota", "/a", {"/a": "0/100000", "/": THREE_V1}, (3, "at /")),
-    one(
-        "docker-in-docker-inner-is-tighter",
-        f"{DOCKER}/docker/in",
-        {"/": FOUR_V1, "/docker/in": TWO_V1},
-        (2, f"at {DOCKER}/docker/in"),
-        v1(root=DOCKER),
-    ),
-    one(
-        "kubernetes-burstable",
-        "/kubepods/burstable/pod3/abc",
-        {"/kubepods/burstable/pod3/abc": "350000/100000", "/kubepods": "6400000/100000"},
-        (4, "cgroup v1 cpu.cfs_quota_us 350000/100000 at /kubepods/burstable/pod3/abc"),
-    ),
-    one("systemd-slice", UNIT, {"/system.slice": THREE_V1}, (3, "at /system.slice")),
     Tree(
         "v1-a-hierarchy-named-cpu-is-not-the-controller",
         "2:name=cpu:/a\n0::/a\n",
         (v1("name=cpu", point="/named"), v2(UNIFIED)),
         {"/named/a": ONE_V1, f"{UNIFIED}/a": TWO},
         (2, "cgroup v2 cpu.max 200000/100000 at /a"),
-    ),
-    Tree(
-        "v1-two-mounts-of-one-hierarchy",
-        "1:cpu:/a/b\n",
-        (v1("cpu", root="/a"), v1("cpu", point="/host/cpu")),
-        {f"{CG}/cpu/b": FOUR_V1, "/host/cpu/a": TWO_V1, "/host/cpu/a/b": FOUR_V1},
-        (2, "at /a"),
-    ),
-    Tree(
-        "hybrid-docker-with-a-private-namespace",
-        "4:memory:/\n2:cpu,cpuacct:/\n0::/\n",
-        (v1(root="/"), v1("memory"), v2(UNIFIED)),
-        {V1_CPU: "75000/50000", UNIFIED: "max 100000"},
-        (2, "cgroup v1 cpu.cfs_quota_us 75000/50000 at /"),
-    ),
-    Tree(
-        "hybrid-slurm",
-        "9:cpuset:/slurm/job_9\n5:cpu:/slurm/job_9/step_0\n0::/system.slice/slurmd.service\n",
-        (v1("cpuset"), v1("cpu"), v2(UNIFIED)),
-        {f"{CG}/cpu/slurm/job_9": THREE_V1, f"{CG}/cpuset/slurm/job_9": ONE_V1},
-        (3, "at /slurm/job_9"),
     ),
     Tree("cgroup-file-is-garbage", "banana\n::\n\n", (v2(),), {CG: TWO}, None),
     Tree("cgroup-file-is-empty", "", (v2(), v1()), {CG: TWO, V1_CPU: TWO_V1}, None),
@@ -340,10 +251,19 @@ def plant(root: Path, tree: Tree) -> None:
         (assignment / "cpu.weight").write_text("1\n")
 
 
+def limit_of(root: Path, affinity: Set[int], machine_cpus: int) -> CpuLimit | None:
+    """Return the limit of a process with an affinity mask, on a machine with so many CPUs."""
+    with (
+        mock.patch.object(cpu_limit, "allowed_cpus", return_value=frozenset(affinity)),
+        mock.patch.object(cpu_limit, "_count_machine_cpus", return_value=machine_cpus),
+    ):
+        return read_cpu_limit(root)
+
+
 @pytest.mark.parametrize("tree", TREES, ids=[tree.id for tree in TREES])
 def test_limit_of_a_layout(tree: Tree, tmp_path: Path) -> None:
     plant(tmp_path, tree)
-    limit = read_cpu_limit(tmp_path, affinity=frozenset(range(64)), machine_cpus=64)
+    limit = limit_of(tmp_path, set(range(64)), 64)
     if tree.expected is None:
         assert limit is None
     else:
@@ -366,19 +286,8 @@ def test_what_the_tightest_quota_is_worth(tmp_path: Path, quotas: Files, cpus: f
     assert quota_cpus(tmp_path) == cpus
 
 
-def test_there_are_layouts_of_every_kind() -> None:
-    """Each is another machine; how many there are is printed with ``-s``."""
-    kinds = {kind: sum(tree.id.startswith(kind) for tree in TREES) for kind in ("v1", "v2", "hyb")}
-    print(f"{len(TREES)} layouts: {kinds}")
-    assert len({tree.id for tree in TREES}) == len(TREES) >= 40
-    assert all(count >= 5 for count in kinds.values())
-    written = "\n".join(tree.id for tree in TREES)
-    for word in ("docker", "kubernetes", "systemd", "slurm", "namespace", "docker-in-docker"):
-        assert word in written
-
-
 def test_no_proc_is_no_limit(tmp_path: Path) -> None:
-    assert read_cpu_limit(tmp_path, affinity={0, 1}, machine_cpus=2) is None
+    assert limit_of(tmp_path, {0, 1}, 2) is None
 
 
 @pytest.mark.parametrize(
@@ -403,13 +312,15 @@ def test_quota_and_affinity(
     quota: str, affinity: Set[int], machine_cpus: int, expected: CpuLimit | None, tmp_path: Path
 ) -> None:
     plant(tmp_path, Tree("", "0::/a\n", (v2(),), {f"{CG}/a": f"{quota} 100000"}, None))
-    assert read_cpu_limit(tmp_path, affinity=affinity, machine_cpus=machine_cpus) == expected
+    assert limit_of(tmp_path, affinity, machine_cpus) == expected
 
 
 def test_machine_cpus_come_from_sysfs(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-7\n")
-    assert read_cpu_limit(tmp_path, affinity={0, 1}) == CpuLimit(2, "affinity mask 0-1 of 8 CPUs")
+    with mock.patch.object(cpu_limit, "allowed_cpus", return_value={0, 1}):
+        limit = read_cpu_limit(tmp_path)
+    assert limit == CpuLimit(2, "affinity mask 0-1 of 8 CPUs")
 
 
 def test_undecodable_cgroup_name(tmp_path: Path) -> None:
@@ -419,14 +330,14 @@ def test_undecodable_cgroup_name(tmp_path: Path) -> None:
     assignment = tmp_path / "sys/fs/cgroup" / os.fsdecode(b"\xff")
     assignment.mkdir(parents=True)
     (assignment / "cpu.max").write_text("200000 100000")
-    limit = read_cpu_limit(tmp_path, affinity=frozenset(range(8)), machine_cpus=8)
+    limit = limit_of(tmp_path, set(range(8)), 8)
     assert limit == CpuLimit(2, r"cgroup v2 cpu.max 200000/100000 at /\xff")
 
 
 def test_unreadable_file_is_no_limit_at_that_level(tmp_path: Path) -> None:
     plant(tmp_path, Tree("", "0::/p/c\n", (v2(),), {f"{CG}/p": "200000 100000"}, None))
     (tmp_path / "sys/fs/cgroup/p/c/cpu.max").mkdir(parents=True)
-    limit = read_cpu_limit(tmp_path, affinity=frozenset(range(8)), machine_cpus=8)
+    limit = limit_of(tmp_path, set(range(8)), 8)
     assert limit is not None
     assert limit.source.endswith("at /p")
 
@@ -444,77 +355,3 @@ def test_bad_cpu_list(text: str) -> None:
 
 def test_allowed_cpus_is_the_affinity_mask() -> None:
     assert allowed_cpus() == os.sched_getaffinity(0)
-
-
-READ_AND_PRINT = """
-import json
-from ft_run.launcher.machine.cpu_limit import read_cpu_limit
-limit = read_cpu_limit()
-print(json.dumps(None if limit is None else [limit.cpus, limit.source]))
-"""
-JOIN_AND_EXEC = """
-import os, sys
-with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
-    procs.write(str(os.getpid()))
-os.execv(sys.executable, [sys.executable, "-c", sys.argv[2]])
-"""
-
-
-@pytest.fixture
-def cpu_cgroup() -> Iterator[Path]:
-    """A fresh cgroup of the v1 CPU controller, with a child; removed afterwards."""
-    mount = Path("/sys/fs/cgroup/cpu")
-    if os.geteuid() != 0 or not os.access(mount / "cpu.cfs_quota_us", os.W_OK):
-        pytest.skip("needs root and a writable v1 cpu controller at /sys/fs/cgroup/cpu")
-    parent = mount / f"ft-run-test-{os.getpid()}"
-    child = parent / "with space"
-    parent.mkdir()
-    try:
-        child.mkdir()
-        try:
-            yield child
-        finally:
-            child.rmdir()
-    finally:
-        parent.rmdir()
-
-
-def limit_inside(cgroup: Path) -> list[object] | None:
-    """Return what a Python that runs in ``cgroup`` reads as its limit."""
-    command = [sys.executable, "-c", JOIN_AND_EXEC, str(cgroup), READ_AND_PRINT]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    limit: list[object] | None = json.loads(answer.stdout)
-    return limit
-
-
-@pytest.mark.root
-def test_real_cgroup(cpu_cgroup: Path) -> None:
-    name = f"/{cpu_cgroup.parent.name}"
-    outside = read_cpu_limit()
-    assert limit_inside(cpu_cgroup) == (outside and [outside.cpus, outside.source])
-
-    (cpu_cgroup.parent / "cpu.cfs_quota_us").write_text("150000")
-    inside = limit_inside(cpu_cgroup)
-    assert inside is not None
-    assert inside[0] == min(2, len(allowed_cpus()))
-    assert f"cgroup v1 cpu.cfs_quota_us 150000/100000 at {name}" in str(inside[1])
-
-    (cpu_cgroup / "cpu.cfs_quota_us").write_text("25000")
-    (cpu_cgroup / "cpu.cfs_period_us").write_text("50000")
-    assert limit_inside(cpu_cgroup) == [
-        1,
-        f"cgroup v1 cpu.cfs_quota_us 25000/50000 at {name}/with space",
-    ]
-
-
-def test_real_affinity_mask() -> None:
-    mask = allowed_cpus()
-    if len(mask) < 2:
-        pytest.skip("needs two CPUs")
-    one = min(mask)
-    bind = f"import os; os.sched_setaffinity(0, {{{one}}})"
-    command = [sys.executable, "-c", f"{bind}\n{READ_AND_PRINT}"]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    cpus, source = json.loads(answer.stdout)
-    assert cpus == 1
-    assert source.startswith((f"affinity mask {one} of ", "cgroup "))

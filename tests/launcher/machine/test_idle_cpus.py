@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from ft_run.launcher.machine import idle_cpus
 from ft_run.launcher.machine.idle_cpus import IdleCpus
 
 TICKS = 100
@@ -55,7 +56,12 @@ class Machine:
         self.write("acct/job/cpuacct.usage", f"{int(used_s * 1e9)}\n")
 
     def idle_cpus(self) -> IdleCpus:
-        return IdleCpus(self.root, ALLOWED, lambda: self.now_s)
+        return IdleCpus(self.root, lambda: self.now_s)
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle_cpus, "allowed_cpus", lambda: ALLOWED)
 
 
 def test_the_idle_time_of_the_cpus_that_may_be_used(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 from ft_run.errors import UsageError
+from ft_run.launcher.machine import numa
 from ft_run.launcher.machine.accelerators import Device
 from ft_run.launcher.machine.cpu_limit import format_cpus, parse_cpus
 from ft_run.launcher.machine.numa import (
@@ -75,9 +76,12 @@ def on_nodes(*nodes: int) -> list[Device]:
     return [Device(str(index), f"0000:0{node}:00.0") for index, node in enumerate(nodes)]
 
 
-def plan(root: Path, mode: str, *nodes: int, allowed: Set[int] = EVERY_CPU) -> list[str]:
-    """Return the CPUs of one worker per GPU, in the kernel's notation."""
-    bound = plan_numa_binding(mode, on_nodes(*nodes), len(nodes), root=root, allowed=allowed)
+def plan(
+    root: Path, mode: str, *nodes: int, allowed: Set[int] = EVERY_CPU, workers: int = 0
+) -> list[str]:
+    """Return the CPUs of the workers (0: one per GPU), in the kernel's notation."""
+    with mock.patch.object(numa, "allowed_cpus", return_value=allowed):
+        bound = plan_numa_binding(mode, on_nodes(*nodes), workers or len(nodes), root=root)
     return [format_cpus(cpus) for cpus in bound]
 
 
@@ -94,43 +98,28 @@ def test_topology(topology: Topology) -> None:
     assert (topology.cache_of[7], topology.cache_of[39], topology.cache_of[8]) == (4, 4, 8)
 
 
-def test_node(machine: Path) -> None:
-    assert plan(machine, "node", 0, 3, 0) == ["0-7,32-39", "24-31,56-63", "0-7,32-39"]
-
-
-def test_socket(machine: Path) -> None:
-    assert plan(machine, "socket", 0, 1, 3) == ["0-15,32-47", "0-15,32-47", "16-31,48-63"]
-
-
-def test_exclusive(machine: Path) -> None:
-    assert plan(machine, "exclusive", 1, 1, 2) == ["8-11,40-43", "12-15,44-47", "16-23,48-55"]
-
-
-def test_exclusive_gives_the_first_gpus_what_remains(machine: Path) -> None:
-    assert plan(machine, "exclusive", 0, 0, 0) == ["0-2,32-34", "3-5,35-37", "6-7,38-39"]
-
-
-def test_exclusive_counts_the_cores_that_are_allowed(machine: Path) -> None:
-    allowed = parse_cpus("2-4,34")
-    assert plan(machine, "exclusive", 0, 0, allowed=allowed) == ["2-3,34", "4"]
-
-
-def test_core_complex(machine: Path) -> None:
-    assert plan(machine, "core-complex", 0, 0, 2) == ["0-3,32-35", "4-7,36-39", "16-19,48-51"]
-
-
-def test_core_complexes_are_shared_when_they_run_out(machine: Path) -> None:
-    assert plan(machine, "core-complex", 0, 0, 0) == ["0-3,32-35", "4-7,36-39", "0-3,32-35"]
-
-
-def test_core_complex_prefers_the_fuller_one(machine: Path) -> None:
-    assert plan(machine, "core-complex", 0, 0, allowed=parse_cpus("0,4-6")) == ["4-6", "0"]
+@pytest.mark.parametrize(
+    ("mode", "nodes", "allowed", "expected"),
+    [
+        ("node", (0, 3, 0), EVERY_CPU, ["0-7,32-39", "24-31,56-63", "0-7,32-39"]),
+        ("socket", (0, 1, 3), EVERY_CPU, ["0-15,32-47", "0-15,32-47", "16-31,48-63"]),
+        # The first GPUs of a node get what remains.
+        ("exclusive", (0, 0, 0), EVERY_CPU, ["0-2,32-34", "3-5,35-37", "6-7,38-39"]),
+        ("exclusive", (0, 0), parse_cpus("2-4,34"), ["2-3,34", "4"]),
+        # Those with the most allowed CPUs first, and shared when they run out.
+        ("core-complex", (0, 0, 0), EVERY_CPU, ["0-3,32-35", "4-7,36-39", "0-3,32-35"]),
+        ("core-complex", (0, 0), parse_cpus("0,4-6"), ["4-6", "0"]),
+    ],
+)
+def test_the_cpus_of_each_mode(
+    machine: Path, mode: str, nodes: tuple[int, ...], allowed: Set[int], expected: list[str]
+) -> None:
+    """``test_binds_as_torch_does`` has the others."""
+    assert plan(machine, mode, *nodes, allowed=allowed) == expected
 
 
 def test_shares_are_cut_for_gpus_without_a_worker_too(machine: Path) -> None:
-    devices = on_nodes(1, 1)
-    bound = plan_numa_binding("exclusive", devices, 1, root=machine, allowed=EVERY_CPU)
-    assert [format_cpus(cpus) for cpus in bound] == ["8-11,40-43"]
+    assert plan(machine, "exclusive", 1, 1, workers=1) == ["8-11,40-43"]
 
 
 def test_minus_one_is_node_0(machine: Path) -> None:
@@ -193,7 +182,7 @@ def test_refusals(
     machine: Path,
 ) -> None:
     with pytest.raises(UsageError) as refusal:
-        plan_numa_binding(mode, on_nodes(*nodes), workers, root=machine, allowed=allowed)
+        plan(machine, mode, *nodes, allowed=allowed, workers=workers)
     assert refusal.value.sentence == sentence
 
 

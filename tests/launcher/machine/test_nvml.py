@@ -149,7 +149,7 @@ RACK = uuid.UUID("12345678-1234-5678-1234-567812345678").bytes
 )
 def test_the_nvlink_domain_of_a_node(monkeypatch, gpus, domain):
     found = tuple(nvml.read_gpus(cast(nvml.Nvml, Fabric(*gpus))))
-    monkeypatch.setattr(accelerators, "_nvidia_gpus", lambda _: found)
+    monkeypatch.setattr(accelerators, "_nvidia_gpus", lambda: found)
     assert accelerators.nvlink_domain() == domain
 
 

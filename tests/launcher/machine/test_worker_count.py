@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 from ft_run.errors import UsageError
+from ft_run.launcher.machine import accelerators, cpu_limit
 from ft_run.launcher.machine.cpu_limit import CpuLimit
-from ft_run.launcher.machine.nvml import Nvml
 from ft_run.launcher.machine.worker_count import (
-    Machine,
     WorkerCount,
     omp_num_threads,
     resolve_worker_count,
@@ -21,17 +20,20 @@ ONE = (
 QUOTA = "cgroup v2 cpu.max 350000/100000 at /pod"
 
 
-def no_nvml() -> Nvml | None:
-    return None
+@pytest.fixture(autouse=True)
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators, "has_library", lambda: False)
 
 
-def must_not_ask() -> Nvml | None:
-    raise AssertionError("NVML was asked")
+@pytest.fixture(autouse=True)
+def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_limit, "allowed_cpus", lambda: frozenset(range(64)))
+    monkeypatch.setattr(cpu_limit, "_count_machine_cpus", lambda _: 64)
 
 
 def make_machine(
     root: Path, *, nvidia: int = 0, amd: int = 0, ascend: int = 0, xpu: int = 0, quota: str = "max"
-) -> Machine:
+) -> Path:
     """A machine of 64 CPUs with device files, and with ``quota`` in its own cgroup."""
     files = {
         "proc/self/cgroup": "0::/pod\n",
@@ -49,18 +51,13 @@ def make_machine(
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Machine(root, no_nvml, affinity=frozenset(range(64)), machine_cpus=64)
+    return root
 
 
-def test_more_workers_than_the_kernel_has_processes_are_refused(tmp_path: Path) -> None:
-    machine = make_machine(tmp_path)
-    for name, limit in (("pid_max", 4194304), ("threads-max", 32000)):
-        path = tmp_path / "proc/sys/kernel" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{limit}\n")
-    assert resolve_worker_count("32000", "auto", {}, machine=machine).count == 32000
-    with pytest.raises(UsageError, match="32001 is more than the 32000 processes that this host"):
-        resolve_worker_count("32001", "auto", {}, machine=machine)
+def test_more_workers_than_any_host_has_are_refused() -> None:
+    assert resolve_worker_count("16384", "auto", {}).count == 16384
+    with pytest.raises(UsageError, match="--nproc-per-node=16385 is more than 16384; give as many"):
+        resolve_worker_count("16385", "auto", {})
 
 
 @pytest.mark.parametrize(("text", "count"), [("1", 1), ("8", 8), (" 4 ", 4), ("200", 200)])
@@ -73,8 +70,7 @@ def test_a_number_is_taken_as_it_is(
 
     monkeypatch.setattr(Path, "open", must_not_read)
     monkeypatch.setattr(Path, "iterdir", must_not_read)
-    machine = Machine(nvml=must_not_ask)
-    answer = resolve_worker_count(text, accelerator, {}, machine=machine)
+    answer = resolve_worker_count(text, accelerator, {})
     assert answer == WorkerCount(count, "fixed number")
 
 
@@ -109,14 +105,14 @@ def test_count(
     tmp_path: Path,
 ) -> None:
     machine = make_machine(tmp_path, **there)
-    answer = resolve_worker_count(nproc, accelerator, {}, machine=machine)
+    answer = resolve_worker_count(nproc, accelerator, {}, root=machine)
     assert answer.count == count
     assert answer.source.startswith(source)
 
 
 def test_auto_says_what_it_did_not_choose(tmp_path: Path) -> None:
     machine = make_machine(tmp_path, nvidia=2, amd=3, ascend=4)
-    answer = resolve_worker_count("auto", "auto", {}, machine=machine)
+    answer = resolve_worker_count("auto", "auto", {}, root=machine)
     assert answer == WorkerCount(
         2,
         "device files /dev/nvidia* (without NVML): 2"
@@ -128,24 +124,22 @@ def test_auto_says_what_it_did_not_choose(tmp_path: Path) -> None:
 def test_hidden_gpus_do_not_count(tmp_path: Path) -> None:
     machine = make_machine(tmp_path, nvidia=8, quota="350000")
     environ = {"CUDA_VISIBLE_DEVICES": ""}
-    assert resolve_worker_count("auto", "auto", environ, machine=machine) == WorkerCount(4, QUOTA)
+    assert resolve_worker_count("auto", "auto", environ, root=machine) == WorkerCount(4, QUOTA)
     environ = {"CUDA_VISIBLE_DEVICES": "5,3"}
-    assert resolve_worker_count("auto", "auto", environ, machine=machine).count == 2
+    assert resolve_worker_count("auto", "auto", environ, root=machine).count == 2
 
 
 def test_mig_devices_count_where_each_worker_is_shown_one(tmp_path: Path) -> None:
     machine = make_machine(tmp_path, nvidia=1)
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}
-    plain = resolve_worker_count("gpu", "auto", environ, machine=machine)
+    plain = resolve_worker_count("gpu", "auto", environ, root=machine)
     assert plain.count == 1
     assert plain.source.endswith(
         "; a process can use one MIG device, and --virtual-local-rank would give each worker "
         "its own"
     )
     for nproc in ("gpu", "auto"):
-        each = resolve_worker_count(
-            nproc, "auto", environ, virtual_local_rank=True, machine=machine
-        )
+        each = resolve_worker_count(nproc, "auto", environ, virtual_local_rank=True, root=machine)
         assert each.count == 2
 
 
@@ -196,7 +190,7 @@ def test_refusals(
 ) -> None:
     machine = make_machine(tmp_path, **there)
     with pytest.raises(UsageError) as refusal:
-        resolve_worker_count(nproc, accelerator, {}, machine=machine)
+        resolve_worker_count(nproc, accelerator, {}, root=machine)
     assert refusal.value.sentence == sentence
 
 

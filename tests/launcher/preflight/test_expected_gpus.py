@@ -1,6 +1,7 @@
 """Which GPUs a check has to find."""
 
 import pytest
+from ft_run.launcher.machine import accelerators
 from ft_run.launcher.preflight.expected_gpus import gpus_asked_by, shown_gpus
 
 
@@ -29,9 +30,11 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_gpus_that_the_machine_shows(root):
+def test_gpus_that_the_machine_shows(root, monkeypatch):
+    monkeypatch.setattr(accelerators, "has_library", lambda: False)
+
     def shown(accelerator="auto", **environ):
-        return shown_gpus(accelerator, environ, root=root, nvml=lambda: None)
+        return shown_gpus(accelerator, environ, root=root)
 
     files = "device files /dev/nvidia* (without NVML): 2"
     assert shown() == {"nvidia.com/gpu": files}

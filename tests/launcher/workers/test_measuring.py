@@ -7,8 +7,10 @@ from typing import Any, cast
 
 import pytest
 from ft_run.events.tuning import TuningMeasured
+from ft_run.launcher.machine import idle_cpus
 from ft_run.launcher.machine.accelerators import Device
 from ft_run.launcher.processes.worker_watch import WorkerWatch
+from ft_run.launcher.workers import measuring
 from ft_run.launcher.workers.measuring import Measuring
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.training.worker import data_wait, hook, start
@@ -26,6 +28,15 @@ def runs_on(root: Path, pid: int, cpu: int) -> None:
     """Write what proc_pid_stat(5) says of a process: field 39 is the CPU."""
     fields = ["S", *("0" for _ in range(35)), str(cpu), "0"]
     write(root, f"proc/{pid}/stat", f"{pid} (a ) b) {' '.join(fields)}")
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The CPUs that this process may run on."""
+    found = {*range(8)}
+    for module in (idle_cpus, measuring):
+        monkeypatch.setattr(module, "allowed_cpus", lambda: frozenset(found))
+    return found
 
 
 def measure(measuring: Measuring, watches: Any, training_s: float, steps: int) -> TuningMeasured:
@@ -58,8 +69,8 @@ def watches() -> Iterator[Any]:
         watch.close()
 
 
-def test_where_workers_run(root: Path, watches: Any) -> None:
-    measuring = Measuring({}, GPUS, root, frozenset(range(8)))
+def test_where_workers_run(root: Path, watches: Any, allowed: set[int]) -> None:
+    measuring = Measuring({}, GPUS, root)
     for pid, cpu in ((70, 3), (71, 2), (72, 0)):
         runs_on(root, pid, cpu)
     found = measure(measuring, watches, 0.0, 0)
@@ -70,16 +81,21 @@ def test_where_workers_run(root: Path, watches: Any) -> None:
     assert (found.samples, found.far_samples) == (3, 2)
 
 
-def test_a_socket_that_may_not_be_used_is_no_advice(root: Path, watches: Any) -> None:
-    measuring = Measuring({}, GPUS, root, frozenset(range(4)))
+def test_a_socket_that_may_not_be_used_is_no_advice(
+    root: Path, watches: Any, allowed: set[int]
+) -> None:
+    allowed -= {*range(4, 8)}
+    measuring = Measuring({}, GPUS, root)
     for pid in (70, 71):
         runs_on(root, pid, 1)
     found = measure(measuring, watches, 0.0, 0)
     assert (found.samples, found.far_samples) == (1, 0)
 
 
-def test_the_worker_that_waits_longest_and_the_first_one(root: Path, watches: Any) -> None:
-    measuring = Measuring({"OMP_NUM_THREADS": "4"}, (), root, frozenset(range(8)))
+def test_the_worker_that_waits_longest_and_the_first_one(
+    root: Path, watches: Any, allowed: set[int]
+) -> None:
+    measuring = Measuring({"OMP_NUM_THREADS": "4"}, (), root)
     for number, watch in enumerate(watches[:2]):
         page = watch._page
         page[data_wait.BATCHES] = 10 + number
