@@ -316,16 +316,6 @@ class MasterMoved(Event):
     line = "the port of the endpoint is free: master hosted here now, {address}"
 
 
-class MasterNotHosted(Event):
-    """This agent cannot host the master."""
-
-    reason: str
-
-    name = "master.not_hosted"
-    severity = Severity.DEBUG
-    line = "cannot host the master: {reason}"
-
-
 class MasterKept(Event):
     """This node has stopped its workers, but still hosts the master."""
 

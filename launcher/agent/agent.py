@@ -106,12 +106,13 @@ from .tuning import Tuning
 
 if TYPE_CHECKING:
     from ..preflight.crew import CheckCrew
+    from .auto_tune import AutoTune
 
 _DRAIN_S = 10.0
 """The maximum time to print the workers' remaining output before the verdict is printed."""
 
-_OfWorkers = SpawnerEvent | TimeOver
-_Event = LinkEvent | _OfWorkers | FenceTick | JobOver | Signalled | PreemptionNotice | TimeIsUp
+_OfNode = FenceTick | JobOver | Signalled | PreemptionNotice | TimeIsUp
+_Event = LinkEvent | SpawnerEvent | TimeOver | _OfNode
 
 
 class Agent:
@@ -149,15 +150,8 @@ class Agent:
         self._saves = Saves(self._event)
         local_world_size = starter.commands.local_world_size
         self._snapshots = HeldSnapshots(local_world_size, self._saves, options.snapshot_replicas)
-        self._tuning = Tuning(starter.tune_file, self._event)
+        self._tuning = Tuning(starter.tune_file, self._event, self._new_trials())
         self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)
-        if options.auto_tune == "on":
-            self._tuning.try_settings(
-                starter.commands,
-                None if display.is_json else display.report,
-                retune=self._retune,
-                has_snapshot=lambda: self.snapshot_step >= 0,
-            )
         self._offers = NodeOffers(
             port, self._snapshots, self._tuning.offered, self._tuning.offered_values
         )
@@ -209,6 +203,21 @@ class Agent:
         self._watching: asyncio.Task[None] | None = None
         self._link_news = LinkNews(self._event, options.rendezvous.where)
         self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
+
+    def _new_trials(self) -> "AutoTune | None":
+        if self._options.auto_tune != "on":
+            return None
+        from .auto_tune import AutoTune, Machine  # most jobs are not tuned
+
+        commands, display = self._starter.commands, self._display
+        return AutoTune(
+            Machine.of(commands.local_world_size, commands.environ),
+            self._starter.tune_file,
+            self._event,
+            None if display.is_json else display.report,
+            retune=self._retune,
+            has_snapshot=lambda: self.snapshot_step >= 0,
+        )
 
     # --- what the launcher calls -------------------------------------------------------------
 
@@ -340,8 +349,20 @@ class Agent:
                 self._link_down(event)
             case LinkLost(sentence):
                 self._live(RendezvousError(sentence))
-            case Spawned() | Exited() | Empty() | Fenced() | TimeOver() | SpawnerGone():
-                await self._handle_workers(event)
+            case Spawned():
+                self._spawned(event)
+            case Exited():
+                await self._workers.exited(event)
+            case Empty():
+                self._workers.empty()
+            case TimeOver():
+                self._workers.time_over(event)
+            case Fenced(late_s):
+                self._fence()
+                if late_s > KILL_S:
+                    self._event(FenceLate(late_s))
+            case SpawnerGone():
+                await self._spawner_gone()
             case ForkServerEvent():
                 self._preload.changed(event)
             case Drain(number, reason, seconds) if self._runs(number):
@@ -439,33 +460,19 @@ class Agent:
         if stop.is_stale:
             self._workers.kill()
             return
+        if stop.is_hung:
+            self._hangs.report_recordings(group)
         if self._starter.log_dir.keeps_files:
             self._hangs.keep(stop, group)
         self._workers.stop(StopWorkers(lets_settle=stop.lets_settle, is_hung=stop.is_hung))
 
     # --- the workers -------------------------------------------------------------------------
 
-    async def _handle_workers(self, event: _OfWorkers) -> None:
-        match event:
-            case Spawned():
-                await self._workers.spawned(event)
-                self._hangs.begin(self._workers.group)
-                self._step_events.begin(self._workers.group)
-                self._tuning.started(self._workers.group)
-            case Exited():
-                await self._workers.exited(event)
-            case Empty():
-                self._workers.empty()
-            case TimeOver():
-                await self._workers.time_over(event)
-            case Fenced(late_s):
-                self._fence()
-                if late_s > KILL_S:
-                    self._event(FenceLate(late_s))
-            case SpawnerGone():
-        if stop.is_hung:
-            self._hangs.report_recordings(group)
-                await self._spawner_gone()
+    def _spawned(self, event: Spawned) -> None:
+        self._workers.spawned(event)
+        self._hangs.begin(self._workers.group)
+        self._step_events.begin(self._workers.group)
+        self._tuning.started(self._workers.group)
 
     def _retune(self, order: Retune, is_accepted: bool) -> None:
         """Have all ranks start again with other values, or keep those of this round."""

@@ -20,6 +20,7 @@ from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.tuned import Retune, TunedValue
 from ...training.worker import tuning_page
 from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, encoded, key_of
+from ...values import replace
 from ..machine.cpu_limit import read_cpu_limit
 from ..machine.idle_cpus import IdleCpus
 from ..processes.worker_watch import WorkerWatch
@@ -27,6 +28,7 @@ from ..tuning.loader import NUM_WORKERS, PREFETCH, knobs
 from ..tuning.restarted import of_script, threads
 from ..tuning.trial import Order, Reading, Values
 from ..tuning.tuner import Knob, Tried, Tuner
+from ..workers.tune_file import TuneFile
 from ..workers.worker_group import WorkerGroup, WorkerGroupState
 
 _FIRST_LOOK_S = 1.0
@@ -73,9 +75,8 @@ class AutoTune:
     def __init__(
         self,
         machine: Machine,
-        kept: Mapping[str, Any],
+        file: TuneFile | None,
         note: Callable[[Event], None],
-        keep: Callable[[Mapping[str, Any], float], None],
         show: Callable[[str], None] | None = None,
         *,
         retune: Callable[[Retune, bool], None],
@@ -85,18 +86,19 @@ class AutoTune:
 
         Args:
             machine: of the workers.
-            kept: values of a tune file.
+            file: has values of an earlier start, and keeps those that are accepted.
             note: receives events.
-            keep: receives the accepted values, and by which share they are faster.
             show: prints a table at the end; None: there is none.
             retune: orders values for all ranks; with True, it accepts those in effect.
             has_snapshot: returns whether the workers of this node could continue from a snapshot.
         """
         self._machine = machine
         self._of_loader = knobs(machine.cpus, machine.workers)
-        of_loader = {name: value for name, value in kept.items() if name in _LOADER}
-        self._tuner = Tuner(self._of_loader, of_loader)
-        self._note, self._keep, self._show = note, keep, show
+        kept = file.values.settings if file is not None else ()
+        self._tuner = Tuner(
+            self._of_loader, {name: value for name, value in kept if name in _LOADER}
+        )
+        self._file, self._note, self._show = file, note, show
         self._retune, self._has_snapshot = retune, has_snapshot
         self._group: WorkerGroup | None = None
         self._at: Assignment | None = None
@@ -321,8 +323,10 @@ class AutoTune:
                     old_s=round(found.old_s, 6),
                 )
             )
-        if any(one.outcome.is_accepted for one in ended):
-            self._keep(self._tuner.kept, self._gain)
+        if self._file is not None and any(one.outcome.is_accepted for one in ended):
+            settings = tuple(self._tuner.kept.items())
+            values = replace(self._file.values, settings=settings, gain=self._gain)
+            self._file.keep(values, self._note)
 
 
 def _table(tried: Sequence[Tried]) -> str:

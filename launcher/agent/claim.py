@@ -90,19 +90,16 @@ class OwnClaim:
 
     def became_spare(self) -> None:
         """Claim to be in no round's world, so that no later master counts this node as a member."""
-        known = self._claim
+        known = self._claim or Claim(0, "", 0, 0, 0, 0, "", ClaimState.STOPPED)
         self._failures = []
-        self._claim = Claim(
-            round=known.round if known is not None else 0,
-            formed_by=known.formed_by if known is not None else "",
-            restarts=known.restarts if known is not None else 0,
+        self._claim = replace(
+            known,
             nodes=0,
             node_rank=0,
             rank_offset=0,
             successor="",
             state=ClaimState.STOPPED,
-            past=known.past if known is not None else None,
-            term=known.term if known is not None else 0,
+            failures=(),
         )
 
     def failed(self, failure: Failure) -> None:

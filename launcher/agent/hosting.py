@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ... import defaults, exit_codes
@@ -11,7 +12,6 @@ from ...events.master import (
     EndpointsAreOne,
     HostLeads,
     MasterMoved,
-    MasterNotHosted,
     UnauthenticatedClientsAccepted,
 )
 from ...rendezvous.group.events import GroupSettings
@@ -213,24 +213,18 @@ class Hosting:
 
         def on_event(event: LinkEvent) -> None:
             nonlocal has_spoken
-            is_of_the_link = isinstance(event, LinkUp | LinkDown | LinkLost)
-            has_spoken |= not is_of_the_link
-            if isinstance(event, LinkDown) and not has_spoken:
-                self._try_again()
+            has_spoken |= not isinstance(event, LinkUp | LinkDown | LinkLost)
+            is_trying = self._retry is not None and not self._retry.done()
+            if isinstance(event, LinkDown) and not (has_spoken or is_trying or self.master):
+                self._retry = asyncio.create_task(self._serve_after_all())
             post(event)
 
         return on_event
 
-    def _try_again(self) -> None:
-        if self.master is None and (self._retry is None or self._retry.done()):
-            self._retry = asyncio.create_task(self._serve_after_all())
-
     async def _serve_after_all(self) -> None:
         assert self._address is not None
-        try:
+        with suppress(UsageError):  # an address that this host no longer has
             await self._serve(self._address)
-        except UsageError as error:  # an address that this host no longer has
-            self._note(MasterNotHosted(error.sentence))
         if self.master is not None:
             self._note(MasterMoved(str(self._address)))
 

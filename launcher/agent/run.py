@@ -84,7 +84,18 @@ async def run_node(
     new_answers = partial(_new_answers, agent, hosting, identity, rendezvous, history.report)
     try:
         async with _hosted(hosting, agent, options, display):
-            display.event(_started(rendezvous, identity, count, hosting.where, port))
+            started = NodeStarted(
+                rendezvous.job_id,
+                identity.node_id,
+                count.count,
+                count.source,
+                hosting.where,
+                host=identity.host,
+                address=port.offer.address,
+                machine_id=machine_id(),
+                release=VERSION,
+            )
+            display.event(started)
             async with (
                 answering(identity.incarnation, new_answers, display.event),
                 live_line(display, agent.status.text, starter.spawner),
@@ -135,26 +146,6 @@ def _new_answers(
         lambda: hosting.master,
         report,
         lambda: agent.verdict is not None,
-    )
-
-
-def _started(
-    rendezvous: RendezvousOptions,
-    identity: NodeIdentity,
-    count: WorkerCount,
-    where: str,
-    port: PortReservation,
-) -> NodeStarted:
-    return NodeStarted(
-        rendezvous.job_id,
-        identity.node_id,
-        count.count,
-        count.source,
-        where,
-        host=identity.host,
-        address=port.offer.address,
-        machine_id=machine_id(),
-        release=VERSION,
     )
 
 

@@ -1,17 +1,16 @@
 """What this node uses of what the job has found out: smaller parts, settings, its tune file."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ...events.event import Event
 from ...events.tuning import MicroBatchChanged, SettingsStarted
 from ...rendezvous.protocol.claim import Past
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.tuned import Retune, TunedValue, in_effect
+from ...rendezvous.protocol.tuned import TunedValue, in_effect
 from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, encoded, is_key
 from ...values import replace
 from ..workers.tune_file import TuneFile
-from ..workers.worker_command import WorkerCommands
 from ..workers.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -21,46 +20,22 @@ if TYPE_CHECKING:
 class Tuning:
     """The values of the job, as the rounds of this node show them."""
 
-    def __init__(self, file: TuneFile | None, note: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        file: TuneFile | None,
+        note: Callable[[Event], None],
+        trials: "AutoTune | None" = None,
+    ) -> None:
         """Start with the values of the file.
 
         Args:
             file: of ``--tune-file``; None: it was not given.
             note: receives events.
+            trials: of ``--auto-tune on``; None: it was not given.
         """
-        self._file, self._note = file, note
+        self._file, self._note, self._trials = file, note, trials
         self._micro_batch = 0
         self._node_rank = -1
-        self._trials: AutoTune | None = None
-
-    def try_settings(
-        self,
-        commands: WorkerCommands,
-        show: Callable[[str], None] | None,
-        *,
-        retune: Callable[[Retune, bool], None],
-        has_snapshot: Callable[[], bool],
-    ) -> None:
-        """Try other settings while the job trains and this node has rank 0 (``--auto-tune on``).
-
-        Args:
-            commands: the workers of this node.
-            show: prints a table at the end; None: there is none.
-            retune: as in ``AutoTune``.
-            has_snapshot: likewise.
-        """
-        from .auto_tune import AutoTune, Machine  # most jobs are not tuned
-
-        machine = Machine.of(commands.local_world_size, commands.environ)
-        self._trials = AutoTune(
-            machine,
-            self.settings,
-            self._note,
-            self.keep_settings,
-            show,
-            retune=retune,
-            has_snapshot=has_snapshot,
-        )
 
     @property
     def offered(self) -> int:
@@ -72,7 +47,7 @@ class Tuning:
         """The values with which the workers start, likewise."""
         return tuple(
             TunedValue(name, encoded(value))
-            for name, value in self.settings.items()
+            for name, value in (self._file.values.settings if self._file is not None else ())
             if name == OMP_NUM_THREADS or is_key(name)
         )
 
@@ -115,14 +90,3 @@ class Tuning:
         """Keep what the next start of the job preloads with ``--preload auto``."""
         if self._file is not None and self._node_rank == 0:
             self._file.keep(replace(self._file.values, preload=tuple(modules)), self._note)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Of ``--auto-tune on``, of an earlier start of the same job."""
-        return dict(self._file.values.settings) if self._file is not None else {}
-
-    def keep_settings(self, settings: Mapping[str, Any], gain: float) -> None:
-        """Keep what ``--auto-tune on`` has accepted; the node with rank 0 calls it."""
-        if self._file is not None:
-            values = replace(self._file.values, settings=tuple(settings.items()), gain=gain)
-            self._file.keep(values, self._note)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ft_run.events.event import Event
@@ -13,6 +13,7 @@ from ft_run.launcher.agent.auto_tune import AutoTune, Machine
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.tuning import comparison, trial, tuner
 from ft_run.launcher.tuning.rules import Rules
+from ft_run.launcher.workers.tune_file import TunedValues, TuneFile
 from ft_run.launcher.workers.worker_group import WorkerGroupState
 from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.messages import Assignment
@@ -33,21 +34,25 @@ class Node:
         self.watch = WorkerWatch()
         self.group: Any = SimpleNamespace(watches=(self.watch,), state=WorkerGroupState.RUNNING)
         self.lines: list[str] = []
+        self.values = TunedValues(settings=tuple(kept.items()))
         self.kept: list[tuple[dict[str, int], float]] = []
         self.orders: list[tuple[Retune, bool]] = []
         self.has_snapshot = self.has_loader = True
         self.is_fast = False
         self.auto = AutoTune(
             Machine(2, 2, 1, threads),
-            kept,
+            cast(TuneFile, self),
             self._note,
-            lambda *given: self.kept.append((dict(given[0]), given[1])),
             retune=lambda *order: self.orders.append(order),
             has_snapshot=lambda: self.has_snapshot,
         )
         self._page = self.watch._page
         self._now_ns = time.monotonic_ns()
         self._step = 0
+
+    def keep(self, values: TunedValues, _: object) -> None:
+        """Keep values, as a tune file does."""
+        self.kept.append((dict(values.settings), values.gain))
 
     def _note(self, event: Event) -> None:
         self.lines.append(str(event).removeprefix("round=0 node_rank=0 "))

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 from ft_run.errors import UsageError
-from ft_run.events.event import Event, Severity
-from ft_run.events.master import HostLeads, JobForgotten, UnauthenticatedClientsAccepted
+from ft_run.events.event import Event
+from ft_run.events.master import HostLeads, UnauthenticatedClientsAccepted
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.hosting import Hosting, unheard
 from ft_run.launcher.agent.lifecycle import JobOver
@@ -397,19 +397,5 @@ def test_an_address_of_another_host_cannot_be_listened_at(port: int) -> None:
 
         with pytest.raises(UsageError, match="give an address of this host"):
             check_can_bind(Endpoint(FOREIGN, port))
-
-    run(test)
-
-
-def test_what_the_master_has_to_say_is_for_debugging() -> None:
-    async def test() -> None:
-        notes: list[Event] = []
-        here = Hosting(RendezvousOptions(job_id="j"), notes.append)
-        await here.start()
-        assert here.master is not None
-        here.master._note(JobForgotten())
-        assert notes == [JobForgotten()]
-        assert notes[0].severity is Severity.DEBUG
-        await here.stop(wait=False)
 
     run(test)

@@ -41,9 +41,7 @@ def test_values_are_those_of_the_same_job(tmp_path: Path) -> None:
     known = TuneFile(str(path), JOB)
     assert known.values == TunedValues(8, ("torch", "a.b"))
     assert known.ignored is None
-    Tuning(known, lambda _: None).keep_settings({"num_workers": 4}, 0.5)
-    again = Tuning(TuneFile(str(path), JOB), lambda _: None)
-    assert (again.offered, again.settings) == (8, {"num_workers": 4})
+    assert Tuning(known, lambda _: None).offered == 8
     other = TuneFile(str(path), {**JOB, "script": "b.py", "torch": "2"})
     assert other.values == TunedValues()
     assert str(other.ignored) == (
@@ -176,10 +174,10 @@ def test_workers_find_tuned_values_in_their_environment(
 
 def test_values_of_a_file_are_offered_and_reported_if_they_hold(tmp_path: Path) -> None:
     path, events = tmp_path / "tuned.json", list[str]()
-    settings = {"num_workers": 2, "OMP_NUM_THREADS": 4, key_of("mode"): "b"}
-    Tuning(TuneFile(str(path), JOB), lambda _: None).keep_settings(settings, 0.5)
+    settings = (("num_workers", 2), ("OMP_NUM_THREADS", 4), (key_of("mode"), "b"))
+    begin(path, TunedValues(settings=settings, gain=0.5))
+    assert TuneFile(str(path), JOB).values == TunedValues(settings=settings, gain=0.5)
     tuning = Tuning(TuneFile(str(path), JOB), lambda event: events.append(str(event)))
-    assert tuning.settings == settings
     offered = (TunedValue("OMP_NUM_THREADS", "4"), TunedValue(key_of("mode"), '"b"'))
     assert tuning.offered_values == offered
     tuning.begin(replace(FIRST, past=Past(values=offered)))
