@@ -239,11 +239,9 @@ class NodeWork:
             work.queue.add(low, high)
         self._serve(work, now)
 
-    def due_at(self, name: str = "") -> float:
-        """Return when ``tick`` is to report something of a name, or of any; infinity: never."""
-        one = self._names.get(name)
-        works = self._names.values() if not name else () if one is None else (one,)
-        return min((work.due_at for work in works), default=math.inf)
+    def due_at(self) -> float:
+        """Return when ``tick`` is to report something; infinity: never."""
+        return min((work.due_at for work in self._names.values()), default=math.inf)
 
     def tick(self, now: float) -> None:
         """Report confirmed pieces that are due, and give back those beyond one batch."""

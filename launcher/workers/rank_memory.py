@@ -37,7 +37,7 @@ class RankMemory:
         """Return the snapshots of a worker, with the world that its rank belongs to."""
         return {
             Snapshot(one.step, one.world_size, one.rank - local_rank, one.is_replicated)
-            for one in self.entries()
+            for _, one in self.entries()
             if one.rank >= local_rank
         }
 
@@ -57,23 +57,21 @@ class RankMemory:
             step: completed steps.
             local_rank: of the worker that requests the checkpoint.
         """
-        entries = [(index, page.read(self._page, index)) for index in range(page.BUFFERS)]
         return [
             HeldShard(local_rank, index, self.fds[1 + index], entry, self.fds[0])
-            for index, entry in entries
-            if entry is not None and entry.step == step
+            for index, entry in self.entries()
+            if entry.step == step
         ]
 
-    def entries(self) -> list[page.Entry]:
-        """Return the valid entries."""
-        entries = (page.read(self._page, index) for index in range(page.BUFFERS))
-        return [one for one in entries if one is not None and one.step <= STEP_MAX]
+    def entries(self) -> list[tuple[int, page.Entry]]:
+        """Return the valid entries, with the numbers of their buffers."""
+        entries = [(index, page.read(self._page, index)) for index in range(page.BUFFERS)]
+        return [(n, one) for n, one in entries if one is not None and one.step <= STEP_MAX]
 
     def keep(self, step: int | None) -> None:
         """Discard all steps but one."""
-        for index in range(page.BUFFERS):
-            entry = page.read(self._page, index)
-            if entry is not None and entry.step != step:
+        for index, entry in self.entries():
+            if entry.step != step:
                 page.write(self._page, index, None)
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class SharedWork:
     def granted(self, grant: WorkGrant) -> None:
         """Hand out the pieces that the master has sent."""
         self.node.granted(grant, time.monotonic())
-        self._report_later(grant.name)
+        self._report_later()
 
     def succeeded(self, rank: int) -> None:
         """Give back the pieces of a worker that has exited with 0."""
@@ -100,7 +100,7 @@ class SharedWork:
             self._loop.call_later(_MAY_FAIL_S, self._give_back, taker, claim.name)
             return
         self.node.ask(taker, claim, time.monotonic())
-        self._report_later(claim.name)
+        self._report_later()
 
     def _open(self, connection: socket.socket, data: bytes) -> bool:
         """Take the first message of a loop; return whether it makes sense."""
@@ -132,11 +132,11 @@ class SharedWork:
 
     def _give_back(self, taker: Taker, name: str) -> None:
         self.node.give_back(taker, name, time.monotonic())
-        self._report_later(name)
+        self._report_later()
 
-    def _report_later(self, name: str = "") -> None:
-        """Set the clock for what has changed of a name, or for all."""
-        at = self.node.due_at(name)
+    def _report_later(self) -> None:
+        """Set the clock for what has changed."""
+        at = self.node.due_at()
         if at < self._ticks_at:
             if self._timer is not None:
                 self._timer.cancel()

@@ -108,7 +108,7 @@ class HeldSnapshots:
     def _held_of_others(self) -> tuple[Replica, ...]:
         ranks: dict[tuple[int, int], set[int]] = {}
         for memory in self._of_others.values():
-            for entry in memory.entries():
+            for _, entry in memory.entries():
                 ranks.setdefault((entry.step, entry.world_size), set()).add(entry.rank)
         newest = sorted(ranks.items())[-page.BUFFERS :]
         return tuple(Replica(step, size, tuple(sorted(of))) for (step, size), of in newest)

@@ -27,8 +27,6 @@ _SHARE: Final = 0.05
 """Until the first step it looks again after this share of the time since the start, so that the
 time of the event is known to 5 %."""
 _INTERVAL_S: Final = 60.0
-_TRIES: Final = 3
-"""A worker changes its page within a microsecond."""
 _CHANGES: Final = STOPS | {
     *("training.started", "hang.suspected", "hang.dismissed", "drain.ordered", "agent.preempted"),
 }
@@ -63,8 +61,7 @@ class FirstWorker:
         if watch is None or self._has_exited:
             return doing, dict(self._last), self._idle_s
         self._has_exited = self._group.has_first_exited
-        found = next(filter(None, (watch.phases(now) for _ in range(_TRIES))), None)
-        if found is not None:
+        if (found := watch.phases(now)) is not None:
             pid, doing, seconds, self._idle_s = found
             if pid != self._pid:
                 self._pid, self._before = pid, self._last

@@ -79,8 +79,9 @@ class WorkerCommands:
         """
         self._options = options
         self.local_world_size = local_world_size
-        self._environ = environ
-        self._devices = virtual_devices(options.virtual_local_rank, local_world_size, environ)
+        self.environ = environ
+        """The environment to which the variables of a worker are added."""
+        self.devices = virtual_devices(options.virtual_local_rank, local_world_size, environ)
 
     def argv(self, local_rank: int) -> tuple[str, ...]:
         """Return the command line of a worker, ``${local_rank}`` substituted in its arguments."""
@@ -100,11 +101,6 @@ class WorkerCommands:
             for argument in options.script_args
         )
         return (*head, *arguments)
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """The environment to which the variables of a worker are added."""
-        return self._environ
 
     @property
     def separate_store(self) -> bool:
@@ -142,25 +138,25 @@ class WorkerCommands:
             "TORCHELASTIC_USE_AGENT_STORE": self.separate_store,
             # Needed by a worker that starts processes with torch's own PContext.
             "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(s.name for s in self._options.signals),
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": self._environ.get(
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": self.environ.get(
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
             ),
         }
         for name in ("OMP_NUM_THREADS", "TORCHELASTIC_TIMER_FILE", *RECORDER_VARIABLES):
-            if name in self._environ:
-                given[name] = self._environ[name]
+            if name in self.environ:
+                given[name] = self.environ[name]
         return {name: str(value) for name, value in given.items()}
 
     @property
     def own_variables(self) -> tuple[str, ...]:
         """The variables that ``env`` adds to ``job_env``."""
-        return (*_OF_WORKER, *self._devices[0]) if self._devices else _OF_WORKER
+        return (*_OF_WORKER, *self.devices[0]) if self.devices else _OF_WORKER
 
     def env(self, assignment: Assignment, local_rank: int, error_file: str) -> dict[str, str]:
         """Return the variables of a worker that are added to the agent's own environment."""
         given = {
             "RANK": assignment.rank_offset + local_rank,
-            "LOCAL_RANK": 0 if self._devices else local_rank,
+            "LOCAL_RANK": 0 if self.devices else local_rank,
             "GROUP_RANK": assignment.node_rank,
             "ROLE_RANK": assignment.role_rank_offset + local_rank,
             "WORLD_SIZE": assignment.world_size,
@@ -179,8 +175,8 @@ class WorkerCommands:
             if OMP_NUM_THREADS in os.environ:  # the user has set it
                 tuned.pop(OMP_NUM_THREADS, None)
             env |= tuned
-        if self._devices:
-            env |= self._devices[local_rank]
+        if self.devices:
+            env |= self.devices[local_rank]
         return env
 
     @property
@@ -193,12 +189,7 @@ class WorkerCommands:
     def omp_threads(self) -> dict[str, str]:
         """``OMP_NUM_THREADS`` of each worker, where it is set."""
         names = ("OMP_NUM_THREADS",)
-        return {name: self._environ[name] for name in names if name in self._environ}
-
-    @property
-    def devices(self) -> tuple[Mapping[str, str], ...]:
-        """The result of ``virtual_devices``."""
-        return self._devices
+        return {name: self.environ[name] for name in names if name in self.environ}
 
 
 def virtual_devices(

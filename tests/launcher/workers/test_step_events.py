@@ -18,7 +18,7 @@ from ft_run.events.workers import (
 )
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.workers import step_events
-from ft_run.launcher.workers.step_events import FirstWorker, StepEvents
+from ft_run.launcher.workers.step_events import StepEvents
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.rendezvous.protocol.offer import Replica, Snapshot, Snapshots
 from ft_run.training.worker import data_wait, hook, phases, start
@@ -226,24 +226,6 @@ def test_what_the_first_worker_did_is_known_until_its_exit(node: Node) -> None:
     node.steps.note(WorkersStopped(2, 1, 1, "r", False))
     assert cast(RoundProgressed, node.events[2]).phases == {BUILDING: 1.0, "training": 2.0}
     assert cast(RoundProgressed, node.events[2]).doing == ""
-
-
-def test_a_page_that_is_being_written_is_read_again(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch = node.watches[0]
-    assert watch is not None
-    node.does(0, ticks=1)
-    reads: list[float] = []
-    phases_of = watch.phases
-
-    def phases_in_time(now: float) -> Any:
-        reads.append(now)
-        return phases_of(now) if len(reads) > 1 else None
-
-    monkeypatch.setattr(watch, "phases", phases_in_time)
-    looked = FirstWorker(cast(WorkerGroup, node.group)).look(node.now + 1.0)
-    assert looked == (BUILDING, {BUILDING: 1.0}, 0.0)
 
 
 def test_of_a_program_with_two_processes_one_after_the_other_both_count(node: Node) -> None:
