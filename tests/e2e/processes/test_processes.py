@@ -1,7 +1,6 @@
 """No process outlives what it belongs to, whatever is killed."""
 
 import os
-import re
 import signal
 import sys
 
@@ -75,31 +74,6 @@ def test_a_failure_ends_the_whole_family_before_the_next_round(ft):
     )
     assert command.process.returncode == 0
     assert "rank 0 on node 0" in command.stderr
-    assert not ft.processes()
-
-
-def test_what_workers_left_running_is_ended_at_the_end_of_the_job(ft):
-    script = ft.script(
-        "import os, threading\nif os.fork() == 0:\n    os.setsid()\n    threading.Event().wait()\n"
-    )
-    command = ft.run("--standalone", script)
-    assert command.process.returncode == 0
-    assert re.search(r"terminating 1 process\(es\) that the workers left running", command.stderr)
-    assert not ft.processes()
-
-
-def test_what_workers_left_running_is_killed_when_its_time_is_over(ft):
-    script = ft.script(
-        "import os, signal, threading\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "if os.fork() == 0:\n    os.setsid()\n    threading.Event().wait()\n"
-    )
-    command = ft.run("--standalone", "--shutdown-timeout", 1, script)
-    assert command.process.returncode == 0
-    assert (
-        "1 process(es) that the workers left running still alive after --shutdown-timeout 1 s: "
-        "sending SIGKILL\n"
-    ) in command.stderr
     assert not ft.processes()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,13 +45,11 @@ class Slow(Dataset):
         return 100000
 
     def __getitem__(self, index):
-        time.sleep(0.04 if what == "starved" else 0.01)
+        time.sleep(0.01)
         if get_worker_info().num_workers > 1 and what == "killed":
             os.kill(main, 9)  # its parent may be the spawner by now
         if get_worker_info().num_workers > 1 and what == "fails":
             raise MemoryError("too many processes")
-        if get_worker_info().num_workers > 1 and what == "hangs":
-            time.sleep(1000)
         # No tensor: processes would share it through sockets with long names in this folder.
         return torch.randn(3, generator=torch.Generator().manual_seed(index)).tolist()
 
@@ -158,64 +155,3 @@ def test_a_value_at_which_workers_fail_is_rolled_back(ft: "Launcher", what: str)
     assert len(settings) == 150
     assert (1, 2) in settings
     assert all(processes == 1 for processes, _ in settings)
-
-
-@pytest.mark.slow
-def test_the_next_start_begins_with_what_was_accepted(ft: "Launcher") -> None:
-    file = ft.folder / "tuned.json"
-    options = (*ALONE, "--tune-file", file)
-    first = start(ft, "first", *options, what="starved", steps=200)
-    assert first.wait() == 0, first.stderr
-    found = json.loads(file.read_text())["values"]
-    assert found["settings"]["num_workers"] == 2
-    assert found["gain"] > 0.2
-    again = start(ft, "first", *options, what="starved", steps=12)  # too short for a trial
-    assert again.wait() == 0, again.stderr
-    assert "auto-tune: num_workers=2" in again.stderr
-    assert settings_of(ft.folder / "first")[5:12] == [(2, 2)] * 7
-    other = start(ft, "other", *options, steps=20)
-    assert other.wait() == 0, other.stderr
-    assert "tuned.json is ignored: it is of a job with another value for: arguments" in other.stderr
-    assert set(settings_of(ft.folder / "other")) == {(1, 2)}
-
-
-@pytest.mark.slow
-def test_the_settings_of_the_user_hold_when_a_job_is_stopped(ft: "Launcher") -> None:
-    file = ft.folder / "tuned.json"
-    command = start(ft, "job", *ALONE, "--tune-file", file, steps=100_000)
-    ft.wait_until(lambda: (2, 2) in settings_of(ft.folder / "job"), "a trial has begun")
-    command.send(signal.SIGINT)
-    assert command.wait() == 130
-    assert "num_workers 1 -> 2: back to 1, the round ended" in command.stderr
-    assert not file.exists()
-
-
-@pytest.mark.slow
-def test_a_hung_candidate_is_rolled_back(ft: "Launcher") -> None:
-    options = ("--hang-timeout", 3, "--hang-timeout-start", 60)
-    command = start(ft, "job", *ALONE, *options, what="hangs", steps=150)
-    assert command.wait() == 0, command.stderr
-    assert command.stderr.count("restart (not counted, 0/0 used)") == 1
-    assert "num_workers 1 -> 2: back to 1, failed: " in command.stderr
-
-
-@pytest.mark.slow
-def test_a_node_that_is_lost_ends_the_trial(ft: "Launcher", free_port: int) -> None:
-    nodes = ("--nnodes", 2, "--nproc-per-node", 1, "--rdzv-endpoint", f"127.0.0.1:{free_port}")
-    options = (*nodes, "--rdzv-id", ft.mark, "--auto-tune", "on", "--max-restarts", 1)
-    both = ft_two(ft, options)
-    ft.wait_until(lambda: (2, 2) in settings_of(ft.folder / "job"), "a trial has begun")
-    both[1].send(signal.SIGKILL)
-    both[1].process.wait()
-    third = start(ft, "job", *options, steps=400)
-    assert both[0].wait() == 0, both[0].stderr
-    assert third.wait() == 0, third.stderr
-    assert "num_workers 1 -> 2: back to 1, the round ended" in both[0].stderr
-    assert re.search(r"restart 1/1.* was lost", both[0].stderr)
-
-
-def ft_two(ft: "Launcher", options: tuple[object, ...]) -> "tuple[Command, Command]":
-    """Start two nodes, of which the first has rank 0."""
-    first = start(ft, "job", *options, steps=400)
-    first.expect("hosted here")
-    return first, start(ft, "job", *options, steps=400)

@@ -2,11 +2,8 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 # Each worker says where it is, then the one that is told to die does so; the others wait for the
 # world to end, as in a collective whose peer is gone.
@@ -139,28 +136,3 @@ def test_a_program_that_cannot_be_started_is_a_failure_with_a_sentence(ft):
     assert "could not be started" in command.stderr
     assert "No such file or directory" in command.stderr
     assert "Traceback" not in command.stderr
-
-
-@pytest.mark.slow  # test_exact_data.py compares what jobs that are killed learn
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "preload",
-    [pytest.param((), id="cold"), pytest.param(("--preload", "torch,sklearn"), id="warm")],
-)
-def test_digits_survive_a_killed_rank_bit_for_bit(ft, preload):
-    """Workers that import torch each for itself, and workers forked from a process that has."""
-
-    def train(*options):
-        options = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 2, *options)
-        command = ft.run(*options)
-        assert command.process.returncode == 0, command.stderr
-        (digest,) = re.findall("weights sha256: (.*)", command.stdout)
-        return digest, command
-
-    script = (EXAMPLES / "train_digits.py", "--epochs", 3)
-    undisturbed, _ = train(*script)
-    digest, command = train(*preload, *script, "--die", "1:2")
-    assert digest == undisturbed
-    assert len(restart_lines(command)) == 1
-    assert "resuming from" in command.stdout
-    assert ("imported torch, sklearn" in command.stderr) is bool(preload)

@@ -119,33 +119,6 @@ def loaded_by_dcp(path: Path) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.slow  # jobs that change their size show it too
-def test_a_node_that_is_new_is_sent_the_state(ft: "Launcher", free_port: int) -> None:
-    folder = ft.folder / "training"
-    folder.mkdir()
-    nodes_of = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
-    job = (*nodes_of, "--max-restarts", 2, *PRELOAD)
-    arguments = (ft.script(SCRIPT, "train.py"), folder, 200, 1000, 100)
-    nodes = [*ft.start_two(*job, *arguments)]
-    for node in nodes:
-        node.expect(r"life 0 of rank \d")
-    ft.wait_until(lambda: done_in(folder, 0) > 3, "some steps are done")
-    nodes[1].send(signal.SIGKILL)
-    nodes[1].wait()
-    nodes[1] = ft.start(*job, *arguments)
-    assert [node.wait() for node in nodes] == [0, 0]
-    (lost,) = lost_steps(folder, 2)
-    assert 0 <= lost <= 1
-    ends = {match[1] for node in nodes for match in node.expect(r"state of rank \d: (\w+)")}
-    assert len(ends) == 1
-
-
-def done_in(folder: Path, life: int) -> int:
-    """Return how many steps rank 0 has done in a life."""
-    lines = (folder / "log-0").read_text().splitlines() if (folder / "log-0").exists() else []
-    return sum(line.startswith(f"done {life} ") for line in lines)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_nothing_but_one_step_is_lost_with_each_of_100_kills(ft: "Launcher") -> None:
