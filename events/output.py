@@ -37,16 +37,6 @@ class RelayLost(Event):
     )
 
 
-class RelayFull(Event):
-    """The relay has no file descriptor for a stream."""
-
-    name = "relay.full"
-    severity = Severity.WARNING
-    line = (
-        "the relay of the workers' output has no file descriptor left: raise the limit (ulimit -n)"
-    )
-
-
 class OutputUnshown(Event):
     """The console was not read: this much of the workers' output was dropped."""
 

@@ -64,25 +64,21 @@ class LocalSocket:
             self._serve, sock=listening, limit=_REQUEST_MAX_BYTES
         )
 
-    async def end(self) -> None:
-        """Close; all that are connected receive the last answer first."""
+    async def say_last(self) -> None:
+        """Send the last answer to all that are connected."""
         last = await self._answers.last() if self._open and self._answers is not None else None
-        self.close(last)
+        if last is not None:
+            for writer in self._open.values():
+                writer.write(_line(last))
 
-    def close(self, last: Mapping[str, Any] | None = None) -> None:
-        """Stop listening and disconnect.
-
-        Args:
-            last: what all that are connected receive first; None: nothing.
-        """
+    def close(self) -> None:
+        """Stop listening and disconnect."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
         if self._server is not None:
             self._server.close()
         for task, writer in self._open.items():
-            if last is not None:
-                writer.write(_line(last))
             writer.close()
             task.cancel()
 
@@ -126,7 +122,7 @@ async def answering(
         note(LogMessage(f"ft-run status does not find this job: {reason}", Severity.DEBUG))
     try:
         yield
-        await local.end()
+        await local.say_last()
     finally:
         local.close()
 

@@ -72,7 +72,11 @@ async def run_node(
     for warning in options.warnings:
         display.event(LogMessage(warning))
     identity = NodeIdentity(rendezvous.job_id)
-    time_report, history = TimeReport(display), _history(rendezvous, identity, display)
+    time_report = TimeReport(display)
+    history = EventHistory(rendezvous.job_id, attempt_of(os.environ))
+    if display.recorder is not None:
+        display.recorder.listen(history.note)
+        display.recorder.node = identity.node_id
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
     changed = metrics.job.changed if metrics is not None else None
@@ -117,17 +121,6 @@ async def run_node(
     if status != exit_codes.SUCCESS:
         _pass_on_error_file(agent)
     return status
-
-
-def _history(
-    rendezvous: RendezvousOptions, identity: NodeIdentity, display: Display
-) -> EventHistory:
-    """Return the history of the events from now on, which are those of this node."""
-    history = EventHistory(rendezvous.job_id, attempt_of(os.environ))
-    if display.recorder is not None:
-        display.recorder.listen(history.note)
-        display.recorder.node = identity.node_id
-    return history
 
 
 def _new_answers(

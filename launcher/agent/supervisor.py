@@ -23,7 +23,6 @@ from ...events.workers import (
 )
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec
-from ...values import dataclass, field
 from ..machine import shortage
 from ..machine.gpu_memory import GpuMemory
 from ..processes.tree import descendants
@@ -38,21 +37,6 @@ from .reports import NodeReports
 from .stopping import GroupStop, TimeOver
 
 _SCOPE_MAX_CHARS = 200
-
-
-@dataclass(slots=True)
-class _Round:
-    """The state of the workers of a round."""
-
-    group: WorkerGroup
-    programs: tuple[str, ...] = ()
-    not_started: set[int] = field(default_factory=set)
-    """Local ranks whose program could not be executed; their exits are not reported again."""
-    timed_out: dict[int, str] = field(default_factory=dict)
-    """Process id → name of the timer for which the worker was killed."""
-    stop: GroupStop | None = None
-    is_over: bool = False
-    """It was reported that the workers are gone, or need not be."""
 
 
 class Supervisor:
@@ -82,7 +66,12 @@ class Supervisor:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._post, self._note = post, note
         self._reports = reports
-        self._round: _Round | None = None
+        self._last: WorkerGroup | None = None
+        """The workers of the current or last round."""
+        self._stopping: GroupStop | None = None
+        """Their stop, from the first order to stop them."""
+        self._is_over = False
+        """It was reported that they are gone, or need not be."""
         self._records = FailureRecords(node.host, node.role)
         self._gpu_memory = GpuMemory(note)
 
@@ -92,7 +81,7 @@ class Supervisor:
 
         It is reported once the workers' GPU memory is free.
         """
-        return self._round.group if self._round is not None and not self._round.is_over else None
+        return self._last if not self._is_over else None
 
     @property
     def running(self) -> tuple[AskedWorker, ...]:
@@ -102,7 +91,7 @@ class Supervisor:
     @property
     def last_pids(self) -> tuple[int, ...]:
         """Process ids, by local rank, of the most recently started workers."""
-        return self._round.group.pids if self._round is not None else ()
+        return self._last.pids if self._last is not None else ()
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read the timers that workers set, if the user enabled them.
@@ -126,9 +115,9 @@ class Supervisor:
         if starter.timers is not None:
             starter.timers.forget()
         group = WorkerGroup(assignment, logs, self._node.role, starter)
-        self._round = _Round(group)
+        self._last, self._stopping, self._is_over = group, None, False
         try:
-            self._round.programs = group.start()
+            group.start()
         except OSError as error:
             self._failed_to_open(group, error)
             return
@@ -164,34 +153,32 @@ class Supervisor:
 
     def forget(self) -> None:
         """Discard the workers: they are gone, and that need not be reported."""
-        if self._round is not None:
-            self._round.group.gone()
-            self._round.is_over = True
+        if self._last is not None:
+            self._last.gone()
+            self._is_over = True
 
     def close(self) -> None:
         """Cancel all timers."""
         self._gpu_memory.close()
-        if self._round is not None and self._round.stop is not None:
-            self._round.stop.close()
+        if self._stopping is not None:
+            self._stopping.close()
 
     def _stop_of(self, group: WorkerGroup) -> GroupStop:
         """Return the stop of the current group; the first order to stop it creates it."""
-        assert self._round is not None
-        if self._round.stop is None:
-            self._round.stop = GroupStop(
+        if self._stopping is None:
+            self._stopping = GroupStop(
                 group, self._spawner, self._shutdown_timeout_s, self._post, self._note
             )
-        return self._round.stop
+        return self._stopping
 
     # --- what happened -----------------------------------------------------------------------
 
     def spawned(self, event: Spawned) -> None:
         """Record the workers' start, and programs that could not be executed."""
-        if (of := self._round) is None or of.group.assignment.round != event.round:
+        if (group := self._last) is None or group.assignment.round != event.round:
             return
-        group = of.group
         group.spawned(event)
-        reasons = event.why_not(of.programs)
+        reasons = event.why_not(group.programs)
         at = group.assignment
         self._note(
             WorkersStarted(
@@ -207,7 +194,7 @@ class Supervisor:
                 not_started=tuple(reasons),
             )
         )
-        of.not_started.update(reasons)
+        group.not_started.update(reasons)
         for local_rank, why in reasons.items():
             if group.is_store(local_rank):
                 self._failed(group, self._records.of_store(group, NOT_EXECUTED, why))
@@ -217,36 +204,28 @@ class Supervisor:
 
     async def exited(self, event: Exited) -> None:
         """Record a worker's exit and handle it."""
-        if (of := self._round) is None or of.group.assignment.round != event.round:
+        if (group := self._last) is None or group.assignment.round != event.round:
             return
-        group = of.group
         if group.is_store(event.local_rank):
-            if event.local_rank not in of.not_started:
+            if event.local_rank not in group.not_started:
                 self._store_exited(group, event.exit_code)
             return
         state = group.state
         group.exited(event)
         if self._starter.timers is not None:
             self._starter.timers.forget(group.pids[event.local_rank])
-        self._note_exit(group, event, after_stop=state.is_ending)
-        if event.exit_code and event.local_rank not in of.not_started:
-            await self._worker_failed(of, event, state)
+        at, rank = group.assignment, group.assignment.rank_offset + event.local_rank
+        which = rank, event.local_rank, group.pids[event.local_rank]
+        self._note(WorkerExited(at.round, at.node_rank, *which, event.exit_code, state.is_ending))
+        if event.exit_code and event.local_rank not in group.not_started:
+            await self._worker_failed(group, event, state)
         if not event.exit_code and state is WorkerGroupState.RUNNING:
-            rank = group.assignment.rank_offset + event.local_rank
-            self._reports.worker_succeeded(group.assignment, rank)
+            self._reports.worker_succeeded(at, rank)
         if group.state is WorkerGroupState.DONE:
-            at = group.assignment
             self._note(WorkersSucceeded(at.round, at.node_rank, len(group.pids), at.nodes))
             self._reports.workers_done(at)
-        if of.stop is not None:
-            of.stop.exited()
-
-    def _note_exit(self, group: WorkerGroup, event: Exited, *, after_stop: bool) -> None:
-        at, local_rank = group.assignment, event.local_rank
-        rank, pid = at.rank_offset + local_rank, group.pids[local_rank]
-        self._note(
-            WorkerExited(at.round, at.node_rank, rank, local_rank, pid, event.exit_code, after_stop)
-        )
+        if self._stopping is not None:
+            self._stopping.exited()
 
     def empty(self) -> None:
         """Handle that no descendant of a worker is left."""
@@ -270,8 +249,7 @@ class Supervisor:
             self.empty()
 
     def _tell_gone(self, group: WorkerGroup) -> None:
-        assert self._round is not None
-        self._round.is_over = True
+        self._is_over = True
         at, steps = group.assignment, group.progress.furthest if group.progress is not None else -1
         self._note(RoundEnded(at.round, at.node_rank, steps, self._is_last(group)))
         self._reports.workers_gone(at, group.progress)
@@ -281,22 +259,23 @@ class Supervisor:
 
     # --- failures ----------------------------------------------------------------------------
 
-    async def _worker_failed(self, of: _Round, event: Exited, state: WorkerGroupState) -> None:
+    async def _worker_failed(
+        self, group: WorkerGroup, event: Exited, state: WorkerGroupState
+    ) -> None:
         after_stop = state in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING)
         if after_stop and event.exit_code < 0:
             return  # caused by our own signal, directly or indirectly
-        failure = await self._records.of_worker(of.group, event, after_stop=after_stop)
-        timer = of.timed_out.get(failure.pid)
-        self._failed(of.group, failure if timer is None else ended_by_timer(failure, timer))
+        failure = await self._records.of_worker(group, event, after_stop=after_stop)
+        timer = group.timed_out.get(failure.pid)
+        self._failed(group, failure if timer is None else ended_by_timer(failure, timer))
 
     def _timer_expired(self, pid: int, scope: str, number: int) -> None:
         """Send the signal of a timer that a worker or its child has set and not cancelled."""
-        of, group = self._round, self.group
-        if of is None or group is None or not number:
+        if (group := self.group) is None or not number:
             return
         if any(pid in (worker, *descendants(worker)) for worker in group.pids if worker):
             at = group.assignment
-            of.timed_out[pid] = scope = scope[:_SCOPE_MAX_CHARS]
+            group.timed_out[pid] = scope = scope[:_SCOPE_MAX_CHARS]
             self._note(TimerExpired(at.round, at.node_rank, pid, scope))
             with suppress(ProcessLookupError):
                 os.kill(pid, number)

@@ -316,8 +316,11 @@ def _numa_cpus(options: LaunchOptions, count: WorkerCount) -> tuple[frozenset[in
     if options.numa_binding is None:
         return None
     from ..machine.accelerators import find_devices
-    from ..machine.numa import plan_numa_binding
+    from ..machine.cpu_limit import allowed_cpus
+    from ..machine.numa import NumaBinding, bind_workers, find_gpu_node, read_topology
 
     is_xpu = options.nproc_per_node == "xpu"
     devices = find_devices("xpu" if is_xpu else options.accelerator, os.environ)
-    return plan_numa_binding(options.numa_binding, devices, count.count)
+    nodes = [find_gpu_node(device.pci_address) for device in devices]
+    binding, topology = NumaBinding(options.numa_binding), read_topology()
+    return bind_workers(binding, topology, nodes, allowed_cpus(), count.count)

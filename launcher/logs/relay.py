@@ -6,8 +6,8 @@ output of workers is written.
 Agent and relay talk over a ``SOCK_SEQPACKET`` socket pair, one JSON object per packet; bytes
 travel as Latin-1 text. To the relay: ``{"add": n, …}`` with the pipe's read end attached. From it:
 ``{"closed": n}`` when a stream has ended and all of it is written and shown,
-``{"ended": path, "reason": …}`` for a log file, ``{"full": true}`` where no descriptor was left,
-and last, where nothing read the console, ``{"unshown": bytes}``.
+``{"ended": path, "reason": …}`` for a log file, and last, where nothing read the console,
+``{"unshown": bytes}``.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import resource
 import select
 import signal
 import socket
+import sys
 from collections import deque
 from typing import Any, Final
 
@@ -170,12 +171,9 @@ class Relay:
         if not message:
             self._has_agent = False  # one that is merely closing still listens
             return
-        request = json.loads(message)
-        if fds:
-            self._add(request, fds[0])
-        else:
-            self._post({"full": True})
-            self._post({"closed": request["add"]})
+        if not fds:
+            sys.exit("ft-run-relay: no file descriptor is left: raise the limit (ulimit -n)")
+        self._add(json.loads(message), fds[0])
 
     def _add(self, request: dict[str, Any], pipe: int) -> None:
         os.set_blocking(pipe, False)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ...errors import NoProcessError
 from ...events.event import Event
-from ...events.output import LogFileEnded, OutputUnshown, RelayFull, RelayLost
+from ...events.output import LogFileEnded, OutputUnshown, RelayLost
 from ...values import dataclass
 from ..machine.shortage import no_process
 from ..processes import RUN_MODULE
@@ -154,8 +154,6 @@ class RelayClient:
                 self._tell(OutputUnshown(count))
             case {"ended": path, "reason": reason}:
                 self._tell(LogFileEnded(path, reason))
-            case _:
-                self._tell(RelayFull())
 
     def _lose(self) -> None:
         if self.is_lost:

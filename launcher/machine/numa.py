@@ -13,9 +13,8 @@ from typing import Final
 
 from ...errors import UsageError
 from ...values import dataclass
-from .accelerators import Device
 from .cgroups import read_text
-from .cpu_limit import allowed_cpus, format_cpus, parse_cpus
+from .cpu_limit import format_cpus, parse_cpus
 
 _ROOT: Final = Path("/")
 
@@ -91,25 +90,6 @@ def find_gpu_node(pci_address: str | None, root: Path = _ROOT) -> int | None:
     if not re.fullmatch(r"-?[0-9]+", text):
         return None
     return max(0, int(text))
-
-
-def plan_numa_binding(
-    text: str, devices: Sequence[Device], worker_count: int, *, root: Path = _ROOT
-) -> tuple[frozenset[int], ...]:
-    """Return the CPUs of each worker for ``--numa-binding=<text>`` on this machine.
-
-    Args:
-        text: the value of the option, validated by the command line.
-        devices: the visible GPUs, in the workers' order.
-        worker_count: workers on this node.
-        root: the directory below which ``sys`` is looked up.
-
-    Raises:
-        UsageError: as :func:`bind_workers`.
-    """
-    binding = NumaBinding(text)
-    gpu_nodes = [find_gpu_node(device.pci_address, root) for device in devices]
-    return bind_workers(binding, read_topology(root), gpu_nodes, allowed_cpus(), worker_count)
 
 
 def bind_workers(

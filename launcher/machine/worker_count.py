@@ -72,7 +72,10 @@ def resolve_worker_count(
         return WorkerCount(count, "fixed number")
     if nproc_per_node == "cpu":
         return _count_cpus(root)
-    search = _Search(_wanted(accelerator), environ, root, virtual_local_rank)
+    from .accelerators import AUTO, AcceleratorKind
+
+    wanted = None if accelerator == AUTO else AcceleratorKind(accelerator)
+    search = _Search(wanted, environ, root, virtual_local_rank)
     return _count_auto(search) if nproc_per_node == "auto" else _count(nproc_per_node, search)
 
 
@@ -89,13 +92,6 @@ def omp_num_threads(
     if worker_count > 1:
         return "1"
     return None if cpu_limit is None else str(cpu_limit.cpus)
-
-
-def _wanted(text: str) -> "AcceleratorKind | None":
-    """Return the kind that ``--accelerator`` names; None for ``auto``."""
-    from .accelerators import AUTO, AcceleratorKind
-
-    return None if text == AUTO else AcceleratorKind(text)
 
 
 class _Search(NamedTuple):

@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _HEADER = struct.Struct("!I")
@@ -28,6 +28,12 @@ def send(channel: socket.socket, message: Mapping[str, object], fds: Sequence[in
         sent = socket.send_fds(channel, [data[:1]], list(fds[:_MAX_FDS]))
         data, fds = data[sent:], fds[_MAX_FDS:]
     channel.sendall(data)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close file descriptors."""
+    for fd in fds:
+        os.close(fd)
 
 
 class Incoming:
@@ -68,8 +74,7 @@ class Incoming:
 
     def drop_fds(self) -> None:
         """Close the received file descriptors that were not taken."""
-        for fd in self._fds:
-            os.close(fd)
+        close_all(self._fds)
         self._fds.clear()
 
     def take_fds(self, count: int) -> list[int]:
@@ -83,8 +88,7 @@ class Incoming:
         if len(taken) == count and not self._has_lost_fds:
             return taken
         # It is unknown which of them are missing.
-        for fd in taken:
-            os.close(fd)
+        close_all(taken)
         self.drop_fds()
         self._has_lost_fds = False
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

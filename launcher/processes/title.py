@@ -30,11 +30,10 @@ _kept: list[object] = []
 """The buffers that the kernel uses now, kept alive."""
 
 
-def set_process_title(argv: list[str]) -> bool:
+def set_process_title(argv: list[str]) -> None:
     """Show ``argv`` as the command line of this process, and ``os.environ`` as its environment.
 
-    Returns:
-        Whether the kernel allows it (it needs CONFIG_CHECKPOINT_RESTORE, which most have).
+    Without effect on a kernel without CONFIG_CHECKPOINT_RESTORE, which most have.
     """
     arguments = b"".join(os.fsencode(word) + b"\0" for word in argv)
     variables = b"".join(name + b"=" + value + b"\0" for name, value in os.environb.items())
@@ -67,7 +66,5 @@ def set_process_title(argv: list[str]) -> bool:
     # lines need is allocated and released first.
     _libc.free(_libc.malloc(64 * 1024))
     layout.brk = _libc.sbrk(0)
-    if _libc.prctl(_PR_SET_MM, *words) != 0:
-        return False
-    _kept.append(block)
-    return True
+    if _libc.prctl(_PR_SET_MM, *words) == 0:
+        _kept.append(block)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ...training.worker import start, store_wait
 from ...training.worker.hook import install as install_hooks  # loaded once for all workers
 from ...training.worker.starter import capture
+from ..processes.ipc import close_all
 from ..processes.prctl import die_with_parent
 from ..processes.title import set_process_title
 from ..processes.worker_exec import set_up
@@ -147,8 +148,7 @@ def become(
         start.install_or_say(streams[-1], lambda: install_hooks)
     else:
         store_wait.await_store()
-    for fd in streams:
-        os.close(fd)
+    close_all(streams)
     for name, value in worker["env"].items():
         if environ.get(name) != value:
             os.environ[name] = value

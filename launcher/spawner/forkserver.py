@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...exit_codes import SIGNAL_BASE
-from ..processes.ipc import Incoming, send
+from ..processes.ipc import Incoming, close_all, send
 from ..processes.tree import children
 from ..processes.worker_exec import NOT_EXECUTED, code_from, error_code, explained
 from . import forked_worker, rank_at_import
@@ -157,8 +157,7 @@ class ForkServer:
                 return answer
         else:
             answer = {"cold": reason}
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         send(self._channel, answer)
         return None
 
@@ -237,8 +236,7 @@ class ForkServer:
         if isinstance(forked, Blanks):
             self._blanks = forked
             return None
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         return self._be_blank(forked)
 
     def _be_blank(self, blank: Blank) -> Program:

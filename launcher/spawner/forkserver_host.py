@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...events.preload import PreloadSource
 from ..machine.shortage import no_process
-from ..processes.ipc import Incoming, send
+from ..processes.ipc import Incoming, close_all, send
 from ..processes.tree import family
 from ..processes.worker_exec import fork_worker
 
@@ -116,7 +116,7 @@ class ForkServerHost:
             return None
         request, fds = self._waiting
         self._waiting = None
-        _close(fds)
+        close_all(fds)
         return request
 
     @property
@@ -181,9 +181,12 @@ class ForkServerHost:
         """Start the process; return the socket to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         argv = [self._order["argv"][0], "-u", _MAIN, str(theirs.fileno())]
-        process = {**self._order, "argv": argv, "cpus": None}
+        targets = [0, 1, 2] if self._order["secluded"] else []
+        process = {**self._order, "argv": argv, "cpus": None, "targets": targets}
         try:
-            self.pid, errors_from = self._start_fork_server(process, theirs.fileno())
+            with open(os.devnull, "r+b", buffering=0) as nothing:
+                streams = [nothing.fileno()] * len(targets)
+                self.pid, errors_from = fork_worker(process, streams, keep=(theirs.fileno(),))
         except OSError:
             ours.close()
             raise
@@ -191,13 +194,6 @@ class ForkServerHost:
             theirs.close()
         os.close(errors_from)  # a command that cannot be executed exits, which is detected
         return ours
-
-    def _start_fork_server(self, process: Request, keep: int) -> tuple[int, int]:
-        if not self._order["secluded"]:
-            return fork_worker({**process, "targets": []}, (), keep=(keep,))
-        with open(os.devnull, "r+b", buffering=0) as nothing:
-            streams = (nothing.fileno(),) * 3
-            return fork_worker({**process, "targets": [0, 1, 2]}, streams, keep=(keep,))
 
     def _drain(self) -> None:
         """Handle the messages that it sent before it exited."""
@@ -215,8 +211,6 @@ class ForkServerHost:
                 text = f"{time.monotonic() - self._started:.1f} s"
                 if mib:
                     text += f" ({mib} MiB)"
-                if self._order["source"] != PreloadSource.OPTION.value:
-                    self._in_background = True
                 self._report_state("ready", text)
                 if self._waiting is not None:
                     self._fork()
@@ -303,8 +297,3 @@ def _is_program(argv: list[str], python: str) -> bool:
 def _forked(request: Request) -> list[dict[str, Any]]:
     """Return the workers of a request, which precede its services."""
     return [worker for worker in request["workers"] if not worker["service"]]
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

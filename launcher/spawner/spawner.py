@@ -36,7 +36,7 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from ..processes.ipc import Incoming, send
+from ..processes.ipc import Incoming, close_all, send
 from ..processes.prctl import become_subreaper
 from ..processes.tree import descendants, end_descendants, kill_all, signal_session
 from ..processes.worker_exec import NOT_EXECUTED, Started, start_workers
@@ -104,7 +104,10 @@ class Spawner:
             self._fence()
             if self._watching:
                 self._clear()
-        self._end_orphans()
+        end_descendants(ORPHANS_S)  # the agent has exited
+        if self._last_words:
+            with suppress(OSError):
+                os.write(2, self._last_words)
 
     def _wait(self) -> set[int]:
         """Return the file descriptors that are readable."""
@@ -187,7 +190,7 @@ class Spawner:
             self._spawned(request, Started.none(request["workers"], error))
             return
         if _now() >= self._fence_at:
-            _close(fds)
+            close_all(fds)
             self.send({"event": "fenced", "late_s": 0.0})
         elif self._fork_server.takes(request):
             self._fork_server.spawn(request, fds)
@@ -209,7 +212,7 @@ class Spawner:
         workers = request["workers"]
         used = sum(worker["fds"] for worker in workers[: len(pids)])
         started = start_workers(workers[len(pids) :], fds[used:])
-        _close(fds)
+        close_all(fds)
         self._spawned(request, Started(pids).together(started))
 
     def _spawned(self, request: dict[str, Any], started: Started) -> None:
@@ -271,22 +274,10 @@ class Spawner:
             self._killing = self._watching = False
             self.send({"event": "empty", "number": self._clearing})
 
-    def _end_orphans(self) -> None:
-        """End all descendants of the workers, since the agent has exited."""
-        end_descendants(ORPHANS_S)
-        if self._last_words:
-            with suppress(OSError):
-                os.write(2, self._last_words)
-
 
 def _now() -> float:
     """Return seconds of a clock that continues while the host sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def spawner_main(channel: socket.socket, guard: int) -> NoReturn:

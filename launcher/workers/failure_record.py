@@ -37,23 +37,22 @@ class FailureRecords:
 
     async def of_worker(self, group: WorkerGroup, event: Exited, *, after_stop: bool) -> Failure:
         """Return the record of a worker that exited non-zero, with its last output."""
-        tail = await group.stderr_tail(
-            event.local_rank, defaults.STDERR_TAIL_MAX_BYTES, 0.0 if after_stop else STDERR_WAIT_S
-        )
-        watch = group.watches[event.local_rank]
-        failure = worker_failure(
+        local_rank, wait_s = event.local_rank, 0.0 if after_stop else STDERR_WAIT_S
+        tail = await group.stderr_tail(local_rank, defaults.STDERR_TAIL_MAX_BYTES, wait_s)
+        watch = group.watches[local_rank]
+        return worker_failure(
             group.assignment,
-            event.local_rank,
+            local_rank,
             host=self._host,
             role=self._role,
-            pid=group.pids[event.local_rank],
+            pid=group.pids[local_rank],
             exit_code=event.exit_code,
-            error_file=group.logs.workers[event.local_rank].error_file,
+            error_file=group.logs.workers[local_rank].error_file,
             stderr_tail=tail,
             out_of_memory=self._is_out_of_memory(event.exit_code),
             after_stop=after_stop,
+            trial=watch.trial if watch is not None else "",
         )
-        return replace(failure, trial=watch.trial) if watch is not None else failure
 
     def of_start(self, at: Assignment, local_rank: int, exit_code: int, why: str) -> Failure:
         """Return the record of a worker that could not be started.
@@ -141,6 +140,7 @@ def worker_failure(
     stderr_tail: bytes,
     out_of_memory: bool,
     after_stop: bool,
+    trial: str = "",
 ) -> Failure:
     """Return the record of a worker that exited non-zero or by a signal; bounded in size."""
     now_s = time.time()
@@ -166,6 +166,7 @@ def worker_failure(
         out_of_memory=out_of_memory,
         after_stop=after_stop,
         micro_batch=read_micro_batch(error_file) if is_of_device else 0,
+        trial=trial,
     )
 
 

@@ -77,11 +77,16 @@ class WorkerGroup:
         self._workers = [_Worker() for _ in logs.workers]
         self._store: _Worker | None = None
         """The store process, where this node hosts one; the spawner's next index."""
+        self.programs: tuple[str, ...] = ()
+        self.not_started: set[int] = set()
+        """Local ranks whose program could not be executed; their exits are not reported again."""
+        self.timed_out: dict[int, str] = {}
+        """Process id → name of the timer for which the worker was killed."""
         self.progress: Progress | None = None
         """The progress of the workers, once they are gone; None: not known."""
 
-    def start(self) -> tuple[str, ...]:
-        """Order all workers from the spawner at once; return the program of each.
+    def start(self) -> None:
+        """Order all workers from the spawner at once.
 
         Raises:
             OSError: their output cannot be opened; no worker is started.
@@ -110,7 +115,7 @@ class WorkerGroup:
         finally:
             for fd in fds:
                 os.close(fd)
-        return tuple(request.argv[0] for request in requests)
+        self.programs = tuple(request.argv[0] for request in requests)
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -3,10 +3,10 @@
 import json
 import re
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ft_run.tests.e2e.restarts.test_snapshots import loaded_by_dcp
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
@@ -216,7 +216,8 @@ def test_ranks_without_a_saver_have_their_values_back(ft: "Launcher") -> None:
     undisturbed.run(13)
     for total in (7, 13):
         other.run(total, snapshot_every=None)
-    assert json.loads(loaded(other.folder, 7)["ft_run_ranks"]["origin"])[:2] == [2, 0]
+    saved = loaded_by_dcp(other.folder / "checkpoints/step-00000007")
+    assert json.loads(saved["ft_run_ranks"]["origin"])[:2] == [2, 0]
     assert [other.lines(rank) for rank in (0, 1)] == [undisturbed.lines(rank) for rank in (0, 1)]
 
 
@@ -226,7 +227,7 @@ def test_values_of_an_older_step_are_not_used(ft: "Launcher") -> None:
     undisturbed, other = Training(ft, "undisturbed"), Training(ft, "other")
     undisturbed.run(8)
     other.run(8, dies_at=6, restarts=0, checkpoint_every=4)
-    saved = loaded(other.folder, 6)
+    saved = loaded_by_dcp(other.folder / "checkpoints/step-00000006")
     origin = json.loads(saved["ft_run_ranks"]["origin"])
     assert (origin[:2], saved["loader"]["next"]) == ([2, 0], 6)
     after = other.run(8)
@@ -273,13 +274,3 @@ def test_ranks_with_shards_have_their_values_back(ft: "Launcher") -> None:
     other = Training(ft, "larger", "fsdp")
     other.run(3)
     other.run(5, ranks=3)  # shards are no values of a rank: they fit a world of another size
-
-
-def loaded(folder: Path, step: int) -> dict[str, Any]:
-    """Load a checkpoint with plain DCP."""
-    import torch
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    dcp_to_torch_save(folder / f"checkpoints/step-{step:08}", folder / "plain.pt")
-    found: dict[str, Any] = torch.load(folder / "plain.pt", weights_only=True)
-    return found

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -158,29 +157,3 @@ def test_another_number_of_ranks_goes_on_from_the_checkpoint(ft: "Launcher", kin
         if known:
             assert {match[2] for match in begun} == {known}
         (known,) = {match[1] for match in command.expect(r"ends with (\w+)", ranks)}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_job_that_shrinks_and_grows(ft: "Launcher", free_port: int) -> None:
-    folder: Path = ft.folder
-    nodes_of = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port}")
-    job = (*nodes_of, "--rdzv-id", ft.mark, "--max-restarts", 4, "--nproc-per-node", 2, *PRELOAD)
-    arguments = (ft.script(SCRIPT, "train.py"), "fsdp2", folder, 100_000, 10)
-    host = ft.start(*job, *arguments)
-    host.expect("hosted here")
-    guest = ft.start(*job, *arguments)
-    host.expect(r"rank 0 of 4 at \d+0 has", 2)  # the checkpoint of the first one is complete
-    guest.send(signal.SIGKILL)
-    guest.wait()
-    shrunk = host.expect(r"life \d of rank \d of 2 is \d+ from (\d+) with (\w+)", 2)[-1]
-    assert shrunk[2] in {m[1] for m in host.expect(rf"of 4 at {shrunk[1]} has (\w+)")}
-    host.expect(r"rank 0 of 2 at \d+0 has", 2)
-    guest = ft.start(*job, *arguments)
-    grown = guest.expect(r"life \d of rank \d of 4 is \d+ from (\d+) with (\w+)", 2)[-1]
-    assert int(grown[1]) > int(shrunk[1])
-    assert grown[2] in {m[1] for m in host.expect(rf"of 2 at {grown[1]} has (\w+)")}
-    for node in (guest, host):
-        node.send(signal.SIGTERM)
-    for node in (guest, host):
-        node.wait()

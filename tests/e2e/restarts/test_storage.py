@@ -101,17 +101,6 @@ def test_a_full_disk(ft: "Launcher") -> None:
 
 
 @pytest.mark.root
-def test_a_folder_to_read_from_only(ft: "Launcher") -> None:
-    with mounted(ft.folder / "kept", "ro"):
-        command = start(ft, 30, -1, 20)
-        assert command.wait() == 1
-        command.expect(
-            rf"^RuntimeError: checkpoints cannot be written to {ft.folder}/kept: \[Errno 30\]"
-        )
-        assert "begins at" not in command.stdout
-
-
-@pytest.mark.root
 def test_a_container_with_a_small_shared_memory(ft: "Launcher") -> None:
     """The state has 100 MB, thus two copies more than three times what /dev/shm has."""
     mount = "mount -t tmpfs -o size=64m none /dev/shm"
@@ -252,12 +241,3 @@ def test_an_agent_that_dies_while_a_checkpoint_is_written(odd: Odd) -> None:
     command.expect(f"step {before[-1] + 10}$")
     leave(command)
     assert kept(odd.ft, odd.folder)[-1] >= before[-1] + 9
-
-
-def test_leaving_does_not_wait_for_a_storage_that_hangs(odd: Odd) -> None:
-    command = odd.start(FOREVER, -1, options=("--shutdown-timeout", 3))
-    command.expect("step 20$")
-    odd.is_to("hang")
-    leave(command)
-    command.expect(r"snapshot of step \d+ lost, .*: not finished within --shutdown-timeout")
-    assert kept(odd.ft, odd.folder) == []

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import pty
 import re
@@ -23,7 +22,7 @@ from pathlib import Path
 import pytest
 from ft_run.errors import NoProcessError
 from ft_run.events.event import Event
-from ft_run.events.output import LogFileEnded, OutputUnshown, RelayFull, RelayLost
+from ft_run.events.output import LogFileEnded, OutputUnshown, RelayLost
 from ft_run.launcher.logs import relay_client
 from ft_run.launcher.logs.log_file import Route, Stream, StreamPlan
 from ft_run.launcher.logs.relay_client import OpenStream, RelayClient
@@ -563,26 +562,6 @@ def test_the_relay_may_open_as_many_files_as_there_can_be(
     assert resource.prlimit(client.pid, resource.RLIMIT_NOFILE) == few_files
     finish(client)
     reader.finish()
-
-
-def test_a_stream_for_which_the_relay_has_no_descriptor_is_told_and_over(
-    consoles: Consoles,
-) -> None:
-    client, reader = consoles.piped()
-    first = client.add_stream(*order())
-    os.write(first.write_fd, b"begun\n")
-    until(lambda: bool(reader.data))
-    used = {int(name) for name in os.listdir(f"/proc/{client.pid}/fd")}
-    least_free = next(number for number in itertools.count() if number not in used)
-    _, hard = resource.prlimit(client.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(client.pid, resource.RLIMIT_NOFILE, (least_free, hard))
-    second = client.add_stream(*order())
-    assert wait_drained(client, [second.number], PATIENCE_S) == frozenset()
-    assert consoles.warnings == [RelayFull()]
-    os.close(second.write_fd)
-    say(first, b"still here\n")
-    finish(client)
-    assert reader.finish() == b"[default0]:begun\n[default0]:still here\n"
 
 
 def test_relay_keeps_no_file_of_the_agent(consoles: Consoles, tmp_path: Path) -> None:

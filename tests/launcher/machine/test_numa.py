@@ -12,15 +12,12 @@ from unittest import mock
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.machine import numa
-from ft_run.launcher.machine.accelerators import Device
 from ft_run.launcher.machine.cpu_limit import format_cpus, parse_cpus
 from ft_run.launcher.machine.numa import (
     NumaBinding,
     Topology,
     bind_workers,
     find_gpu_node,
-    plan_numa_binding,
     read_topology,
 )
 from hypothesis import given
@@ -72,16 +69,14 @@ def topology(machine: Path) -> Topology:
     return read_topology(machine)
 
 
-def on_nodes(*nodes: int) -> list[Device]:
-    return [Device(str(index), f"0000:0{node}:00.0") for index, node in enumerate(nodes)]
-
-
 def plan(
     root: Path, mode: str, *nodes: int, allowed: Set[int] = EVERY_CPU, workers: int = 0
 ) -> list[str]:
     """Return the CPUs of the workers (0: one per GPU), in the kernel's notation."""
-    with mock.patch.object(numa, "allowed_cpus", return_value=allowed):
-        bound = plan_numa_binding(mode, on_nodes(*nodes), workers or len(nodes), root=root)
+    places = [find_gpu_node(f"0000:0{node}:00.0", root) for node in nodes]
+    bound = bind_workers(
+        NumaBinding(mode), read_topology(root), places, allowed, workers or len(nodes)
+    )
     return [format_cpus(cpus) for cpus in bound]
 
 
