@@ -108,10 +108,21 @@ class TrainingStarted(RoundEvent):
 
     step: int = -1
     """The first completed step of the round, as the script counts them; -1: not known."""
+    down_s: float = 0.0
+    """Since the workers of an earlier round were stopped on this node; 0: there were none."""
 
     name = "training.started"
-    severity = Severity.DEBUG
-    line = "{at} first step completed"
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters."""
+        return Severity.INFO if self.down_s else Severity.DEBUG
+
+    def __str__(self) -> str:
+        if not self.down_s:
+            return f"{self.at} first step completed"
+        step = f" (step {self.step})" if self.step >= 0 else ""
+        return f"{self.at} training resumed after {self.down_s:.1f} s{step}"
 
 
 class RoundProgressed(RoundEvent):

@@ -89,8 +89,8 @@ class LinkNews:
             clock: returns seconds.
         """
         self._note, self._where, self._clock = note, where, clock
-        self._reported: set[tuple[str, WorkersAlone]] = set()
-        """The reasons that were reported; during an outage, two may alternate for minutes."""
+        self._reported: set[tuple[bool, WorkersAlone]] = set()
+        """The states of this outage that were reported."""
         self._last = -math.inf
         self._was_up = False
 
@@ -104,8 +104,8 @@ class LinkNews:
     def down(self, link: LinkDown, claim: Claim | None) -> None:
         """Handle a lost or failed connection to the master; called after each attempt."""
         workers = _alone(claim)
-        # The replies of all listed hosts are one reason: the link tries one after the other.
-        change = ("" if link.hosts else link.reason, workers)
+        # The reason is no state: a cut connection is refused at the next attempt.
+        change = bool(link.hosts), workers
         if change in self._reported and self._clock() - self._last < _AWAY_REMINDER_S:
             return
         self._reported.add(change)

@@ -98,6 +98,8 @@ class StepEvents:
         self._first: FirstWorker | None = None
         """Until the workers stop, if it is watched."""
         self._reported_at = 0.0
+        self._stopped_at: float | None = None
+        """When workers stopped, if this node has not trained since."""
 
     def begin(self, group: WorkerGroup | None) -> None:
         """Follow the workers of a round, which were started now."""
@@ -121,11 +123,14 @@ class StepEvents:
 
     def note(self, event: Event) -> None:
         """Pass on an event of this node, after the seconds of the phases if it ends one."""
-        is_exit = isinstance(event, WorkerExited) and event.local_rank == 0
-        if event.name in _CHANGES or is_exit:
+        if event.name in _CHANGES:
             self.report()
         if event.name in STOPS:
             self._first = None
+            if self._stopped_at is None:
+                self._stopped_at = time.monotonic()
+        elif isinstance(event, WorkerExited) and event.local_rank == 0 and self._first is not None:
+            self._first.look(time.monotonic())  # what it did is reported when the others stop
         self._note(event)
 
     def _stop_looking(self) -> None:
@@ -141,7 +146,9 @@ class StepEvents:
         if awaits_step and (stepped := _stepped(group)):
             awaits_step = False
             first = max(progress.first for progress in stepped)
-            self.note(TrainingStarted(at.round, at.node_rank, first))
+            stopped_at, self._stopped_at = self._stopped_at, None
+            down_s = 0.0 if stopped_at is None else round(now - stopped_at, 6)
+            self.note(TrainingStarted(at.round, at.node_rank, first, down_s))
             self._at_first_step(group)
         if now - self._reported_at >= _INTERVAL_S:
             self._reported_at = now

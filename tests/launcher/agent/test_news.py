@@ -60,10 +60,10 @@ class Away:
         self._news = LinkNews(lambda event: self.lines.append(str(event)), "m:1", lambda: self.now)
         self._news.up(again=False)
 
-    def attempt(self, at: float, claim: Claim | None, *hosts: str) -> None:
+    def attempt(self, at: float, claim: Claim | None, *hosts: str, reason: str = "cut") -> None:
         """An attempt has failed; the claim is what the node's workers do."""
         self.now = at
-        self._news.down(LinkDown("cut", 600.0 - at, hosts), claim)
+        self._news.down(LinkDown(reason, 600.0 - at, hosts), claim)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,13 @@ def test_a_node_without_a_master_says_what_its_workers_do(claim: Claim | None, w
     away.attempt(20.0, claim)
     reconnecting = f"{words}reconnecting, gives up in 9 min 40 s"
     assert away.lines == [f"no connection to the master at m:1 (cut): {reconnecting}"]
+
+
+def test_an_outage_is_one_line_whatever_the_attempts_fail_with() -> None:
+    away, runs = Away(), claim_of(0, 0)
+    for at, reason in ((0, "cut"), (1, "connection refused"), (2, "cut"), (60, "no answer")):
+        away.attempt(at, runs, reason=reason)
+    assert [line.partition(")")[0].partition("(")[2] for line in away.lines] == ["cut", "no answer"]
 
 
 def test_what_is_waited_for_is_told_at_each_change_and_once_a_minute() -> None:

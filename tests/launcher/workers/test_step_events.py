@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from ft_run.events.event import Event
+from ft_run.events.event import Event, Severity
 from ft_run.events.node import DrainOrdered, NodePreempted
 from ft_run.events.workers import (
     HangDismissed,
@@ -221,11 +221,35 @@ def test_what_the_first_worker_did_is_known_until_its_exit(node: Node) -> None:
     node.now += 2.0
     node.group.has_first_exited = True
     node.steps.note(exits(0))
-    assert cast(RoundProgressed, node.events[0]).phases == {BUILDING: 1.0, "training": 2.0}
     node.now += 5.0
-    node.steps.note(WorkersStopped(2, 1, 1, "r", False))
-    assert cast(RoundProgressed, node.events[2]).phases == {BUILDING: 1.0, "training": 2.0}
-    assert cast(RoundProgressed, node.events[2]).doing == ""
+    stopped = WorkersStopped(2, 1, 1, "r", False)
+    node.steps.note(stopped)
+    exit_, reported, *rest = node.events
+    assert (exit_, rest) == (exits(0), [stopped])  # one report
+    assert cast(RoundProgressed, reported).phases == {BUILDING: 1.0, "training": 2.0}
+    assert cast(RoundProgressed, reported).doing == ""
+
+
+def test_the_first_step_after_a_stop_says_how_long_nothing_was_trained(node: Node) -> None:
+    node.begin()
+    stopped = WorkersStopped(2, 1, 1, "r", False)
+    node.steps.note(stopped)
+    node.begin()  # a round that fails before its first step
+    node.now += 5.0
+    node.steps.note(stopped)
+    node.begin()
+    node.now += 2.0
+    node.does(1, ticks=1, said=7)
+    node.waits()
+    resumed = node.events[-1]
+    assert resumed == TrainingStarted(2, 1, 7, 7.02)
+    assert str(resumed) == "round=2 node_rank=1 training resumed after 7.0 s (step 7)"
+    assert resumed.severity is Severity.INFO
+    node.begin()
+    node.waits()
+    assert node.events[-1] == TrainingStarted(2, 1, 7)
+    assert str(node.events[-1]) == "round=2 node_rank=1 first step completed"
+    assert node.events[-1].severity is Severity.DEBUG
 
 
 def test_of_a_program_with_two_processes_one_after_the_other_both_count(node: Node) -> None:
