@@ -28,7 +28,7 @@ class MetricsUnavailable(Event):
 
 
 class ProgressUnsent(Event):
-    """Kubeflow's server has not taken the progress of this job, or never will (a warning)."""
+    """Kubeflow's server does not take the progress of this job; a warning: it refuses it."""
 
     url: str
     reason: str

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from ...events.event import Event
 from ...events.metrics import ProgressUnsent
 from ...values import dataclass
-from .status_server import StatusServer
+from .status_server import Request, StatusServer
 
 if TYPE_CHECKING:
     from .node_metrics import Observed
@@ -27,6 +27,9 @@ DISABLED: Final = "DISABLE_KUBEFLOW_INTEGRATION"
 """``TRUE``: no progress is sent, as with transformers."""
 INTERVAL_S: Final = 5.0
 """The shortest time between two requests that Kubeflow's documents allow."""
+_PAUSE_MAX_S: Final = 60.0
+"""After several failures; after the first one it is twice the shortest time."""
+_LAST_WORDS_S: Final = 2.0
 _SECONDS_MAX: Final = (1 << 31) - 1
 
 
@@ -92,32 +95,54 @@ class TrainJobProgress:
         Args:
             server: receives the progress.
             agent: has the workers.
-            note: receives the event of a failure.
+            note: receives the event of a failure, once for an outage, or twice if it gets worse.
         """
         self._server, self._agent, self._note = server, agent, note
         self._sent: Status | None = None
+        self._request: Request | None = None
+        """The last one, until its result is known."""
+        self._failing = 0
+        """The severity of the outage that was reported; 0: there is none."""
+        self._pause_s = INTERVAL_S
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
 
     async def close(self, *, has_succeeded: bool) -> None:
         """Send the last progress, within a few seconds."""
         self._timer.cancel()
-        sent = self._sent
-        if sent is not None and has_succeeded:
+        await self._await_request()
+        if self._sent is not None and has_succeeded:
+            sent = self._sent
             self._put(Status(sent.step, sent.total, restarts=sent.restarts, is_complete=True))
-        await asyncio.to_thread(self._server.close)
-        self._tell()
+            await self._await_request()
+
+    async def _await_request(self) -> None:
+        if self._request is not None:
+            await asyncio.to_thread(self._request.join, _LAST_WORDS_S)
+            self._conclude(self._request)
 
     def _look(self) -> None:
-        status = self._status()
-        if status is not None and status != self._sent:
-            self._put(status)
-        self._tell()
-        if not self._server.is_refused:
-            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
+        if self._request is not None and not self._request.is_alive():
+            self._conclude(self._request)
+        if self._request is None:
+            status = self._status()
+            if status is not None and (self._failing or status != self._sent):
+                self._put(status)
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._look)
 
     def _put(self, status: Status) -> None:
         self._sent = status
-        self._server.put(status.body(time.time()))
+        self._request = Request(self._server, status.body(time.time()))
+
+    def _conclude(self, request: Request) -> None:
+        self._request = None
+        if request.error is None:
+            self._failing, self._pause_s = 0, INTERVAL_S
+            return
+        self._pause_s = min(_PAUSE_MAX_S, 2 * self._pause_s)
+        severity = request.error.severity
+        if severity > self._failing:
+            self._failing = severity
+            self._note(ProgressUnsent(self._server.url, str(request.error), severity))
 
     def _status(self) -> Status | None:
         """Return the progress of rank 0; None: it is elsewhere, not known, or sent by itself."""
@@ -130,10 +155,6 @@ class TrainJobProgress:
         if progress is None or not progress.ticks or is_sent_by_itself:
             return None
         return Status(progress.steps, total, progress.steps_per_s, at.restarts)
-
-    def _tell(self) -> None:
-        if (failure := self._server.failure()) is not None:
-            self._note(ProgressUnsent(*failure))
 
 
 def trainjob_progress(

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from email.message import Message
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from ft_run.events.event import Event, Severity
 from ft_run.events.metrics import ProgressUnsent
 from ft_run.launcher.metrics import trainjob
-from ft_run.launcher.metrics.status_server import StatusServer, refused
+from ft_run.launcher.metrics.status_server import NotSentError, Request, StatusServer
 from ft_run.launcher.metrics.trainjob import Status, trainjob_progress
 from ft_run.launcher.processes.worker_watch import Progress
 from ft_run.tests.harness.status_server import KubeflowServer, problem
@@ -24,14 +23,13 @@ def kubeflow(tmp_path: Path) -> Iterator[KubeflowServer]:
     server.close()
 
 
-def client(kubeflow: KubeflowServer, **changes: Any) -> StatusServer:
-    values: dict[str, Any] = {"url": kubeflow.url, "ca_file": str(kubeflow.ca_file)}
-    values |= {"token_file": str(kubeflow.token_file), "first_pause_s": 0.01}
-    return StatusServer(**(values | changes))
-
-
-def text(step: int) -> bytes:
-    return Status(step, 100).body(0.0)
+def sent(kubeflow: KubeflowServer, **changes: Any) -> NotSentError | None:
+    """Send a request; return its error."""
+    server = StatusServer(kubeflow.url, str(kubeflow.ca_file), str(kubeflow.token_file))
+    request = Request(server._replace(**changes), Status(1, 100).body(0.0))
+    request.join(60.0)
+    assert not request.is_alive()
+    return request.error
 
 
 # --- the body ----------------------------------------------------------------------------------
@@ -76,127 +74,60 @@ def test_percentage_and_time_left(
 
 
 def test_a_rotated_token_is_read_again(kubeflow: KubeflowServer) -> None:
-    server = client(kubeflow)
-    server.put(text(1))
-    kubeflow.await_requests(lambda: len(kubeflow.received) == 1)
+    assert sent(kubeflow) is None
     kubeflow.rotate("token-2")
-    server.put(text(2))
-    kubeflow.await_requests(lambda: len(kubeflow.received) == 2)
-    server.close()
-    assert [status["progressPercentage"] for _, status in kubeflow.received] == [1, 2]
-    assert kubeflow.refused == []
-    assert server.failure() is None
-
-
-def test_a_server_that_is_busy_is_asked_again_when_it_says(kubeflow: KubeflowServer) -> None:
-    kubeflow.next_answers = [(429, {"Retry-After": "1"}), (503, {}), (500, {})]
-    server = client(kubeflow)
-    server.put(text(1))
-    kubeflow.await_requests(lambda: kubeflow.refused == [429])
-    server.put(text(2))
-    kubeflow.await_requests(lambda: kubeflow.refused == [429, 503])
-    server.put(text(3))
-    kubeflow.await_requests(lambda: kubeflow.refused == [429, 503, 500])
-    server.put(text(4))
-    kubeflow.await_requests(lambda: len(kubeflow.received) == 1)
-    server.close()
-    assert [status["progressPercentage"] for _, status in kubeflow.received] == [4]
-    # One report for the whole outage.
-    assert server.failure() == (kubeflow.url, "429 Too Many Requests", Severity.DEBUG)
-    assert server.failure() is None
-
-
-@pytest.mark.parametrize("status", [404, 410, 422])
-def test_a_trainjob_that_is_gone_is_left_alone(kubeflow: KubeflowServer, status: int) -> None:
-    kubeflow.next_answers = [(status, {})]
-    server = client(kubeflow)
-    server.put(text(1))
-    kubeflow.await_requests(lambda: server.is_refused)
-    server.put(text(2))
-    server.close()
-    assert (kubeflow.received, kubeflow.refused) == ([], [status])
-    failure = server.failure()
-    assert failure is not None
-    assert failure.severity is Severity.WARNING
-
-
-def test_a_token_that_is_not_accepted_is_a_warning(kubeflow: KubeflowServer) -> None:
-    kubeflow.token_file.write_text("of another TrainJob")
-    server = client(kubeflow)
-    server.put(text(1))
-    kubeflow.await_requests(lambda: kubeflow.refused == [403])
-    server.close()
-    assert server.failure() == (kubeflow.url, "403 Forbidden", Severity.WARNING)
+    assert sent(kubeflow) is None
+    assert len(kubeflow.received) == 2
 
 
 @pytest.mark.parametrize(
-    ("given", "pause_s"),
+    ("status", "reason", "severity"),
     [
-        ("1", 1.0),
-        ("3600", 600.0),
-        ("", None),
-        ("soon", None),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", 600.0),
+        (429, "429 Too Many Requests", Severity.DEBUG),
+        (503, "503 Service Unavailable", Severity.DEBUG),
+        (404, "404 Not Found", Severity.WARNING),
+        (499, "499 refused", Severity.WARNING),
     ],
 )
-def test_the_pause_that_a_server_asks_for(given: str, pause_s: float | None) -> None:
-    headers = Message()
-    headers["Retry-After"] = given
-    assert refused(429, headers).pause_s == pause_s
+def test_what_an_answer_means(
+    kubeflow: KubeflowServer, status: int, reason: str, severity: Severity
+) -> None:
+    kubeflow.next_answers = [(status, {})]
+    error = sent(kubeflow)
+    assert error is not None
+    assert (str(error), error.severity) == (reason, severity)
 
 
 def test_a_redirection_does_not_get_the_token(kubeflow: KubeflowServer) -> None:
-    kubeflow.next_answers = [(307, {"Location": kubeflow.url}), (302, {"Location": kubeflow.url})]
-    server = client(kubeflow)
-    server.put(text(1))
-    kubeflow.await_requests(lambda: kubeflow.refused == [307])
-    server.put(text(2))
-    kubeflow.await_requests(lambda: kubeflow.refused == [307, 302])
-    server.close()
-    assert kubeflow.received == []
+    for status in (307, 302):
+        kubeflow.next_answers = [(status, {"Location": kubeflow.url})]
+        assert sent(kubeflow) is not None
+    assert (kubeflow.received, kubeflow.refused) == ([], [307, 302])
 
 
 def test_who_the_token_is_for(kubeflow: KubeflowServer, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     stranger = KubeflowServer(other)
-    reasons = []
-    for changes in (
-        {"ca_file": str(stranger.ca_file)},
-        {"ca_file": "/nonexistent"},
-        {"token_file": "/nonexistent"},
-        {"url": kubeflow.url.replace("https", "http")},
-        {"url": kubeflow.url.replace("localhost", "127.0.0.1")},
-    ):
-        server = client(kubeflow, **changes)
-        server.put(text(1))
-        server.close(30)
-        failure = server.failure()
-        assert failure is not None
-        reasons.append(failure.reason)
     stranger.close()
+    reasons = [
+        str(sent(kubeflow, **changes))
+        for changes in (
+            {"ca_file": str(stranger.ca_file)},
+            {"ca_file": "/nonexistent"},
+            {"token_file": "/nonexistent"},
+            {"url": kubeflow.url.replace("https", "http")},
+            {"url": kubeflow.url.replace("localhost", "127.0.0.1")},
+            {"url": stranger.url},
+        )
+    ]
     assert (kubeflow.received, kubeflow.refused) == ([], [])
     assert "CERTIFICATE_VERIFY_FAILED" in reasons[0]
     assert "No such file" in reasons[1]
     assert "No such file" in reasons[2]
     assert reasons[3] == "the URL is not https"
     assert "IP address mismatch" in reasons[4]
-
-
-def test_a_server_that_is_gone_costs_nothing(kubeflow: KubeflowServer, tmp_path: Path) -> None:
-    other = tmp_path / "gone"
-    other.mkdir()
-    gone = KubeflowServer(other)
-    gone.close()
-    server = client(gone)
-    for step in range(1000):
-        server.put(text(step))
-    server.close(30)
-    failure = server.failure()
-    assert failure is not None
-    assert failure.severity is Severity.DEBUG
-    assert "Connection refused" in failure.reason
+    assert "Connection refused" in reasons[5]
 
 
 # --- of a node ---------------------------------------------------------------------------------
@@ -267,29 +198,27 @@ def test_a_job_that_fails_does_not_arrive(kubeflow: KubeflowServer) -> None:
     assert not any("progressPercentage" in status for _, status in kubeflow.received)
 
 
-def test_what_the_framework_sends_itself_is_not_sent_again(kubeflow: KubeflowServer) -> None:
-    node = Node(0)
-    node.running[0].watch.is_sent_by_itself = True
+STILL = Progress(1, 0, 0, 1.0, 0.1, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            lambda node: setattr(node.running[0].watch, "is_sent_by_itself", True),
+            id="the framework sends it",
+        ),
+        pytest.param(lambda node: setattr(node, "running", node.running[1:]), id="no rank 0"),
+        pytest.param(lambda node: setattr(node, "assignment", None), id="no round"),
+        pytest.param(
+            lambda node: setattr(node.running[0].watch, "progress", lambda: STILL), id="no step"
+        ),
+    ],
+)
+def test_nothing_to_send(kubeflow: KubeflowServer, change: Callable[[Node], None]) -> None:
+    node = Node(0, 1)
+    change(node)
     run(kubeflow, node, has_succeeded=True)
-    assert kubeflow.received == []
-
-
-def test_only_the_node_with_rank_0_sends(kubeflow: KubeflowServer) -> None:
-    run(kubeflow, Node(2, 3), has_succeeded=True)
-    assert kubeflow.received == []
-
-
-@pytest.mark.parametrize("is_assigned", [False, True])
-def test_before_the_first_step_of_a_round_nothing_is_sent(
-    kubeflow: KubeflowServer, monkeypatch: pytest.MonkeyPatch, *, is_assigned: bool
-) -> None:
-    node = Node(0)
-    if is_assigned:
-        still = Progress(1, 0, 0, 1.0, 0.1, 0, 0.0)
-        monkeypatch.setattr(node.running[0].watch, "progress", lambda: still)
-    else:
-        node.assignment = None
-    run(kubeflow, node, has_succeeded=False)
     assert kubeflow.received == []
 
 
@@ -303,12 +232,28 @@ def test_what_has_not_changed_is_not_sent_again(
     assert len(kubeflow.received) == 1
 
 
-def test_a_refusal_is_one_event(kubeflow: KubeflowServer) -> None:
-    kubeflow.next_answers = [(404, {})] * 10
-    assert run(kubeflow, Node(0), has_succeeded=True) == [
-        ProgressUnsent(kubeflow.url, "404 Not Found", Severity.WARNING)
+def test_an_outage_is_one_event_and_one_if_it_gets_worse(
+    kubeflow: KubeflowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainjob, "_PAUSE_MAX_S", 0.01)
+    kubeflow.next_answers = [(503, {}), (503, {}), (404, {}), (404, {})]
+    events: list[Event] = []
+    node: Any = Node(0)
+    node.running[0].watch.steps = 7
+
+    async def test() -> None:
+        progress = trainjob_progress(kubeflow.environ(), node, events.append)
+        assert progress is not None
+        await asyncio.to_thread(kubeflow.await_requests, lambda: bool(kubeflow.received))
+        await progress.close(has_succeeded=False)
+
+    asyncio.run(asyncio.wait_for(test(), 60.0))
+    assert events == [
+        ProgressUnsent(kubeflow.url, "503 Service Unavailable", Severity.DEBUG),
+        ProgressUnsent(kubeflow.url, "404 Not Found", Severity.WARNING),
     ]
-    assert kubeflow.refused == [404]
+    assert kubeflow.refused == [503, 503, 404, 404]
+    assert len(kubeflow.received) == 1
 
 
 def test_outside_of_a_trainjob_nothing_is_sent(kubeflow: KubeflowServer) -> None:
