@@ -1,14 +1,6 @@
 """Events of the workers' output: log files and the relay to the console."""
 
-from collections.abc import Sequence
-
 from .event import Event, Severity
-
-_PIDS_SHOWN = 8
-
-
-def _joined(numbers: Sequence[int], between: str = ",") -> str:
-    return between.join(map(str, numbers))
 
 
 class LogFileEnded(Event):

@@ -1,15 +1,8 @@
 """Events of the modules that ``--preload`` imports."""
 
 import enum
-from collections.abc import Sequence
 
 from .event import Event, RoundEvent, Severity
-
-_PIDS_SHOWN = 8
-
-
-def _joined(numbers: Sequence[int], between: str = ",") -> str:
-    return between.join(map(str, numbers))
 
 
 class PreloadState(enum.Enum):

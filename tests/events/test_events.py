@@ -1,74 +1,38 @@
 """Events: every one has a text and a severity."""
 
-import importlib
-import pkgutil
 import string
-from collections.abc import Iterator
 
-import ft_run.events
 import pytest
-from ft_run.events.checkpoints import CheckpointWritten
-from ft_run.events.checks import ChecksEnded
-from ft_run.events.event import Event, LogMessage, RoundEvent, Severity
-from ft_run.events.master import (
-    EndpointsAreOne,
-    MasterEvent,
-    MasterListening,
-    MasterSignalled,
-    NodeDisconnected,
-    NodeLost,
-    NodeRefused,
-)
+from ft_run.events.event import Event, LogMessage, Severity
+from ft_run.events.master import EndpointsAreOne, MasterSignalled, NodeLost, NodeRefused
 from ft_run.events.node import (
-    DrainOrdered,
     JobEnded,
     MasterConnected,
     MasterUnreachable,
-    NodePreempted,
     NodeSignalled,
-    NodeStarted,
     NodeWaits,
-    PreemptionNoticesUnavailable,
-    ScaleUpAborted,
-    ScaleUpOrdered,
     ThisNodeLeaves,
     ThisNodeRenamed,
     WorkersAlone,
 )
-from ft_run.events.output import OutputUnshown
 from ft_run.events.preload import PreloadChanged, PreloadSource, PreloadState
+from ft_run.events.schema import event_classes
 from ft_run.events.workers import (
     CollectivesRecorded,
-    GpuXid,
     RestartBegun,
-    WorkerFailed,
     WorkersStarted,
     WorkersStopped,
 )
 from ft_run.rendezvous.protocol.failure import Failure, node_lost
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict, Waiting
-from ft_run.values import is_value
 
 LOST: Failure = node_lost(1, "h1", "default", "its connection was closed")
 CASES: list[tuple[Event, int, str]] = [
-    (LogMessage("a key is ignored"), Severity.INFO, "a key is ignored"),
     (LogMessage("x", Severity.ERROR), Severity.ERROR, "x"),
-    (GpuXid(3, "GPU-d", 79), Severity.WARNING, "GPU 3 (GPU-d) has reported Xid 79"),
     (
         ThisNodeRenamed("vm/0", "vm/1"),
         Severity.INFO,
         "duplicate host name vm: this node is vm/1",
-    ),
-    (
-        NodeStarted("j", "vm/0", 2, "fixed number", "standalone"),
-        Severity.INFO,
-        "job=j node_id=vm/0 nproc_per_node=2 (fixed number), standalone",
-    ),
-    (MasterListening("h:1", 2), Severity.INFO, "master: listening at h:1 (port 2)"),
-    (
-        NodeDisconnected("vm/1"),
-        Severity.DEBUG,
-        "master: node vm/1 disconnected",
     ),
     (
         NodeRefused("node vm/1 at 10.0.0.1", "no."),
@@ -86,12 +50,6 @@ CASES: list[tuple[Event, int, str]] = [
         Severity.WARNING,
         "no connection to the master at m:1 (timeout): workers keep running; reconnecting, "
         "gives up in 10 min",
-    ),
-    (
-        MasterUnreachable("timeout", "m:1", WorkersAlone.FAILED, 578.2, is_again=True),
-        Severity.WARNING,
-        "no connection to the master at m:1 (timeout): worker failed; the restart waits for the "
-        "master; reconnecting, gives up in 9 min 38 s",
     ),
     (
         MasterUnreachable(
@@ -142,29 +100,6 @@ CASES: list[tuple[Event, int, str]] = [
         "received SIGINT: stopping 2 worker(s) and leaving the job",
     ),
     (
-        NodePreempted("SIGTERM", 30.0, 15.0),
-        Severity.WARNING,
-        (
-            "this node is being preempted (SIGTERM), 30 s left: saving a snapshot on all ranks (up "
-            "to 15 s)"
-        ),
-    ),
-    (
-        DrainOrdered("node vm/1 is being preempted (SIGTERM)", 15.0),
-        Severity.WARNING,
-        "node vm/1 is being preempted (SIGTERM): saving a snapshot on all ranks (up to 15 s)",
-    ),
-    (
-        ScaleUpOrdered("scaling up from 1 to 2 nodes", 60.0),
-        Severity.INFO,
-        "scaling up from 1 to 2 nodes: saving a snapshot on all ranks first (up to 60 s)",
-    ),
-    (
-        ScaleUpAborted(),
-        Severity.INFO,
-        "not scaling up: too few new nodes are left; training continues",
-    ),
-    (
         ThisNodeLeaves("notice of gcp", 2, 7),
         Severity.WARNING,
         "all ranks saved the snapshot of step 7: stopping 2 worker(s) and leaving the job "
@@ -176,22 +111,9 @@ CASES: list[tuple[Event, int, str]] = [
         "leaving the job (SIGTERM)",
     ),
     (
-        PreemptionNoticesUnavailable("gcp", "no answer from 169.254.169.254 within 5 s"),
-        Severity.WARNING,
-        (
-            "--preemption-notice gcp: no answer from 169.254.169.254 within 5 s; continuing "
-            "without preemption notices"
-        ),
-    ),
-    (
         WorkersStarted(1, 2, 8, (5, 6), 16, 2, "h", 9, None),
         Severity.INFO,
         "round=1 node_rank=2 started ranks=8-9 of 16 on 2 node(s) pids=5,6 store=h:9",
-    ),
-    (
-        WorkerFailed(1, 2, LOST),
-        Severity.ERROR,
-        "round=1 node_rank=2 node 1 (h1) was lost: its connection was closed",
     ),
     (
         WorkersStopped(1, 2, 4, "why", is_stale=False),
@@ -242,11 +164,6 @@ CASES: list[tuple[Event, int, str]] = [
         "preload: imported 2 module(s) of torch in 2.0 s (210 MiB)",
     ),
     (
-        OutputUnshown(12),
-        Severity.WARNING,
-        "12 bytes of the workers' output dropped: the console was not read",
-    ),
-    (
         JobEnded(Verdict(Outcome.SUCCEEDED, 0, "done", 0, 1, None, (), 0)),
         Severity.INFO,
         "job succeeded: done",
@@ -265,28 +182,11 @@ def test_the_text_and_the_severity_of_an_event(event: Event, severity: Severity,
     assert event.severity is severity
 
 
-FAMILIES = (Event, RoundEvent, MasterEvent)
-
-
-def classes() -> Iterator[type[Event]]:
-    for _, name, _ in pkgutil.iter_modules(ft_run.events.__path__):
-        for kind in vars(importlib.import_module(f"ft_run.events.{name}")).values():
-            if is_value(kind) and issubclass(kind, Event) and kind not in FAMILIES:
-                yield kind
-
-
 def test_every_event_has_a_text() -> None:
-    found = set(classes())
-    assert {NodeLost, JobEnded, WorkerFailed, ChecksEnded, CheckpointWritten, LogMessage} <= found
-    for kind in found:
+    for kind in event_classes():
         assert bool(kind.line) != (kind.__str__ is not Event.__str__), kind
         for _, name, _, _ in string.Formatter().parse(kind.line):
             assert name is None or hasattr(kind, name), f"{kind.__name__} has no {name}"
-
-
-def test_every_event_has_a_name_of_its_own() -> None:
-    names = sorted(kind.__name__ for kind in set(classes()))
-    assert names == sorted(set(names))
 
 
 def test_what_fields_hold_is_no_template() -> None:

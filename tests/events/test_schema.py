@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from ft_run.docs.generate import files
 from ft_run.events import schema
 from ft_run.events.event import Event, EventsLost, LogMessage, Severity
 from ft_run.events.record import ENVELOPE, VERSION, fields_of
@@ -114,8 +113,3 @@ def test_a_number_that_is_not_finite_is_null() -> None:
 
 def test_a_name_that_is_no_utf_8_is_written() -> None:
     assert b'"sentence":"a?b"' in written(LogMessage("a\udcffb", Severity.INFO))
-
-
-def test_the_schema_in_the_documentation_is_current() -> None:
-    made = files()["reference/events.schema.json"]
-    assert json.loads(made) == schema.json_schema()
