@@ -3,7 +3,6 @@
 How the launcher restarts them is tested end to end, elsewhere.
 """
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -73,19 +72,15 @@ class TestTraining:
     @pytest.mark.slow  # for each change .ci/run trains it by README's command
     def test_learns_dies_resumes_and_ends_alike(self, tmp_path: Path) -> None:
         """One story, because a run costs seconds of imports."""
-        command = ("--epochs", "6", "--save-weights", "weights.bin", "--die", "1:3")
-        undisturbed = run(*command, cwd=tmp_path)
+        undisturbed = run("--epochs", "6", "--die", "1:3", cwd=tmp_path)  # there is no rank 1
 
         assert undisturbed.returncode == 0, undisturbed.stderr
-        assert "--die: no rank 1 in a world of size 1" in undisturbed.stdout
         epochs = [match[1] for match in EPOCH_LINE.finditer(undisturbed.stdout)]
         assert epochs == [str(epoch) for epoch in range(1, 7)]
         accuracy = re.search(r"^test accuracy: (0\.\d{4})$", undisturbed.stdout, re.MULTILINE)
         assert accuracy is not None, undisturbed.stdout
         assert float(accuracy[1]) > 0.95
-        weights = (tmp_path / "weights.bin").read_bytes()
-        assert hashlib.sha256(weights).hexdigest() == sha256_line(undisturbed.stdout)
-        assert [path.name for path in tmp_path.iterdir()] == ["weights.bin"]
+        assert list(tmp_path.iterdir()) == []
 
         command = ("--epochs", "6", "--checkpoint-dir", "kept", "--die", "0:5")
         killed = run(*command, cwd=tmp_path)
@@ -106,7 +101,7 @@ class TestTraining:
         first, again = run(*command, cwd=tmp_path), run(*command, cwd=tmp_path)
 
         assert again.returncode == 0, again.stderr
-        assert "kept already contains 1 epochs: evaluating only" in again.stdout
+        assert EPOCH_LINE.search(again.stdout) is None
         assert sha256_line(again.stdout) == sha256_line(first.stdout)
 
 
@@ -126,46 +121,6 @@ def test_the_variant_with_a_checkpointer_dies_resumes_and_ends_alike(tmp_path: P
     assert resumed.returncode == 0, resumed.stderr
     assert "epoch 2/3" not in resumed.stdout
     assert sha256_line(resumed.stdout) == sha256_line(undisturbed.stdout)
-
-
-class TestCommandLine:
-    @pytest.mark.parametrize(
-        ("args", "sentence"),
-        [
-            *(
-                (
-                    ["--die", text],
-                    "argument --die: expected RANK:EPOCH, a rank >= 0 and an epoch >= 1, e.g. 1:3,"
-                    f" got '{text}'",
-                )
-                for text in ("1", "1:", ":3", "1:0", "a:b", "1:3:5", "1.5:3", " 1:3", "")
-            ),
-            (
-                ["--epochs", "5", "--die", "1:6"],
-                "argument --die: expected an epoch <= 5 (--epochs), got 6",
-            ),
-            (["--epochs", "0"], "argument --epochs: expected a whole number >= 1, got '0'"),
-            (["--batch-size", "x"], "argument --batch-size: expected a whole number >= 1, got"),
-            (["--lr", "nan"], "argument --lr: expected a number > 0, got 'nan'"),
-            (["--lr", "-1"], "argument --lr: expected a number > 0, got '-1'"),
-        ],
-    )
-    def test_refuses_with_one_sentence(
-        self,
-        digits: ModuleType,
-        args: list[str],
-        sentence: str,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        with pytest.raises(SystemExit) as exit_info:
-            digits.parse_args(args)
-        assert exit_info.value.code == 2
-        usage, error = capsys.readouterr().err.splitlines()
-        assert usage.startswith("usage:")
-        assert sentence in error
-
-    def test_accepts_a_death(self, digits: ModuleType) -> None:
-        assert digits.parse_args(["--die", "1:3"]).die == digits.Death(rank=1, epoch=3)
 
 
 class TestDefaultFolder:
@@ -191,31 +146,6 @@ class TestCheckpoints:
         assert latest["model"]["weight"].equal(checkpoint(10)["model"]["weight"])
 
     def test_nothing_there(self, digits: ModuleType, tmp_path: Path) -> None:
-        assert digits.load_latest_checkpoint(tmp_path) is None
-        assert digits.load_latest_checkpoint(tmp_path / "absent") is None
-
-    @pytest.mark.parametrize("share_kept", [0.0, 0.001, 0.5, 0.999])
-    def test_truncated_newest_is_skipped(
-        self,
-        digits: ModuleType,
-        tmp_path: Path,
-        share_kept: float,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        digits.save_checkpoint(tmp_path, checkpoint(1))
-        newest = digits.save_checkpoint(tmp_path, checkpoint(2))
-        os.truncate(newest, int(newest.stat().st_size * share_kept))
-
-        assert digits.load_latest_checkpoint(tmp_path)["epoch"] == 1
-        assert f"skipping {newest}: incomplete or damaged\n" in capsys.readouterr().out
-
-    @pytest.mark.parametrize("place", [0, 31, 32, 2000, -1])
-    def test_flipped_bit_is_noticed(self, digits: ModuleType, tmp_path: Path, place: int) -> None:
-        only = digits.save_checkpoint(tmp_path, checkpoint(1))
-        data = bytearray(only.read_bytes())
-        data[place] ^= 1
-        only.write_bytes(data)
-
         assert digits.load_latest_checkpoint(tmp_path) is None
 
     def test_synced_before_and_after_the_rename(
@@ -267,20 +197,19 @@ class TestCheckpoints:
         ]
 
 
-class TestCanonicalBytes:
-    def test_depend_on_values_not_on_order_or_memory_layout(self, digits: ModuleType) -> None:
-        import torch
+def test_equal_weights_give_equal_bytes(digits: ModuleType) -> None:
+    import torch
 
-        a, b = torch.arange(6.0).reshape(2, 3), torch.ones(2)
-        scattered = a.t().contiguous().t()
-        assert not scattered.is_contiguous()
+    a, b = torch.arange(6.0).reshape(2, 3), torch.ones(2)
+    scattered = a.t().contiguous().t()
+    assert not scattered.is_contiguous()
 
-        data = digits.canonical_bytes({"a": a, "b": b})
+    data = digits.canonical_bytes({"a": a, "b": b})
 
-        assert data == digits.canonical_bytes({"b": b, "a": scattered})
-        assert data != digits.canonical_bytes({"a": a.reshape(3, 2), "b": b})
-        assert data != digits.canonical_bytes({"a": a, "c": b})
-        assert data != digits.canonical_bytes({"a": a, "b": b.double()})
+    assert data == digits.canonical_bytes({"b": b, "a": scattered})
+    assert data != digits.canonical_bytes({"a": a.reshape(3, 2), "b": b})
+    assert data != digits.canonical_bytes({"a": a, "c": b})
+    assert data != digits.canonical_bytes({"a": a, "b": b.double()})
 
 
 @pytest.mark.long
