@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from figures import facts_line, machine_facts, number, summarize, table
-from jobs import Launcher, environment, free_port
+from jobs import Launcher, ended, environment, free_port
 
 LIMIT_S = 120.0
 HARMLESS = ("passed", "slow")
@@ -160,21 +160,13 @@ def _together(commands: Sequence[Sequence[str]]) -> tuple[float, list[tuple[int,
                 )
             )
         for process, _ in running:
-            _end(process, started + LIMIT_S)
+            ended(process, started + LIMIT_S)
         took_s = time.monotonic() - started
-        ended = []
+        results = []
         for process, output in running:
             output.seek(0)
-            ended.append((process.returncode, output.read()))
-    return took_s, ended
-
-
-def _end(process: "subprocess.Popen[bytes]", deadline: float) -> None:
-    try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+            results.append((process.returncode, output.read()))
+    return took_s, results
 
 
 def report(samples: dict[int, list[Sample]]) -> str:

@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; return 1 if a run of ft-run failed, 2 for a usage error."""
     args = _arguments(argv)
     settings = Settings(idle_s=2.0, settle_s=1.0) if args.quick else Settings(idle_s=args.idle_s)
-    last_call_s = 1.0 if args.quick else args.last_call
-    rows = _chosen(all_rows(last_call_s), args.rows)
+    rows = _chosen(all_rows(1.0 if args.quick else None), args.rows)
     facts = machine_facts()
     print(facts_line(facts), flush=True)
     if not args.quick:
@@ -83,12 +82,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=20.0,
         metavar="S",
         help="seconds to observe an idle launcher (default 20)",
-    )
-    parser.add_argument(
-        "--last-call",
-        type=float,
-        metavar="S",
-        help="last_call_timeout of the elastic row in seconds (default: 30)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="smoke test: one short run of each row"
@@ -175,31 +168,14 @@ def report(results: Sequence[Measured]) -> str:
 
 
 def as_json(results: Sequence[Measured], facts: dict[str, object]) -> dict[str, object]:
-    """Return all measurements as JSON."""
-    rows = {}
-    for measured in results:
-        metrics = {}
-        for metric in measured.row.metrics:
-            theirs = measured.summary(Launcher.TORCHRUN, metric)
-            ours = measured.summary(Launcher.FT_RUN, metric)
-            metrics[metric.key] = {
-                "title": metric.title,
-                "unit": metric.unit,
-                "torchrun": asdict(theirs) if theirs else None,
-                "ft-run": asdict(ours) if ours else None,
-                "ratio": ratio(ours, theirs),
-                "target": metric.target.text() if metric.target else None,
-                "met": metric.target.is_met(ours, theirs) if metric.target else None,
-            }
-        rows[measured.row.key] = {
-            "metrics": metrics,
-            "samples": {
-                launcher.value: [
-                    {"values": sample.values, "problems": sample.problems} for sample in samples
-                ]
-                for launcher, samples in measured.samples.items()
-            },
+    """Return all samples as JSON, by row and launcher."""
+    rows = {
+        measured.row.key: {
+            launcher.value: [asdict(sample) for sample in samples]
+            for launcher, samples in measured.samples.items()
         }
+        for measured in results
+    }
     return {"machine": facts, "rows": rows}
 
 

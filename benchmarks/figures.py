@@ -1,4 +1,4 @@
-"""Medians, ratios, growth rates, tables and system information for benchmarks."""
+"""Medians, ratios, tables and system information for benchmarks."""
 
 import importlib.metadata
 import math
@@ -51,20 +51,6 @@ def ratio(ours: Summary | None, reference: Summary | None) -> float | None:
     if ours is None or reference is None or reference.median == 0:
         return None
     return ours.median / reference.median
-
-
-def log_log_slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the exponent k of the best fit y = c * x**k: 1 is linear, 2 is quadratic.
-
-    Least squares on the logarithms; None for fewer than two different positive points.
-    """
-    logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
-    if len({x for x, _ in logs}) < 2:
-        return None
-    mean_x = statistics.fmean(x for x, _ in logs)
-    mean_y = statistics.fmean(y for _, y in logs)
-    above = sum((x - mean_x) * (y - mean_y) for x, y in logs)
-    return above / sum((x - mean_x) ** 2 for x, _ in logs)
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -2,7 +2,6 @@
 
 import enum
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -11,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +53,7 @@ class Shape:
     token: str = ""
     """The token of the job (ft-run only); empty: no TLS."""
     more: tuple[str, ...] = ()
-    """Further options (ft-run only)."""
+    """Further options (ft-run only); ``{folder}`` in them is a folder of the job."""
     endpoints: int = 1
     """Number of endpoints (ft-run only), all on this host."""
 
@@ -63,13 +62,17 @@ class Shape:
         """Number of workers that run at a time."""
         return (self.agents - self.spares) * self.workers
 
-    def arguments(self, launcher: Launcher, ports: Sequence[int]) -> list[str]:
+    def options(self, folder: Path) -> list[str]:
+        """Return the further options of a job with this folder."""
+        return [option.format(folder=folder) for option in self.more]
+
+    def arguments(self, launcher: Launcher, ports: Sequence[int], folder: Path) -> list[str]:
         """Return the launcher's arguments, equal for both except for options of ft-run only."""
         given = ["--nproc-per-node", str(self.workers), "--max-restarts", str(self.max_restarts)]
         if self.imports and launcher is Launcher.FT_RUN:
             given += ["--preload", self.imports]
         if launcher is Launcher.FT_RUN:
-            given += self.more
+            given += self.options(folder)
         if self.nnodes == "1":
             return ["--standalone", *given]
         given += ["--nnodes", self.nnodes, "--rdzv-id", "benchmark", "--rdzv-backend", "c10d"]
@@ -98,10 +101,6 @@ class JobResult:
     lines: list[Line] = field(default_factory=list)
     death_ns: int | None = None
     statuses: list[int] = field(default_factory=list)
-    cpu_s: float = 0.0
-    """Of the launcher and all processes it waited for, including workers."""
-    wall_s: float = 0.0
-    """From the command to the exit of the last agent."""
     problems: list[str] = field(default_factory=list)
     log: str = ""
 
@@ -160,7 +159,7 @@ class Job:
         ports = [free_port() for _ in range(shape.endpoints)]
         command = [
             str(launcher.path),
-            *shape.arguments(launcher, ports),
+            *shape.arguments(launcher, ports, folder),
             str(WORKER),
             str(folder / "workers"),
             mode,
@@ -214,11 +213,9 @@ class Job:
         result = self.result
         deadline = time.monotonic() + timeout_s
         for agent in self.agents:
-            status, cpu_s = _wait(agent, deadline)
+            status = ended(agent, deadline)
             if agent is not killed:
                 result.statuses.append(status)
-            result.cpu_s += cpu_s
-        result.wall_s = (time.time_ns() - result.started_ns) / 1e9
         result.lines = self.lines()
         with suppress(OSError, ValueError):
             result.death_ns = int((self._folder / "workers" / "death").read_text())
@@ -255,24 +252,18 @@ def running_job(launcher: Launcher, shape: Shape, mode: str) -> Iterator[Job]:
             job.kill()
 
 
-def _wait(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[int, float]:
-    """Return exit status and CPU seconds; kill at the deadline (of the monotonic clock)."""
-    pidfd = os.pidfd_open(process.pid)
+def ended(process: "subprocess.Popen[bytes]", deadline: float) -> int:
+    """Return the exit status of a process; kill it at the deadline (of the monotonic clock)."""
     try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            process.kill()
-    finally:
-        os.close(pidfd)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, usage.ru_utime + usage.ru_stime
+        return process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
-def _await_gone(mark: str, clock: Callable[[], float] = time.monotonic) -> list[int]:
-    deadline = clock() + _GONE_S
-    while (left := marked(mark)) and clock() < deadline:
+def _await_gone(mark: str) -> list[int]:
+    deadline = time.monotonic() + _GONE_S
+    while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return sorted(left)
 

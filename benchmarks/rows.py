@@ -4,16 +4,28 @@ import os
 import secrets
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import cycle
+from pathlib import Path
+from typing import Any
 
 from figures import Target
-from jobs import Job, JobResult, Launcher, Shape, running_job
-from procfs import cpu_s, cpu_ticks_s, helpers, marked, memory, wakeups
+from jobs import Job, JobResult, Launcher, Shape, environment, running_job
+from procfs import cpu_s, helpers, marked, memory, wakeups
 
 FOUR_AGENTS = Shape(agents=4, workers=1, nnodes="4")
 _TOKEN = secrets.token_hex(32)
+_WATCHED = ("--watch-workers",)
+_MONITORED = (
+    *(*_WATCHED, "--metrics", "0"),
+    *("--events", "{folder}/e.jsonl", "--log-dir", "{folder}/logs"),
+)
+_STEPS = Path(__file__).with_name("steps.py")
+_CALIBRATION_ROUNDS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +97,7 @@ def restart(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
 def _sample(result: JobResult, attempt: int, since_ns: int | None) -> Sample:
     sample = Sample(problems=result.problems, log=result.log)
     if not result.problems and since_ns is not None:
-        sample.values = {
-            "time": result.first_lines_s(attempt, since_ns),
-            "cpu": result.cpu_s,
-            "wall": result.wall_s,
-        }
+        sample.values = {"time": result.first_lines_s(attempt, since_ns)}
     return sample
 
 
@@ -128,25 +136,63 @@ def _spare(launcher: Launcher, settings: Settings) -> Sample:
 
 
 def _beside(
-    measure: Callable[[Shape], Callable[[Launcher, Settings], Sample]], shape: Shape, other: Shape
+    measure: Callable[[Shape], Callable[[Launcher, Settings], Sample]],
+    shape: Shape,
+    other: Shape,
+    key: str = "time",
 ) -> Callable[[Launcher, Settings], Sample]:
-    """Measure two shapes, one after the other, and their difference."""
+    """Measure two shapes, and the difference of a value; their order alternates."""
+    orders = cycle([(shape, other), (other, shape)])  # the first job may warm up the machine
 
     def both(launcher: Launcher, settings: Settings) -> Sample:
-        plain = measure(shape)(launcher, settings)
-        with_it = measure(other)(launcher, settings)
+        found = {one: measure(one)(launcher, settings) for one in next(orders)}
+        plain, with_it = found[shape], found[other]
         sample = Sample(problems=plain.problems + with_it.problems, log=plain.log + with_it.log)
         if not sample.problems:
-            plain_s, with_it_s = plain.values["time"], with_it.values["time"]
-            sample.values = {
-                "more": with_it_s - plain_s,
-                "ratio": with_it_s / plain_s,
-                "plain": plain_s,
-                "with": with_it_s,
-            }
+            before, after = plain.values[key], with_it.values[key]
+            sample.values = {"more": after - before, "plain": before, "with": after}
+            if before:
+                sample.values["ratio"] = after / before
         return sample
 
     return both
+
+
+def steps(step_us: int, count: int) -> Callable[[Shape], Callable[[Launcher, Settings], Sample]]:
+    """Return what measures the median step of one worker in microseconds (``steps.py``)."""
+
+    def of(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
+        def measure(launcher: Launcher, settings: Settings) -> Sample:
+            rounds = int(step_us * _rounds_per_us())
+            with tempfile.TemporaryDirectory(prefix="ft-run-bench-") as folder:
+                options = ("--standalone", *shape.options(Path(folder)))
+                done = subprocess.run(
+                    [str(launcher.path), *options, str(_STEPS), str(rounds), str(count)],
+                    env=environment() | {"LOGLEVEL": "WARNING"},
+                    capture_output=True,
+                    text=True,
+                    timeout=settings.timeout_s,
+                )
+            if done.returncode:
+                return Sample(problems=[f"exit status {done.returncode}"], log=done.stderr[-4000:])
+            (line,) = [line for line in done.stdout.splitlines() if line.startswith("median ")]
+            return Sample({"time": float(line.split()[1])})
+
+        return measure
+
+    return of
+
+
+@lru_cache
+def _rounds_per_us() -> float:
+    """Return how many iterations of the loop in ``steps.py`` take a microsecond."""
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        for _ in range(_CALIBRATION_ROUNDS):
+            pass
+        times.append(time.perf_counter() - started)
+    return _CALIBRATION_ROUNDS / (min(times) * 1e6)
 
 
 def _agent_of(worker: int, job: Job) -> "subprocess.Popen[bytes]":
@@ -203,11 +249,11 @@ def _watch(job: Job, workers: set[int], settings: Settings) -> dict[str, float]:
         return [sum(map(clock, family)) for family in families.values()]
 
     started = time.monotonic()
-    before = [used(clock) for clock in (cpu_s, cpu_ticks_s, wakeups)]
+    before = [used(clock) for clock in (cpu_s, wakeups)]
     time.sleep(settings.idle_s)
-    after = [used(clock) for clock in (cpu_s, cpu_ticks_s, wakeups)]
+    after = [used(clock) for clock in (cpu_s, wakeups)]
     elapsed = time.monotonic() - started
-    cpu, ticks, switches = (
+    cpu, switches = (
         max(late - early for early, late in zip(earlier, later, strict=True)) / elapsed
         for earlier, later in zip(before, after, strict=True)
     )
@@ -218,17 +264,13 @@ def _watch(job: Job, workers: set[int], settings: Settings) -> dict[str, float]:
         "pss": max(size[0].pss for size in sizes.values()),
         "all": max(sum(part.pss for part in size) for size in sizes.values()),
         "idle": 100 * cpu,
-        "ticks": 100 * ticks,
         "wakeups": switches,
     }
 
 
 def _times(title: str, limit: float | None) -> tuple[Metric, ...]:
     target = None if limit is None else Target(limit, is_ratio=True)
-    return (
-        Metric("time", title, "s", target),
-        Metric("cpu", "… CPU of the whole job, workers included", "s"),
-    )
+    return (Metric("time", title, "s", target),)
 
 
 def _idle_metrics(title: str) -> tuple[Metric, ...]:
@@ -238,7 +280,6 @@ def _idle_metrics(title: str) -> tuple[Metric, ...]:
         Metric("pss", "… the same, shared memory divided", "MiB"),
         Metric("all", "… with its helper processes, shared memory divided", "MiB", third),
         Metric("idle", f"{title}: idle CPU with its helpers", "%", thousandth),
-        Metric("ticks", "… the same, from clock ticks", "%"),
     )
 
 
@@ -329,6 +370,35 @@ def _beside_rows() -> list[Row]:
     ]
 
 
+def _watching_rows() -> list[Row]:
+    """Return the rows for workers that are watched, and for all monitoring; with and without."""
+    what: tuple[tuple[str, str, str, Callable[[Shape], Any], str], ...] = (
+        ("step-100us", "a step of about 100 us", "us", steps(100, 20_000), "time"),
+        ("step-10ms", "a step of about 10 ms", "us", steps(10_000, 300), "time"),
+        ("restart-1", "one node: rank dies to all restarted", "s", restart, "time"),
+        ("idle-1", "idle agent and helpers: context switches", "/s", idle, "wakeups"),
+    )
+    plain = Shape(max_restarts=3)
+    return [
+        Row(
+            f"{name}-{key}",
+            (
+                Metric("more", f"{title}, added by {by}", unit),
+                Metric("plain", "… without", unit),
+                Metric("with", "… with", unit),
+            ),
+            _beside(measure, plain, replace(plain, more=options), value),
+            runs=2 if measure is idle else None,
+            launchers=(Launcher.FT_RUN,),
+        )
+        for name, by, options in (
+            ("watched", "--watch-workers", _WATCHED),
+            ("monitored", "all monitoring", _MONITORED),
+        )
+        for key, title, unit, measure, value in what
+    ]
+
+
 def all_rows(last_call_s: float | None) -> list[Row]:
     """Return the rows in the order in which they are measured.
 
@@ -387,4 +457,5 @@ def all_rows(last_call_s: float | None) -> list[Row]:
         ),
         *_warm_rows(),
         *_beside_rows(),
+        *_watching_rows(),
     ]

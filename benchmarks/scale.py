@@ -20,12 +20,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from figures import facts_line, log_log_slope, machine_facts, number, table
-from ft_run.rendezvous.transport.channel_options import STREAMS_PER_CONNECTION
+from figures import facts_line, machine_facts, number, table
 from jobs import environment, free_port
 
 TARGETS_S = {1_000: 0.3, 10_000: 3.0}
@@ -60,13 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             target = f"<= {STACKS_TARGET_S:g} s for 1000"
             print(f"  {agents} agents: ft-run stacks took {took} in the master ({target})")
     if results:
-        print(f"\n{report(results, is_monitored=args.monitored)}\n\n{growth(results)}")
+        print(f"\n{report(results, is_monitored=args.monitored)}")
     for sentence in failures:
         print(sentence)
     if args.json is not None:
-        content = {"machine": facts, "streams_per_channel": args.streams_per_channel}
-        content["has_token"] = args.token
-        args.json.write_text(json.dumps(content | {"sizes": results}, indent=1) + "\n")
+        content = {"machine": facts, "has_token": args.token, "sizes": results}
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
     return 1 if failures else 0
 
 
@@ -81,14 +78,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--repeats", type=int, default=7, help="number of re-formed worlds (default 7)"
-    )
-    parser.add_argument(
-        "--streams-per-channel",
-        type=int,
-        choices=range(1, STREAMS_PER_CONNECTION + 1),
-        default=1,
-        metavar="S",
-        help=f"agents per connection, 1 to {STREAMS_PER_CONNECTION} (default 1, as in reality)",
     )
     parser.add_argument(
         "--idle-s",
@@ -121,20 +110,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="compare a master with --events and --metrics with one without them",
     )
-    parser.add_argument(
-        "--profile", type=Path, metavar="FILE", help="run the master under cProfile"
-    )
     args = parser.parse_args(argv)
     args.environ = environment()
     if args.token:
         args.environ["FT_RUN_TOKEN"] = secrets.token_hex(32)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = (hard - _SPARE_FILES) * args.streams_per_channel
-    if max(args.agents) > most:
+    if max(args.agents) > hard - _SPARE_FILES:
         parser.error(
             f"{max(args.agents)} agents need as many open files per process, but the limit is "
-            f"{hard}: raise it (ulimit -Hn), or use "
-            f"--streams-per-channel {-(-max(args.agents) // (hard - _SPARE_FILES))}"
+            f"{hard}: raise it (ulimit -Hn)"
         )
     return args
 
@@ -153,11 +137,8 @@ def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
         RuntimeError: the master or the agents failed; the message has the end of their output.
         subprocess.TimeoutExpired: they took too long.
     """
-    program = [str(Path(sys.executable).with_name("ft-run"))]
-    if args.profile is not None:
-        program = [sys.executable, "-m", "cProfile", "-o", str(args.profile), *program]
     listed = ",".join(f"127.0.0.1:{free_port()}" for _ in range(args.endpoints))
-    program += ["master", "--bind", listed]
+    program = [str(Path(sys.executable).with_name("ft-run")), "master", "--bind", listed]
     short = {"idle_s": 0.0, "stacks": False}
     if args.monitored:
         baseline = _with_master(program, agents, argparse.Namespace(**{**vars(args), **short}))
@@ -227,7 +208,6 @@ def _swarm(port: int, master_pid: int, agents: int, args: argparse.Namespace) ->
         "port": port,
         "agents": agents,
         "repeats": args.repeats,
-        "streams-per-channel": args.streams_per_channel,
         "idle-s": args.idle_s,
         "stacks": int(args.stacks),
         "master-pid": master_pid,
@@ -298,19 +278,6 @@ def report(results: Sequence[dict[str, Any]], *, is_monitored: bool = False) -> 
             ]
         )
     return table(lines)
-
-
-def growth(results: Sequence[dict[str, Any]]) -> str:
-    """Return a line on how the time to re-form the world grows with the number of agents."""
-    points = [(float(result["agents"]), reform_s(result)) for result in results]
-    steps = [
-        f"{small[0]:.0f} to {large[0]:.0f}: {number(log_log_slope([small, large]), 2)}"
-        for small, large in pairwise(points)
-    ]
-    if not steps:
-        return "growth: needs at least two sizes"
-    overall = number(log_log_slope(points), 2)
-    return f"growth (exponent of N; 1 is linear): {overall}; {', '.join(steps)}"
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class WorkingSwarm(Swarm):
 
 
 async def _measure(port: int, master_pid: int, args: argparse.Namespace) -> list[dict[str, float]]:
-    swarm = WorkingSwarm(port, args.agents, 1, master_pid, WorkingNode)
+    swarm = WorkingSwarm(port, args.agents, master_pid, WorkingNode)
     results = []
     async with steady():
         await swarm.join()

@@ -1,4 +1,4 @@
-"""The worker of ``watching.py``: prints the median time of a step in microseconds.
+"""A worker of ``compare.py``: prints the median time of a step in microseconds.
 
     steps.py ROUNDS STEPS
 

@@ -1,7 +1,7 @@
 """Simulates thousands of agents in one process, over real gRPC streams to a real master.
 
-    swarm.py --port PORT --agents N --repeats R --streams-per-channel S --idle-s T
-             --stacks 0|1 --master-pid PID --segment-size N
+    swarm.py --port PORT --agents N --repeats R --idle-s T --stacks 0|1 --master-pid PID
+             --segment-size N
 
 ``scale.py`` starts it; it writes one JSON object. An agent is a stream and prepared bytes: it
 joins, confirms stops, and accepts its assignment. To ``ft-run stacks`` it reports that its workers
@@ -198,7 +198,6 @@ class Swarm:
         self,
         port: int,
         agents: int,
-        streams_per_channel: int,
         master_pid: int,
         kind: type[SimulatedNode] = SimulatedNode,
         unit: int = 1,
@@ -206,7 +205,6 @@ class Swarm:
         job = JobSpec("scale", agents, agents, unit, 1_000_000)
         self.cost = RoundCost()
         self._port, self._master_pid = port, master_pid
-        self._streams_per_channel = streams_per_channel
         self._nodes = [kind(index, job, self) for index in range(agents)]
         self._round = -1
         self._ranks: set[int] = set()
@@ -219,12 +217,9 @@ class Swarm:
         attends = [node.attend() for node in self._nodes]
 
         async def connect() -> None:
-            channel: grpc.aio.Channel | None = None
-            for index, (node, attend) in enumerate(zip(self._nodes, attends, strict=True)):
+            for node, attend in zip(self._nodes, attends, strict=True):
                 await self._opening.acquire()
-                if channel is None or index % self._streams_per_channel == 0:
-                    channel = _channel(self._port)
-                self._tasks.append(asyncio.create_task(node.run(channel, attend)))
+                self._tasks.append(asyncio.create_task(node.run(_channel(self._port), attend)))
 
         return await self._timed(connect)
 
@@ -335,8 +330,7 @@ async def steady() -> AsyncIterator[None]:
 
 
 async def _run(args: argparse.Namespace) -> dict[str, object]:
-    channels, unit = args.streams_per_channel, args.segment_size
-    swarm = Swarm(args.port, args.agents, channels, args.master_pid, unit=unit)
+    swarm = Swarm(args.port, args.agents, args.master_pid, unit=args.segment_size)
     async with steady():
         join = await swarm.join()
         rounds = [await swarm.reform() for _ in range(args.repeats)]
@@ -366,15 +360,7 @@ def raise_open_files_limit() -> None:
 def main() -> int:
     """Run one swarm."""
     parser = argparse.ArgumentParser()
-    for name in (
-        "port",
-        "agents",
-        "repeats",
-        "streams-per-channel",
-        "stacks",
-        "master-pid",
-        "segment-size",
-    ):
+    for name in ("port", "agents", "repeats", "stacks", "master-pid", "segment-size"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--idle-s", type=float, required=True)
     args = parser.parse_args()
