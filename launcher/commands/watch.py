@@ -199,7 +199,6 @@ async def _draw(job: _Watched, screen: "FullScreen") -> None:
 def _drawn_anew(job: _Watched, screen: "FullScreen") -> None:
     if not screen.is_shown:
         screen.enter()  # continued after Ctrl-Z
-    screen.redraw()
     job.changed.set()
 
 

@@ -1,4 +1,4 @@
-"""The terminal of ``ft-run status --watch``: the alternate screen, of which only changes are drawn.
+"""The terminal of ``ft-run status --watch``: the alternate screen.
 
 Whatever ends the watch, the terminal is as before: the modes of stty, the cursor, the screen.
 """
@@ -8,43 +8,10 @@ import sys
 import termios
 import tty
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
-
-_ENTER: Final = "\x1b[?1049h\x1b[?25l"
-_LEAVE: Final = "\x1b[?25h\x1b[?1049l"
-_CLEAR: Final = "\x1b[2J"
-
-
-class Painter:
-    """Turns the lines of a screen into the output that changes the last one into it."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._drawn: list[str] = []
-
-    def forget(self) -> None:
-        """Draw all lines next time."""
-        self._drawn = []
-
-    def paint(self, lines: Sequence[Text]) -> str:
-        """Return the output; empty: nothing has changed."""
-        texts = [self._styled(line) for line in lines]
-        before, self._drawn = self._drawn, texts
-        if len(before) != len(texts):
-            before = []
-        output = "" if before else _CLEAR
-        for row, text in enumerate(texts):
-            if not before or before[row] != text:
-                output += f"\x1b[{row + 1};1H\x1b[2K{text}"
-        return output
-
-    def _styled(self, line: Text) -> str:
-        with self._console.capture() as capture:
-            self._console.print(line, end="", no_wrap=True, overflow="ignore", crop=False)
-        return capture.get()
 
 
 class FullScreen:
@@ -52,7 +19,7 @@ class FullScreen:
 
     def __init__(self) -> None:
         """Change nothing yet."""
-        self._painter = Painter(Console(file=sys.stdout, highlight=False, markup=False))
+        self._console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False)
         self._modes: list[Any] | None = None
         """Of standard input before; None: it is no terminal."""
         self.is_shown = False
@@ -68,34 +35,27 @@ class FullScreen:
             self._modes = termios.tcgetattr(0)
             tty.setcbreak(0, termios.TCSADRAIN)
         self.is_shown = True
-        self._painter.forget()
-        self._write(_ENTER)
+        self._console.set_alt_screen(True)
+        self._console.show_cursor(False)
 
     def leave(self) -> None:
         """Show what was there before."""
         if not self.is_shown:
             return
         self.is_shown = False
-        self._write(_LEAVE)
+        self._console.show_cursor(True)
+        self._console.set_alt_screen(False)
         if self._modes is not None:
             termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """Draw what has changed."""
+        """Draw as many lines as there are rows."""
         if self.is_shown:
-            self._write(self._painter.paint(lines))
-
-    def redraw(self) -> None:
-        """Draw all lines next time: the size has changed."""
-        self._painter.forget()
+            options = self._console.options.update_dimensions(*self.size)
+            self._console.update_screen(Group(*lines), options=options)
 
     @property
     def size(self) -> tuple[int, int]:
         """Columns and rows."""
         size = os.get_terminal_size(sys.stdout.fileno())
         return max(20, size.columns or 80), max(6, size.lines or 24)
-
-    def _write(self, text: str) -> None:
-        if text:
-            sys.stdout.write(text)
-            sys.stdout.flush()

@@ -1,16 +1,12 @@
 """The screen of ``ft-run status --watch``: pure."""
 
-import io
 from typing import Any
 
 import pytest
-from ft_run.launcher.reporting.full_screen import Painter
 from ft_run.launcher.reporting.status_answer import status_dict
 from ft_run.launcher.reporting.watch_view import in_order, view
 from ft_run.rendezvous.protocol.status import NodeStatus, StatusReply
 from ft_run.rendezvous.protocol.steps import RankSteps
-from rich.console import Console
-from rich.text import Text
 
 
 def node(
@@ -106,17 +102,3 @@ def test_what_nodes_say_steers_no_terminal() -> None:
     events = [{"time": evil, "severity": evil, "text": evil}]
     for line in view(status_dict(reply) | {"events": events}, evil, "", 80, 24):
         assert not {"\x1b", "\x07", "\n"} & set(line.plain)
-
-
-def test_only_what_has_changed_is_drawn() -> None:
-    painter = Painter(Console(file=io.StringIO(), force_terminal=True, highlight=False))
-    lines = [Text("one"), Text("two", style="red"), Text("three")]
-    first = painter.paint(lines)
-    assert first.startswith("\x1b[2J")
-    assert [text in first for text in ("one", "two", "three")] == [True] * 3
-    assert painter.paint([line.copy() for line in lines]) == ""
-    lines[1] = Text("2")
-    assert painter.paint(lines) == "\x1b[2;1H\x1b[2K2"
-    painter.forget()
-    assert painter.paint(lines).startswith("\x1b[2J")
-    assert painter.paint(lines[:2]).startswith("\x1b[2J")  # a smaller terminal
