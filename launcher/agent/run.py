@@ -15,7 +15,6 @@ from ...events.node import ForeignAddressAdvertised, JobEnded, LogsKept, NodeSta
 from ...rendezvous.protocol.messages import Outcome, Verdict
 from ..history.event_history import EventHistory
 from ..history.recorded_error import recorded
-from ..history.recorder import attempt_of
 from ..logs.log_dir import LogDir
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
 from ..machine.worker_count import WorkerCount
@@ -23,7 +22,7 @@ from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
 from ..reporting.failure_report import final_report
 from ..reporting.live_line import live_line
-from ..reporting.time_report import TimeReport
+from ..reporting.time_report import report_time
 from ..version import VERSION
 from ..workers.worker_starter import WorkerStarter
 from .agent import Agent
@@ -68,23 +67,22 @@ async def run_node(
     Raises:
         FtRunError: from ``Agent.run`` and ``Hosting.start``.
     """
-    rendezvous = options.rendezvous
+    rendezvous, recorder = options.rendezvous, display.recorder
+    assert recorder is not None
     for warning in options.warnings:
         display.event(LogMessage(warning))
     identity = NodeIdentity(rendezvous.job_id)
-    time_report = TimeReport(display)
-    history = EventHistory(rendezvous.job_id, attempt_of(os.environ))
-    if display.recorder is not None:
-        display.recorder.listen(history.note)
-        display.recorder.node = identity.node_id
+    history = EventHistory()
+    recorder.add(history.add)
+    recorder.node = identity.node_id
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
     changed = metrics.job.changed if metrics is not None else None
     hosting = Hosting(rendezvous, display.event, trust, changed, history.report)
     crew = new_crew(identity.node_id) if new_crew is not None else None
     agent = Agent(options, display, starter, identity=identity, port=port, crew=crew)
-    if metrics is not None and display.recorder is not None:
-        metrics.serve(agent, display.recorder, time_report)
+    if metrics is not None:
+        metrics.serve(agent, recorder, history)
     new_answers = partial(_new_answers, agent, hosting, identity, rendezvous, history.report)
     try:
         async with _hosted(hosting, agent, options, display):
@@ -109,7 +107,7 @@ async def run_node(
     finally:
         if crew is not None:
             await crew.rest()
-        time_report.close()
+        report_time(display, recorder, history)
         hurry_on(options.signals, display.hurry)
         display.close()
         port.close()

@@ -216,7 +216,8 @@ def _outputs(
         if options.event_log_handler == "console":
             from ..reporting.event_log import EventLog
 
-            recorder.listen(EventLog(options, plan.commands.argv(0)[0], display.line).event)
+            log = EventLog(options, plan.commands.argv(0)[0], display.line)
+            recorder.add(log.add, log.NAMES)
         closing.callback(ignore, options.signals)
         closing.callback(display.close)
         files = _event_files(options, plan.log_dir, display, recorder)

@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import exit_codes
@@ -79,7 +80,8 @@ class _LoneMaster:
     ) -> None:
         self._options, self._trust, self._display = options, trust, display
         self._recorder, self._metrics = recorder, metrics
-        self._history = EventHistory("", attempt_of(os.environ))
+        self._history = EventHistory()
+        recorder.add(self._history.add)
         self._changed: Callable[[Master], None] | None = None
         self._outcome: asyncio.Queue[Verdict | int | RefusedError] = asyncio.Queue()
         """The verdict of this master, or else the exit status or an error."""
@@ -163,7 +165,6 @@ class _LoneMaster:
     def _note(self, event: Event) -> None:
         job = self._job
         self._recorder.job = job.job_id if job is not None else self._recorder.job
-        self._history.note(event)
         self._display.event(event, Severity.INFO)
 
     @property
@@ -221,8 +222,10 @@ class _LoneMaster:
 def _serve_metrics(server: "MetricsServer") -> Callable[[Master], None]:
     """Serve the metrics of the masters of this process; return what they call after each event."""
     from ..metrics.job_metrics import JobMetrics
-    from ..metrics.master_metrics import MasterMetrics
+    from ..metrics.master_metrics import master_samples
+    from ..metrics.server import on_loop
 
-    job = JobMetrics()
-    server.serve(MasterMetrics(job, attempt_of(os.environ)).collect)
+    job, loop = JobMetrics(), asyncio.get_running_loop()
+    read = partial(master_samples, job, attempt_of(os.environ))
+    server.serve(lambda: on_loop(loop, read))
     return job.changed

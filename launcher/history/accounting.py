@@ -2,9 +2,8 @@
 
 Each second since the start is in exactly one phase, and the seconds of a phase only grow. While
 workers run, what they do is known from ``round.progressed`` only: the time since the last one is
-decided when the next one comes, or when ``account`` has shown it. What a
-failure throws away (training after the step to which the job goes back) is a quantity of its own,
-charged to the failure when it is known.
+decided when the next one comes, or by ``account``. What a failure throws away (training after the
+step to which the job goes back) is a quantity of its own, charged to the failure when it is known.
 
 The events are those of one node, in order, of one ``ft-run`` or of several that the scheduler
 started one after the other. Durations within one ``ft-run`` are those of ``uptime_s``, which
@@ -43,7 +42,7 @@ class Accounting:
         """In the last round of this node; -1: there was none."""
         self._uptime_s = 0.0
         self._wall_s: float | None = None
-        """The time of the last event by the wall clock; None: there was none."""
+        """The time of ``_uptime_s`` by the wall clock; None: there was no event."""
         self._is_started = False
         self._total, self._before = Account(), Account()
         """Since the first start, and until the last one."""
@@ -56,8 +55,6 @@ class Accounting:
         self._spent: dict[Spent, float] = {}
         """What it has reported in this round."""
         self._overlaps = Overlaps()
-        self._shown_s = 0.0
-        """Until when ``account`` has shown the phases."""
         self._since_stop: dict[Spent, float] | None = None
         """The time since training stopped, if it is not known yet whether it restarts."""
         self._is_restarting = False
@@ -131,13 +128,13 @@ class Accounting:
             of_all: since the first start, not only that of the last ft-run. Its ``goodput`` is
                 the effective training time ratio (ETTR).
         """
-        self._decide()
         since_s = max(0.0, now_s - self._uptime_s)
-        self._shown_s = max(self._shown_s, self._uptime_s + since_s)
+        self._pass(since_s)
+        self._decide()
+        self._uptime_s = max(now_s, self._uptime_s)
+        if self._wall_s is not None:
+            self._wall_s += since_s
         account = self._total.since(Account() if of_all else self._before)
-        add(account.phases, self.current, since_s)
-        if self._is_restarting:
-            add(account.restart_phases, self.current, since_s)
         add(account.overlapping, SLOW_STEPS, self._overlaps.slow_s)
         return account
 
@@ -145,11 +142,6 @@ class Accounting:
     def lost_s(self) -> float:
         """Training that was lost since the first start; unlike ``account``, it changes nothing."""
         return sum(self._total.lost.values())
-
-    @property
-    def current(self) -> Spent:
-        """What the time is counted as now, as far as is known."""
-        return self._doing if self._doing is not None and self.phase in _REPORTED else self.phase
 
     # --- time --------------------------------------------------------------------------------
 
@@ -159,23 +151,24 @@ class Accounting:
         if uptime_s < self._uptime_s or is_again:
             self._start_again(wall_s - uptime_s)
         passed_s = uptime_s - self._uptime_s
-        shown_s = min(passed_s, max(0.0, self._shown_s - self._uptime_s))
-        self._spend(self.current, shown_s)
-        passed_s -= shown_s
         if record["name"] == "host.suspended":
             suspended_s = min(passed_s, record["seconds"])
             self._spend(Phase.SUSPENDED, suspended_s)
             passed_s -= suspended_s
-        if self.phase in _REPORTED:
-            self._undecided_s += passed_s
-        else:
-            self._spend(self.phase, passed_s)
+        self._pass(passed_s)
         self._uptime_s, self._wall_s = uptime_s, wall_s
+
+    def _pass(self, seconds: float) -> None:
+        if self.phase in _REPORTED:
+            self._undecided_s += seconds
+        else:
+            self._spend(self.phase, seconds)
 
     def _decide(self) -> None:
         """Count the time since the last report as what the workers did then."""
         undecided_s, self._undecided_s = self._undecided_s, 0.0
-        self._spend(self.current, undecided_s)
+        does = self._doing if self.phase in _REPORTED else None
+        self._spend(self.phase if does is None else does, undecided_s)
 
     def _spend(self, phase: Spent, seconds: float) -> None:
         add(self._total.phases, phase, seconds)
@@ -199,7 +192,7 @@ class Accounting:
         if self._wall_s is not None:
             self._spend(Phase.ENDED, max(0.0, wall_s - self._wall_s))
         self._before = self._total.copy()
-        self._uptime_s, self._shown_s, self._is_started = 0.0, 0.0, False
+        self._uptime_s, self._is_started = 0.0, False
         self._forget_reports()
         self.phase, self._cause = Phase.STARTING, "requeue"
 

@@ -25,8 +25,6 @@ class Training:
     """In the last minute; None: not known."""
     best_hour_steps_per_s: float | None = None
     """Median of the best hour with this number of workers; None: too few minutes so far."""
-    best_day_steps_per_s: float | None = None
-    """Median of the best day."""
     slowdown: float | None = None
     """How much longer a step takes than in the best hour: 1.3 is 30 % longer."""
     data_wait: float | None = None

@@ -1,22 +1,20 @@
 """Rounds, steps, restarts and failures of a job: parts of ``job_summary``."""
 
-from collections import deque
 from collections.abc import Mapping
 from statistics import median
 from typing import Any, Final
 
 from ...events.record import Record
 from ...rendezvous.protocol.failure import Failure, FailureKind
-from ...values import names
+from ...values import names, replace
 from ..history.recorded_error import recorded, recorded_traceback
 from .accounting import Phase
 from .answers import FailureNote, Restart, Restarts, Training
 from .steps import is_late
 
 _HOUR_S: Final = 3600.0
-_DAY_S: Final = 86_400.0
 _SAMPLES_MIN: Final = 10
-"""Of a window that the rate is compared with."""
+"""Of an hour that the rate is compared with."""
 _DATA_WAIT_MIN_S: Final = 20.0
 """Training between two reports, of which a share is meaningful."""
 _LINES: Final = 20
@@ -85,7 +83,7 @@ class StepFold:
         self._data_wait: float | None = None
         self._waited_s = self._training_s = 0.0
         """In this round, by the last report that ``data_wait`` is of."""
-        self._hours, self._days = _Rates(_HOUR_S), _Rates(_DAY_S)
+        self._hours = _Rates()
 
     def add(self, record: Record, at_s: float, world_size: int) -> None:
         """Take the next event of that node; ``world_size`` is that of the round."""
@@ -110,7 +108,6 @@ class StepFold:
         self._rate = 0.0 if is_late(rate, idle_s) else rate
         if self._rate:
             self._hours.add(at_s, world_size, rate)
-            self._days.add(at_s, world_size, rate)
 
     def _waits(self, record: Record) -> None:
         """Take how long the workers have waited for data; the longest wait of a rank counts."""
@@ -133,30 +130,28 @@ class StepFold:
             self._at_s,
             rate,
             best,
-            self._days.best(world_size),
             best / rate if best and rate else None,
             self._data_wait,
         )
 
 
 class _Rates:
-    """The best median rate of all windows of a length, by the number of workers."""
+    """The best median rate of all hours, by the number of workers."""
 
-    def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._began_s, self._workers = 0.0, 0
         self._samples: list[float] = []
         self._best: dict[int, float] = {}
 
     def add(self, at_s: float, workers: int, steps_per_s: float) -> None:
-        is_over = at_s - self._began_s >= self._window_s
+        is_over = at_s - self._began_s >= _HOUR_S
         if not self._samples or is_over or workers != self._workers:
             self._close()
             self._began_s, self._workers = at_s, workers
         self._samples.append(steps_per_s)
 
     def best(self, workers: int) -> float | None:
-        """Return the median of the best window; None: there are too few samples."""
+        """Return the median of the best hour; None: there are too few samples."""
         known = [self._best[workers]] if workers in self._best else []
         if self._workers == workers and len(self._samples) >= _SAMPLES_MIN:
             known.append(median(self._samples))
@@ -178,48 +173,38 @@ class RestartFold:
         """The run and the round of the last restart."""
         self._started = 0, -1
         """The run and the round that has started last."""
-        self._by_kind: dict[str, int] = {}
-        self._used, self._limit = 0, None
-        self._restarts: deque[Restart] = deque(maxlen=kept)
-        self._failures: list[FailureNote] = []
+        self.restarts = Restarts()
 
     def add(self, record: Record, at_s: float, run: int) -> None:
         """Take the next event; ``run`` is the start of the job that it belongs to."""
+        failures = self.restarts.failures
         match record["name"]:
             case "restart.decided" if (run, record["round"]) > self._last:
                 self._last = run, record["round"]
                 self._restarted(record, at_s)
+                failures = ()
             case "round.started" if (run, record["round"]) > self._started:
                 self._started = run, record["round"]
-                self._failures.clear()
+                failures = ()
             case "worker.failed" if not record["failure"].get("after_stop"):
-                self._failed(failure_note(record["failure"], record["round"], at_s))
+                note = failure_note(record["failure"], record["round"], at_s)
+                failures = (*failures, note)[: self._kept]
             case "job.ended" if record["verdict"]["cause"] is not None:
                 cause = failure_note(record["verdict"]["cause"], record["round"], at_s)
-                self._failures = [one for one in self._failures if not _is_same(one, cause)]
-                self._failures.insert(0, cause)
-
-    def _failed(self, note: FailureNote) -> None:
-        if len(self._failures) < self._kept:
-            self._failures.append(note)
+                failures = (cause, *(one for one in failures if not is_same(one, cause)))
+        if failures is not self.restarts.failures:
+            self.restarts = replace(self.restarts, failures=failures)
 
     def _restarted(self, record: Record, at_s: float) -> None:
+        before = self.restarts
         cause = failure_note(record["cause"], record["round"], at_s)
-        rule, is_free = record["decision"], record["is_free"]
-        self._restarts.append(Restart(record["round"], at_s, cause, rule, is_free))
-        self._by_kind[cause.kind] = self._by_kind.get(cause.kind, 0) + 1
-        self._used, self._limit = record["restarts_used"], record["max_restarts"]
-        self._failures.clear()
-
-    def restarts(self) -> Restarts:
-        """Return the answers."""
-        return Restarts(
-            sum(self._by_kind.values()),
-            dict(self._by_kind),
-            self._used,
-            self._limit,
-            tuple(self._restarts),
-            tuple(self._failures),
+        last = Restart(record["round"], at_s, cause, record["decision"], record["is_free"])
+        self.restarts = Restarts(
+            before.count + 1,
+            before.by_kind | {cause.kind: before.by_kind.get(cause.kind, 0) + 1},
+            record["restarts_used"],
+            record["max_restarts"],
+            (*before.last, last)[-self._kept :],
         )
 
 
@@ -250,5 +235,6 @@ def failure_note(found: Mapping[str, Any], round_: int, at_s: float) -> FailureN
     )
 
 
-def _is_same(one: FailureNote, other: FailureNote) -> bool:
+def is_same(one: FailureNote, other: FailureNote) -> bool:
+    """Return whether two notes are of one failure."""
     return (one.kind, one.rank, one.host) == (other.kind, other.rank, other.host)

@@ -8,6 +8,7 @@ events of the node that hosts the master. ``answers`` has the values.
 from typing import Final
 
 from ...events.record import MASTER, Record
+from ...values import replace
 from .accounting import Accounting, Phase, seconds_of
 from .advice import advice
 from .answers import Checkpoint, JobSummary, Nodes, Saves
@@ -54,7 +55,7 @@ class JobHistory:
         elif name == "agent.started":
             self._end = None, ""
         if record["node"] != MASTER:
-            self._accounts.setdefault(record["node"], Accounting()).add(record)
+            self.account(record["node"]).add(record)
         self._rounds.add(record, at_s)
         if record["node"] == self._rounds.lead:
             self._steps.add(record, at_s, self._rounds.world_size)
@@ -64,9 +65,13 @@ class JobHistory:
         self._restarts.add(record, at_s, self._rounds.run)
         self._nodes.add(record, self._rounds.run)
 
+    def renamed(self, before: str, node: str) -> None:
+        """Take what was known of a node for that of its new id, which the master has given it."""
+        self._accounts[node] = self._accounts.pop(before, Accounting())
+
     def account(self, node: str) -> Accounting:
         """Return where the time of a node went."""
-        return self._accounts[node]
+        return self._accounts.setdefault(node, Accounting())
 
     def summary(self) -> JobSummary:
         """Return the answers as of the last event."""
@@ -85,8 +90,8 @@ class JobHistory:
             exit_code,
             ended,
             self._steps.training(phase, self._rounds.world_size, has_ended=exit_code is not None),
-            self._saves.saves(),
-            self._restarts.restarts(),
+            self._saves.saves,
+            self._restarts.restarts,
             self._nodes.nodes(self._rounds.nodes, spares),
             measured := self._measures.measured,
             advice(measured) if measured is not None else (),
@@ -97,43 +102,34 @@ class _SaveFold:
     """Checkpoints of all nodes, snapshots of the node with the lowest rank."""
 
     def __init__(self) -> None:
-        self._checkpoint: Checkpoint | None = None
-        self._failed = self._failed_in_all = 0
-        self._reason = ""
-        self._snapshot = self._replica = -1
-        self._snapshot_at_s: float | None = None
+        self.saves = Saves()
 
     def add(self, record: Record, at_s: float) -> None:
+        saves = self.saves
         match record["name"]:
             case "checkpoint.written":
-                self._checkpoint = Checkpoint(
+                written = Checkpoint(
                     record["step"], at_s, record["seconds"], record["bytes"], record["path"]
                 )
-                self._failed = 0
+                self.saves = replace(saves, checkpoint=written, failed=0)
             case "checkpoint.failed" | "snapshot.unsaved":
-                self._failed += 1
-                self._failed_in_all += 1
-                self._reason = record["reason"]
+                self.saves = replace(
+                    saves,
+                    failed=saves.failed + 1,
+                    failed_in_all=saves.failed_in_all + 1,
+                    reason=record["reason"],
+                )
 
     def progressed(self, record: Record, at_s: float) -> None:
         if record["name"] != "round.progressed":
             return
-        snapshot = record.get("snapshot", -1)
-        if snapshot != self._snapshot:
-            self._snapshot, self._snapshot_at_s = snapshot, at_s if snapshot >= 0 else None
-        self._replica = record.get("replica", -1)
-
-    def saves(self) -> Saves:
-        has_both = self._snapshot >= 0 and self._replica >= 0
-        return Saves(
-            self._checkpoint,
-            self._snapshot,
-            self._snapshot_at_s,
-            max(0, self._snapshot - self._replica) if has_both else None,
-            self._failed,
-            self._failed_in_all,
-            self._reason,
-        )
+        step, replica = record.get("snapshot", -1), record.get("replica", -1)
+        if step != self.saves.snapshot_step:
+            seen_at_s = at_s if step >= 0 else None
+            self.saves = replace(self.saves, snapshot_step=step, snapshot_at_s=seen_at_s)
+        lag = max(0, step - replica) if step >= 0 and replica >= 0 else None
+        if lag != self.saves.replica_lag:
+            self.saves = replace(self.saves, replica_lag=lag)
 
 
 class _NodeFold:

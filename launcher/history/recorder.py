@@ -47,13 +47,9 @@ class Recorder:
         self._round: int | None = None
         self._began = clocks.boot()
         self._suspended_s = self._began - clocks.running()
-        self._listeners: list[Callable[[Event], None]] = []
         self._sinks: list[tuple[Sink, frozenset[str] | None]] = []
-
-    @property
-    def is_written(self) -> bool:
-        """Whether a sink receives all events."""
-        return any(names is None for _, names in self._sinks)
+        self.is_written = False
+        """Whether files have the records."""
 
     def add(self, sink: Sink, names: frozenset[str] | None = None) -> None:
         """Pass the records of events from now on to a function.
@@ -67,16 +63,10 @@ class Recorder:
     @property
     def uptime_s(self) -> float:
         """Seconds since this process started to record."""
-        return self._clocks.boot() - self._began
-
-    def listen(self, listener: Callable[[Event], None]) -> None:
-        """Pass every event from now on to a function, as it is."""
-        self._listeners.append(listener)
+        return round(self._clocks.boot() - self._began, 6)
 
     def event(self, event: Event) -> None:
         """Record an event."""
-        for listener in self._listeners:
-            listener(event)
         if isinstance(event, NodeStarted):
             self.node = event.node_id
         elif isinstance(event, ThisNodeRenamed):
@@ -88,12 +78,12 @@ class Recorder:
 
     def record(self, event: Event) -> Record:
         """Return the record of an event that happens now."""
-        now, boot = self._clocks.wall(), self._clocks.boot()
+        now, uptime_s = self._clocks.wall(), self.uptime_s
         fields = fields_of(event)
         self._round = fields.pop("round", self._round)
         return {
             "time": _written(now),
-            "uptime_s": round(boot - self._began, 6),
+            "uptime_s": uptime_s,
             "name": event.name,
             "version": VERSION,
             "severity": event.severity.name.lower(),

@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -33,23 +33,9 @@ _VALUES: Final[dict[str, Metric]] = {
 class Gpus:
     """Asks the process that reads the GPUs; it is started by the first scrape."""
 
-    def __init__(
-        self,
-        command: Sequence[str] = nvml.READINGS,
-        has_driver: Callable[[], bool] = has_library,
-        clock: Callable[[], float] = time.monotonic,
-        answer_s: float = _ANSWER_S,
-    ) -> None:
-        """Start nothing yet.
-
-        Args:
-            command: of the process.
-            has_driver: returns whether there may be GPUs.
-            clock: returns seconds.
-            answer_s: how long the process has to answer.
-        """
-        self._command, self._has_driver = command, has_driver
-        self._clock, self._answer_s = clock, answer_s
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._command: Sequence[str] = nvml.READINGS
         self._is_there: bool | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._failed_at: float | None = None
@@ -58,18 +44,18 @@ class Gpus:
     def add(self, samples: Samples) -> None:
         """Add the samples of all GPUs; called in the thread of a scrape."""
         if self._is_there is None:
-            self._is_there = self._has_driver()
+            self._is_there = has_library()
         if not self._is_there:
             return
         failed_at = self._failed_at
-        if failed_at is not None and self._clock() - failed_at < _AGAIN_S:
+        if failed_at is not None and time.monotonic() - failed_at < _AGAIN_S:
             samples.put(c.NVML_UP, 0)
             return
         try:
             found, xids = self._ask()
         except (NvmlFailedError, OSError):
             self.close()
-            self._failed_at = self._clock()
+            self._failed_at = time.monotonic()
             samples.put(c.NVML_UP, 0)
             return
         self._failed_at = None
@@ -99,7 +85,7 @@ class Gpus:
         output = self._process.stdout.fileno()
         poll = select.poll()  # select takes no descriptors above 1,023
         poll.register(output, select.POLLIN)
-        deadline, line = time.monotonic() + self._answer_s, b""
+        deadline, line = time.monotonic() + _ANSWER_S, b""
         while not line.endswith(b"\n") and len(line) < _LINE_MAX:
             if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
                 raise NvmlFailedError("the driver hangs")

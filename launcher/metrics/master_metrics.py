@@ -1,52 +1,33 @@
 """The metrics of ``ft-run master``: those of its job, and the progress of rank 0."""
 
-import asyncio
 import time
 
 from ..version import VERSION
 from . import catalogue as c
 from .catalogue import Samples
 from .job_metrics import JobMetrics
-from .server import on_loop
 
 
-class MasterMetrics:
-    """Reads the values of a master, in the thread of a scrape."""
+async def master_samples(job_metrics: JobMetrics, attempt: int) -> Samples:
+    """Return the samples of now, on the loop of the master.
 
-    def __init__(self, job: JobMetrics, attempt: int) -> None:
-        """Create it on the loop of the master.
-
-        Args:
-            job: follows the master.
-            attempt: how often the scheduler has started the job again.
-        """
-        self._job, self._attempt = job, attempt
-        self._loop = asyncio.get_running_loop()
-
-    def collect(self) -> Samples:
-        """Return the samples of now; called in the thread of a scrape.
-
-        Raises:
-            NotReadyError: the master does not answer.
-        """
-        return on_loop(self._loop, self._read)
-
-    async def _read(self) -> Samples:
-        samples = self._job.now()
-        master = self._job.master
-        job = master.group.job if master is not None else None
-        samples.put(
-            c.JOB_INFO, 1, job.job_id if job is not None else "", self._attempt, "", VERSION
-        )
-        if master is None or master.group.round < 0:
-            return samples
-        found = await master.first_steps()
-        now = time.time()
-        if found.steps:
-            idle_s = min(rank.idle_s for rank in found.steps)
-            samples.put(c.LAST_STEP, round(now - idle_s, 3))
-            samples.put(c.STEP, max(rank.steps for rank in found.steps))
-            samples.put(c.DATA_WAIT, max(rank.data_wait for rank in found.steps))
-        step, age_s = found.checkpoint
-        samples.put(c.LAST_CHECKPOINT, round(now - age_s, 3) if step else None)
+    Args:
+        job_metrics: follows the master.
+        attempt: how often the scheduler has started the job again.
+    """
+    samples = job_metrics.now()
+    master = job_metrics.master
+    job = master.group.job if master is not None else None
+    samples.put(c.JOB_INFO, 1, job.job_id if job is not None else "", attempt, "", VERSION)
+    if master is None or master.group.round < 0:
         return samples
+    found = await master.first_steps()
+    now = time.time()
+    if found.steps:
+        idle_s = min(rank.idle_s for rank in found.steps)
+        samples.put(c.LAST_STEP, round(now - idle_s, 3))
+        samples.put(c.STEP, max(rank.steps for rank in found.steps))
+        samples.put(c.DATA_WAIT, max(rank.data_wait for rank in found.steps))
+    step, age_s = found.checkpoint
+    samples.put(c.LAST_CHECKPOINT, round(now - age_s, 3) if step else None)
+    return samples

@@ -1,5 +1,7 @@
 """Opens the endpoint of ``--metrics``, before workers start."""
 
+import errno
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ from ...events.metrics import MetricsListening, MetricsUnavailable
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.trust.source import TrustOptions, read_trust
 from ..machine.network import is_loopback, resolve
-from .server import MetricsServer, listening
+from .server import MetricsServer
 
 if TYPE_CHECKING:
     import ssl
@@ -48,10 +50,17 @@ def open_metrics(
     tls, bearer = None, ""
     if not is_loopback(address.host):
         tls, bearer = _secured(trust)
-    opened = listening(Endpoint(found[0], address.port), tls, bearer)
-    if isinstance(opened, str):
-        note(MetricsUnavailable(str(address), opened))
-        return None
+    try:
+        opened = MetricsServer(Endpoint(found[0], address.port), tls, bearer)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # maybe by another agent of this host
+            reason = f"port {address.port} of this host is in use"
+            note(MetricsUnavailable(str(address), reason))
+            return None
+        raise UsageError(
+            f"cannot serve metrics at {address}: {error.strerror or os.strerror(error.errno or 0)};"
+            " expected an address of this host and a port above 1023 with --metrics."
+        ) from error
     note(MetricsListening(opened.url, bool(bearer)))
     return opened
 

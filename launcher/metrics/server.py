@@ -5,10 +5,8 @@ Without a scrape its thread sleeps in the kernel.
 
 import asyncio
 import concurrent.futures
-import errno
 import hmac
 import http.server
-import os
 import socket
 import socketserver
 import threading
@@ -16,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint, join_host_port
 from .catalogue import Samples
 
@@ -210,26 +207,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("WWW-Authenticate", "Bearer")
         self.end_headers()
         self.wfile.write(text)
-
-
-def listening(
-    address: Endpoint, tls: "ssl.SSLContext | None" = None, bearer: str = ""
-) -> MetricsServer | str:
-    """Listen for scrapes.
-
-    Returns:
-        The server, or the reason why there is none: the port is in use, maybe by another agent of
-        this host.
-
-    Raises:
-        UsageError: this host does not have the address, or this user may not listen at the port.
-    """
-    try:
-        return MetricsServer(address, tls, bearer)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return f"port {address.port} of this host is in use"
-        raise UsageError(
-            f"cannot serve metrics at {address}: {error.strerror or os.strerror(error.errno or 0)};"
-            " expected an address of this host and a port above 1023 with --metrics."
-        ) from error

@@ -62,6 +62,7 @@ class EventFiles:
             lambda lost, reason: line_of(self._recorder.record(EventsLost(lost, reason))),
         )
         self._recorder.add(lambda record: writer.put(line_of(record)))
+        self._recorder.is_written = True
 
     def _writer(
         self, outlet: Outlet, name: str, lost_line: Callable[[int, str], bytes]

@@ -10,15 +10,17 @@ import socket
 import time
 from collections.abc import Callable
 
-from ...events.event import Event
-from ...events.node import JobEnded
-from ...events.workers import RoundEnded, RoundStarted, WorkerExited, WorkersStarted
-from ...rendezvous.protocol.messages import Outcome, Verdict
+from ...events.record import Record
 from ..options import LaunchOptions
 
 
 class EventLog:
     """Writes the events of this node's agent and workers to standard error."""
+
+    NAMES = frozenset(
+        ("round.started", "workers.started", "worker.exited", "round.ended", "job.ended")
+    )
+    """The events of which it needs the records."""
 
     def __init__(
         self, options: LaunchOptions, entry_point: str, line: Callable[[str], None]
@@ -35,39 +37,39 @@ class EventLog:
         self._line = line
         self._entry_point = os.path.basename(entry_point)
         self._began = self._waits_since = time.monotonic()
-        self._next_round: RoundStarted | None = None
-        self._round: RoundStarted | None = None
-        self._workers: WorkersStarted | None = None
+        self._next_round: Record | None = None
+        self._round: Record | None = None
+        self._workers: Record | None = None
         self._exit_codes: dict[int, int] = {}
 
-    def event(self, event: Event) -> None:
+    def add(self, record: Record) -> None:
         """Write what torchrun would write at an event, if anything."""
-        match event:
-            case RoundStarted():
-                self._next_round = event
-            case WorkersStarted() if self._next_round is not None:
-                self._started(self._next_round, event)
-            case WorkerExited(local_rank=local_rank, exit_code=exit_code):
-                self._exit_codes[local_rank] = exit_code
-            case RoundEnded():
+        match record["name"]:
+            case "round.started":
+                self._next_round = record
+            case "workers.started" if self._next_round is not None:
+                self._started(self._next_round, record)
+            case "worker.exited":
+                self._exit_codes[record["local_rank"]] = record["exit_code"]
+            case "round.ended":
                 self._waits_since = time.monotonic()
-            case JobEnded(verdict):
-                self._ended(verdict)
+            case "job.ended":
+                self._ended(has_succeeded=record["verdict"]["outcome"] == "succeeded")
 
-    def _started(self, round_: RoundStarted, workers: WorkersStarted) -> None:
+    def _started(self, round_: Record, workers: Record) -> None:
         """Write that a round was formed, and that its workers were started here."""
         waited_ms = (time.monotonic() - self._waits_since) * 1000
-        self._agent("RENDEZVOUS", duration_ms=waited_ms, agent_restarts=round_.restarts)
+        self._agent("RENDEZVOUS", duration_ms=waited_ms, agent_restarts=round_["restarts"])
         self._round, self._workers = round_, workers
         self._exit_codes.clear()
-        for local_rank in range(len(workers.pids)):
+        for local_rank in range(len(workers["pids"])):
             self._worker("START", local_rank)
 
-    def _ended(self, verdict: Verdict) -> None:
+    def _ended(self, *, has_succeeded: bool) -> None:
         """Write how the workers of the last round ended, and how the agent ended."""
-        for local_rank in range(len(self._workers.pids) if self._workers is not None else 0):
+        for local_rank in range(len(self._workers["pids"]) if self._workers is not None else 0):
             exit_code = self._exit_codes.get(local_rank)
-            if verdict.outcome is Outcome.SUCCEEDED:
+            if has_succeeded:
                 self._worker("SUCCEEDED", local_rank)
             elif exit_code:
                 self._worker("FAILED", local_rank, exit_code)
@@ -83,28 +85,28 @@ class EventLog:
         round_, workers = self._round, self._workers
         assert round_ is not None
         assert workers is not None
-        pid = workers.pids[local_rank]
+        pid = workers["pids"][local_rank]
         # torchrun has each of these in a list.
-        more = {
+        more: dict[str, object] = {
             "local_rank": [local_rank],
-            "role_rank": [round_.role_rank_offset + local_rank],
-            "role_world_size": [round_.role_world_size],
+            "role_rank": [round_["role_rank_offset"] + local_rank],
+            "role_world_size": [round_["role_world_size"]],
             "exit_code": [exit_code],
             "worker_pid": [pid if exit_code else None],
         }
-        rank = workers.first_rank + local_rank
+        rank = workers["first_rank"] + local_rank
         self._write(state, "WORKER", more, global_rank=rank, worker_id=str(pid))
 
     def _write(self, state: str, source: str, more: dict[str, object], **fields: object) -> None:
         workers, rendezvous = self._workers, self._options.rendezvous
         details = {
-            "group_world_size": workers.nodes if workers is not None else None,
+            "group_world_size": workers["nodes"] if workers is not None else None,
             "entry_point": self._entry_point,
         }
         metadata: dict[str, object] = {
             "run_id": rendezvous.job_id,
             "global_rank": None,
-            "group_rank": workers.node_rank if workers is not None else None,
+            "group_rank": workers["node_rank"] if workers is not None else None,
             "worker_id": None,
             "role": self._options.role,
             "hostname": self._host,
@@ -113,7 +115,7 @@ class EventLog:
             "rdzv_backend": "grpc",
             "raw_error": None,
             "metadata": json.dumps(details | more),
-            "agent_restarts": self._round.restarts if self._round is not None else 0,
+            "agent_restarts": self._round["restarts"] if self._round is not None else 0,
             "duration_ms": None,
         }
         event = {

@@ -5,17 +5,14 @@ from typing import TYPE_CHECKING, Final
 
 from ...events.event import Severity
 from ...events.node import TimeAccounted
-from ...events.record import Record
-from ...events.tuning import TuningAdvised, TuningMeasured
-from ..history.accounted import NAMES
+from ...events.tuning import TuningAdvised
+from ..history.event_history import EventHistory
 from ..history.overlaps import DATA_WAIT, SLOW_STEPS
 from ..history.recorder import Recorder
 from .display import Display
 
 if TYPE_CHECKING:
-    from ..history.accounting import Account, Accounting
-    from ..history.measured import Measures
-    from ..history.phases import Spent
+    from ..history.phases import Account, Spent
 
 _TABLE_FROM_S: Final = 10.0
 """A shorter job has one line, and only if it was restarted."""
@@ -24,87 +21,36 @@ _TRAINING: Final = "training"
 _SHOWN_SHARE: Final = 0.01
 _NAME_CHARS: Final = 24
 _SHOWN_S: Final = 0.05
-_RECORDS_KEPT: Final = 100
 
 
-class TimeReport:
-    """Follows the events of this node, and reports at its end."""
+def report_time(display: Display, recorder: Recorder, history: EventHistory) -> None:
+    """Report where the time of this node went, at its end.
 
-    def __init__(self, display: Display) -> None:
-        """Begin to follow the events that the display records, if it does."""
-        self._display = display
-        self._records: list[Record] = []
-        """Those that are not accounted for yet: a short job need not load the accounting."""
-        self._accounting: Accounting | None = None
-        self._measures: Measures | None = None
-        """Of ``--auto-tune advise``."""
-        if display.recorder is not None:
-            display.recorder.add(self._add, NAMES | {TuningMeasured.name})
+    The node with rank 0 shows it on its console: a table, or a line for a short job that was
+    restarted. Files have the event of every node.
 
-    def close(self) -> None:
-        """Report, once, where the time went.
-
-        The node with rank 0 shows it on its console: a table, or a line for a short job that was
-        restarted. Files have the event of every node.
-        """
-        recorder = self._display.recorder
-        if recorder is None or not self._is_wanted(recorder):
-            return
-        accounting = self.folded()
-        if accounting.node_rank < 0:
-            return  # no round has started
-        event = time_accounted(accounting, recorder.uptime_s)
-        is_first, is_long = accounting.node_rank == 0, event.seconds >= _TABLE_FROM_S
-        is_json = self._display.is_json
-        has_line = is_first and (bool(event.restarts) if not is_long else is_json)
-        self._display.event(event, None if has_line else Severity.DEBUG)
-        advised = self._advised()
-        if advised is not None:
-            self._display.event(advised, None if is_first and is_json else Severity.DEBUG)
-        if is_first and is_long and not is_json and self._display.shows(Severity.INFO):
-            self._display.report(table(event, advised))
-
-    def _add(self, record: Record) -> None:
-        self._records.append(record)
-        if len(self._records) >= _RECORDS_KEPT:
-            self.folded()
-
-    def _is_wanted(self, recorder: Recorder) -> bool:
-        is_restarted = any(record["name"] == "restart.decided" for record in self._records)
-        is_long = self._accounting is not None or recorder.uptime_s >= _TABLE_FROM_S
-        return is_long or is_restarted or recorder.is_written
-
-    def folded(self) -> "Accounting":
-        """Return where the time went until the last event."""
-        from ..history.accounting import Accounting
-
-        if self._accounting is None:
-            self._accounting = Accounting()
-        for record in self._records:
-            self._accounting.add(record)
-            if record["name"] == TuningMeasured.name:
-                self._measure(record)
-        self._records.clear()
-        return self._accounting
-
-    def _measure(self, record: Record) -> None:
-        from ..history.measured import Measures  # only with --auto-tune advise
-
-        self._measures = self._measures or Measures()
-        self._measures.add(record)
-
-    def _advised(self) -> TuningAdvised | None:
-        """Return the advice; None: nothing was measured."""
-        if self._measures is None or self._measures.measured is None:
-            return None
-        from ..history.advice import advice
-
-        return TuningAdvised(tuple(one.text for one in advice(self._measures.measured)))
-
-
-def time_accounted(accounting: "Accounting", now_s: float) -> TimeAccounted:
-    """Return the event of where the time went until now, by ``uptime_s``."""
-    return accounted(accounting.account(now_s))
+    Args:
+        display: shows the report.
+        recorder: records the events of this node.
+        history: has them.
+    """
+    is_long = recorder.uptime_s >= _TABLE_FROM_S
+    if not (is_long or recorder.is_written or history.is_worth_folding):
+        return
+    folded = history.folded()
+    accounting, summary = folded.account(recorder.node), folded.summary()
+    if accounting.node_rank < 0:
+        return  # no round has started
+    event = accounted(accounting.account(recorder.uptime_s))
+    is_first, is_long = accounting.node_rank == 0, event.seconds >= _TABLE_FROM_S
+    has_line = is_first and (display.is_json if is_long else bool(event.restarts))
+    display.event(event, None if has_line else Severity.DEBUG)
+    advised = None
+    if summary.measured is not None:
+        advised = TuningAdvised(tuple(one.text for one in summary.advice))
+        display.event(advised, None if is_first and display.is_json else Severity.DEBUG)
+    if is_first and is_long and not display.is_json and display.shows(Severity.INFO):
+        display.report(table(event, advised))
 
 
 def accounted(account: "Account") -> TimeAccounted:

@@ -35,7 +35,7 @@ from ft_run.launcher.history.accounted import NAMES
 from ft_run.launcher.history.accounting import Account, Accounting, seconds_of
 from ft_run.launcher.history.phases import OTHERS, Activities, Activity, Phase, Spent
 from ft_run.launcher.history.recorder import Clocks, Recorder
-from ft_run.launcher.reporting.time_report import table, time_accounted
+from ft_run.launcher.reporting.time_report import accounted, table
 from ft_run.rendezvous.protocol.failure import Failure, hung, node_lost
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict, Waiting
 from hypothesis import given
@@ -421,34 +421,6 @@ def training(job: History) -> None:
     job.happens(TrainingStarted(0, 0, 0))
 
 
-def test_a_sum_that_falls_adds_no_time() -> None:
-    job = History()
-    training(job)
-    job.happens(10.0, reports("training", training=5.0, evaluate=5.0))
-    job.happens(10.0, reports("training", training=3.0, evaluate=1.0))  # another process
-    account = job.account()
-    assert account.phases[Phase.TRAINING] == pytest.approx(15.0)
-    assert account.seconds == pytest.approx(job.now - 1_000_000.0)
-
-
-def test_no_more_training_is_lost_than_there_was() -> None:
-    job = History()
-    job.started()
-    job.trains(10.0, first=0)
-    job.happens(HangSuspected(0, 0, (0,), 100.0))
-    job.fails(HUNG)
-    assert job.account().lost == pytest.approx({"hang": 10.0})
-
-
-def test_no_more_training_is_lost_than_this_node_has_seen() -> None:
-    job = History()
-    job.started()
-    job.trains(100.0, first=0)
-    job.happens(idles(500.0, 40, training=100.0))
-    job.fails(LOST, steps=40)
-    assert job.account().lost == pytest.approx({"node_lost": 100.0})
-
-
 def test_the_idle_time_before_a_regroup_is_not_lost_in_the_round_after_it() -> None:
     job = History()
     job.started()
@@ -503,16 +475,6 @@ def test_a_hang_that_is_dismissed_before_the_first_step_does_not_end_a_restart()
     )  # fmt: skip
     restart = job.account().restart_phases
     assert (restart[Phase.BUILDING], restart[Phase.HANGING]) == pytest.approx((5.0, 5.0))
-
-
-def test_what_was_shown_stays_after_a_look_at_an_earlier_time() -> None:
-    job = History()
-    training(job)
-    job.happens(30.0)
-    assert job.account().phases[Phase.TRAINING] == 30.0
-    job.accounting.account()
-    job.happens(10.0, reports("training", evaluate=40.0))
-    assert job.account().phases[Phase.TRAINING] == pytest.approx(30.0)
 
 
 def test_the_wait_for_data_is_that_of_all_rounds_and_slow_steps_are_shown() -> None:
@@ -664,7 +626,7 @@ def test_the_table_has_at_most_12_lines(
     total.phases |= phases
     total.restarts |= {"worker": restarts} if restarts else {}
     total.lost |= {"worker": phases.get(Phase.TRAINING, 0.0) * share}
-    event = time_accounted(accounting, 0.0)
+    event = accounted(accounting.account())
     lines = table(event).splitlines()
     assert len(lines) <= 12
     assert all(len(line) <= 100 for line in lines if line.startswith("  "))
@@ -678,7 +640,7 @@ def test_the_table_of_a_job() -> None:
     job.trains(7200.0, first=0)
     job.fails(LOST, steps=7200)
     job.trains(80.0, first=7171, back_to=7170)
-    assert table(time_accounted(job.accounting, job.recorder.uptime_s)) == (
+    assert table(accounted(job.account())) == (
         "Where the time went:\n"
         "  training                     2:01:20    98.9%\n"
         "  waiting for nodes               1:11     1.0%\n"

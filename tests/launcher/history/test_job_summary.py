@@ -6,7 +6,7 @@ import pytest
 from ft_run.events.checkpoints import CheckpointFailed, CheckpointWritten
 from ft_run.events.master import NodeExcluded, NodeJoined, NodeLost
 from ft_run.events.node import JobEnded, NodeWaits
-from ft_run.events.record import Record, json_value
+from ft_run.events.record import Record
 from ft_run.events.workers import (
     GpuXid,
     RestartBegun,
@@ -72,7 +72,6 @@ def test_it_is_slower_than_in_its_best_hour(job: Job) -> None:
     job.minutes("a/0", 20, rate=0.5)
     training = job.summary.training
     assert (training.best_hour_steps_per_s, training.slowdown) == (2.0, 4.0)
-    assert training.best_day_steps_per_s == 1.0
 
 
 def test_the_share_of_training_that_waits_for_data(job: Job) -> None:
@@ -237,13 +236,6 @@ def test_the_lines_of_a_failure_are_its_traceback_if_standard_error_was_not_capt
     job.happens("b/0", WorkerFailed(0, 1, raised))
     (failure,) = job.summary.restarts.failures
     assert failure.lines == tuple(stack.splitlines())
-
-
-def test_the_summary_is_json(job: Job) -> None:
-    job.round(0, "a/0", "b/0")
-    restarts(job, 1, KILLED, 1)
-    found = json.loads(json.dumps(json_value(job.summary)))
-    assert found["restarts"]["last"][0]["cause"]["lines"] == ["one", "two"]
 
 
 def test_a_failure_of_a_kind_that_a_later_release_added(job: Job) -> None:

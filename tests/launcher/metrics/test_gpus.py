@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ft_run.launcher.machine import gpu_readings, nvml
+from ft_run.launcher.machine import gpu_readings
 from ft_run.launcher.machine.gpu_readings import GpuReader, GpuReading
 from ft_run.launcher.metrics import catalogue as c
+from ft_run.launcher.metrics import gpus as metrics_gpus
 from ft_run.launcher.metrics.catalogue import Samples
 from ft_run.launcher.metrics.gpus import Gpus
 
@@ -132,9 +133,9 @@ def test_the_process_of_the_agent(
 
 
 def test_the_process_without_a_driver() -> None:
-    gpus = Gpus(has_driver=lambda: True)
-    samples = Samples()
-    gpus.add(samples)
+    gpus = Gpus()
+    gpus._is_there = True
+    samples = scrape(gpus)
     gpus.close()
     if samples[c.NVML_UP] == {(): 1}:
         pytest.skip("this machine has a driver")
@@ -151,8 +152,10 @@ for number, _ in enumerate(sys.stdin):
 """
 
 
-def gpus_of(text: str, **more: Any) -> Gpus:
-    return Gpus((sys.executable, "-c", text), lambda: True, **more)
+def gpus_of(text: str) -> Gpus:
+    gpus = Gpus()
+    gpus._command, gpus._is_there = (sys.executable, "-c", text), True
+    return gpus
 
 
 def scrape(gpus: Gpus) -> Samples:
@@ -177,39 +180,39 @@ def test_one_process_answers_all_scrapes() -> None:
     assert second[c.GPU_XID] == {("3", "GPU-3", "79"): 2, ("3", "GPU-3", "13"): 1}
 
 
-def test_a_driver_that_hangs_costs_one_scrape(tmp_path: Path) -> None:
-    now, started = 0.0, tmp_path / "started"
+def test_a_driver_that_hangs_costs_one_scrape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
     blocks = (
         f"import time; file = open({str(started)!r}, 'a'); file.write('x'); file.close();"
         " time.sleep(600)"
     )
-    gpus = gpus_of(blocks, clock=lambda: now, answer_s=0.5)
+    monkeypatch.setattr(metrics_gpus, "_ANSWER_S", 0.5)
+    gpus = gpus_of(blocks)
     began = time.monotonic()
     for _ in range(50):
         assert scrape(gpus) == {c.NVML_UP: {(): 0}}
     assert time.monotonic() - began < 20  # not 50 times half a second
     assert len(started.read_text() if started.exists() else "") <= 1
-    now = 61.0
+    monkeypatch.setattr(metrics_gpus, "_AGAIN_S", 0.0)
     assert scrape(gpus) == {c.NVML_UP: {(): 0}}
 
 
-def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
-    now, broken = 0.0, tmp_path / "broken"
+def test_a_process_that_dies_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
     broken.touch()
     gpus = gpus_of(f"import os; os.path.exists({str(broken)!r}) and os.abort()\n{ANSWERS}")
-    gpus._clock = lambda: now
     assert scrape(gpus)[c.NVML_UP] == {(): 0}
     broken.unlink()
     assert scrape(gpus)[c.NVML_UP] == {(): 0}
-    now = 61.0
+    monkeypatch.setattr(metrics_gpus, "_AGAIN_S", 0.0)
     assert scrape(gpus)[c.NVML_UP] == {(): 1}
     gpus.close()
 
 
-def test_a_machine_without_a_driver_has_no_samples() -> None:
-    gpus = Gpus((sys.executable, "-c", "raise SystemExit"), lambda: False)
-    assert scrape(gpus) == {}
-
-
-def test_the_program_is_that_module() -> None:
-    assert "ft_run.launcher.machine.gpu_readings import main" in nvml.READINGS[-1]
+def test_a_machine_without_a_driver_has_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_gpus, "has_library", lambda: False)
+    assert scrape(Gpus()) == {}

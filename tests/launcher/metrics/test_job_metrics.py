@@ -7,7 +7,7 @@ from typing import Any
 
 from ft_run.launcher.metrics import catalogue as c
 from ft_run.launcher.metrics.job_metrics import JobMetrics
-from ft_run.launcher.metrics.master_metrics import MasterMetrics
+from ft_run.launcher.metrics.master_metrics import master_samples
 from ft_run.launcher.version import VERSION
 from ft_run.rendezvous.group.events import Command, Event, GroupSettings
 from ft_run.rendezvous.master.link import LocalLink
@@ -179,13 +179,12 @@ def test_the_master_asks_the_node_with_rank_0_only() -> None:
 
     async def test() -> None:
         job = JobMetrics()
-        metrics = MasterMetrics(job, attempt=2)
         master = Master(GroupSettings(), lambda _: None, changed=job.changed)
-        before = await asyncio.to_thread(metrics.collect)
+        before = await master_samples(job, 2)
         assert c.LAST_STEP not in before
         for agent in [Agent(master, number) for number in range(3)]:
             await agent.started.wait()
-        found = await asyncio.to_thread(metrics.collect)
+        found = await master_samples(job, 2)
         now = time.time()
         assert asked == [0]
         assert found[c.JOB_INFO].keys() == {("run1", "2", "", VERSION)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ft_run.errors import UsageError
 from ft_run.events.event import Event
-from ft_run.events.metrics import MetricsListening, MetricsUnavailable
+from ft_run.events.metrics import MetricsListening
 from ft_run.launcher.metrics import catalogue as c
 from ft_run.launcher.metrics import opening, server
 from ft_run.launcher.metrics.catalogue import Samples
@@ -60,13 +60,6 @@ def test_a_scrape(serving: MetricsServer) -> None:
     assert "# TYPE ftrun_restarts_total counter" in text
     assert 'ftrun_restarts_total{cause="node_lost"} 2.0' in text
     assert text.index("ftrun_restarts_total") < text.index("ftrun_round 3.0")
-
-
-def test_openmetrics_for_those_who_ask(serving: MetricsServer) -> None:
-    accept = "application/openmetrics-text; version=1.0.0"
-    status, kind, text = get(port_of(serving), Accept=accept)
-    assert (status, kind.partition(";")[0]) == (200, "application/openmetrics-text")
-    assert text.endswith("# EOF\n")
 
 
 def test_another_path(serving: MetricsServer) -> None:
@@ -130,15 +123,6 @@ def test_where_it_listens_is_an_event() -> None:
     assert isinstance(one, MetricsServer)
     assert events == [MetricsListening(one.url, has_token=False)]
     one.close()
-
-
-def test_a_port_in_use_is_one_warning(serving: MetricsServer) -> None:
-    port = port_of(serving)
-    found, events = opened(Endpoint("127.0.0.1", port))
-    assert found is None
-    assert events == [
-        MetricsUnavailable(f"127.0.0.1:{port}", f"port {port} of this host is in use")
-    ]
 
 
 def test_an_address_of_another_host_is_refused() -> None:

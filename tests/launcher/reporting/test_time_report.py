@@ -8,10 +8,11 @@ from ft_run.events.event import Event, Severity
 from ft_run.events.node import NodeStarted, TimeAccounted
 from ft_run.events.record import Record
 from ft_run.events.tuning import TuningAdvised
-from ft_run.events.workers import RestartBegun, RoundProgressed, RoundStarted
+from ft_run.events.workers import RestartBegun, RoundStarted
+from ft_run.launcher.history.event_history import EventHistory
 from ft_run.launcher.history.recorder import Clocks, Recorder
 from ft_run.launcher.reporting.display import Display
-from ft_run.launcher.reporting.time_report import TimeReport
+from ft_run.launcher.reporting.time_report import report_time
 from ft_run.rendezvous.protocol.failure import node_lost
 from ft_run.tests.launcher.history.test_advice import BURSTY, measured
 
@@ -47,16 +48,17 @@ def run() -> Run:
         seconds: float, *events: Event, sink: Any = None, is_json: bool = False
     ) -> Console:
         now = [0.0]
-        recorder = Recorder("job", clocks=Clocks(*[lambda: now[0]] * 3))
+        recorder, history = Recorder("job", clocks=Clocks(*[lambda: now[0]] * 3)), EventHistory()
+        recorder.add(history.add)
         if sink is not None:
             recorder.add(sink)
+            recorder.is_written = True
         console = Console(recorder, is_json=is_json)
-        report = TimeReport(console)
         for event in (STARTED, *events):
             console.event(event)
         console.events.clear()
         now[0] = seconds
-        report.close()
+        report_time(console, recorder, history)
         return console
 
     return run_node
@@ -93,13 +95,6 @@ def test_a_node_that_has_started_no_round_reports_nothing(run: Run) -> None:
     console = run(100.0)
     assert not console.events
     assert not console.reports
-
-
-def test_records_are_not_kept_forever(run: Run) -> None:
-    console = run(100.0, round_started(), *[RoundProgressed(0, 0, -1, 0.0, 0.0)] * 250)
-    ((event, _),) = console.events
-    assert isinstance(event, TimeAccounted)
-    assert event.seconds == 100.0
 
 
 def test_a_quiet_console_has_no_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
