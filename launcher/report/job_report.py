@@ -1,5 +1,6 @@
 """Everything that a report shows: folds over the merged events of all nodes."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -7,7 +8,7 @@ from ...events.record import MASTER, Record
 from ...values import dataclass, field
 from ..history.accounting import Account, Accounting, Phase, seconds_of
 from ..history.answers import FailureNote, JobSummary
-from ..history.job_rounds import failure_note
+from ..history.job_rounds import failure_note, is_same
 from ..history.job_summary import JobHistory
 from .lanes import Lane, PhaseNames, accountable
 from .restarts import RestartParts, RestartTimes
@@ -236,7 +237,7 @@ class _Failures:
 
     def _decided(self, found: Any, record: Record, at_s: float, run: int) -> None:
         cause = failure_note(found, record["round"], at_s)
-        same = next((one for one in self._since if _alike(one.note, cause)), None)
+        same = next((one for one in self._since if is_same(one.note, cause)), None)
         rest = [one for one in self._since if one is not same]
         note = same.note if same is not None else cause
         node = same.node if same is not None else self._lost * (cause.kind == "node_lost")
@@ -244,10 +245,6 @@ class _Failures:
         self.entries += rest
         del self.entries[:-_FAILURES]
         self._since, self._more = [], 0
-
-
-def _alike(one: FailureNote, other: FailureNote) -> bool:
-    return (one.kind, one.rank, one.host) == (other.kind, other.rank, other.host)
 
 
 class _Total:
@@ -294,14 +291,5 @@ class _Total:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a key by which gpu-9 comes before gpu-10."""
-    parts: list[tuple[int, str]] = []
-    digits = ""
-    for character in f"{name} ":
-        if character.isascii() and character.isdigit():
-            digits += character
-            continue
-        if digits:
-            parts.append((int(digits), ""))
-            digits = ""
-        parts.append((-1, character))
-    return parts
+    parts = re.split(r"([0-9]{1,18})", name)
+    return [(int(part), "") if number % 2 else (-1, part) for number, part in enumerate(parts)]

@@ -22,6 +22,8 @@ _HERE: Final = Path(__file__).parent
 _SCRIPTS: Final = ("fills.js", "timeline.js", "timeline_input.js", "page.js")
 _PER_S: Final = 100
 """Times of lanes are in 1/100 s."""
+_OF_ATTEMPT: Final = ("number", "began_s", "nodes", "exit_code", "ended")
+_OF_LANE: Final = ("node", "host", "address", "machine_id", "release", "workers", "failures")
 _NUMBERS: Final = 64
 """Each entry of a lane is the time since the one before times this, plus the number of the
 phase."""
@@ -73,22 +75,13 @@ def _data(report: JobReport, reading: Reading) -> dict[str, Any]:
         "summary": json_value(report.summary),
         "time": _time(report.account),
         "attempts": [
-            {
-                "number": one.number,
-                "began_s": one.began_s,
-                "nodes": one.nodes,
-                "exit_code": one.exit_code,
-                "ended": one.ended,
-                "time": _time(one.account),
-            }
-            for one in report.attempts
+            _fields(one, *_OF_ATTEMPT) | {"time": _time(one.account)} for one in report.attempts
         ],
         "restarts": [
             json_value(one) | {"down_s": json_value(one.down_s)} for one in report.restarts
         ],
         "failures": [
-            {"run": one.run, "node": one.node, "is_root": one.is_root, "others": one.others}
-            | json_value(one.note)
+            _fields(one, "run", "node", "is_root", "others") | json_value(one.note)
             for one in report.failures
         ],
         "checkpoints": json_value(report.checkpoints),
@@ -107,18 +100,15 @@ def _time(account: Account) -> dict[str, Any]:
 
 
 def _node(lane: Lane) -> dict[str, Any]:
-    return {
-        "node": lane.node,
-        "host": lane.host,
-        "address": lane.address,
-        "machine_id": lane.machine_id,
-        "release": lane.release,
-        "workers": lane.workers,
-        "failures": lane.failures,
+    return _fields(lane, *_OF_LANE) | {
         "starts": len(lane.processes),
         "last_s": lane.at_s,
         "phases": {phase.value: round(s, 2) for phase, s in lane.account.phases.items()},
     }
+
+
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _began_s(report: JobReport) -> float:

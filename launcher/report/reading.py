@@ -8,6 +8,7 @@ import heapq
 import json
 import os
 import re
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,6 @@ from ..flags.values import shown
 from ..history.accounting import seconds_of
 from .validity import Check, checks
 
-_BLOCK: Final = 1 << 18
 _LINE_MAX: Final = 1 << 24
 """Bytes of a line; no event is as long."""
 _UPTIME_MAX_S: Final = 1e9
@@ -95,6 +95,8 @@ def merged(files: Sequence[str], reading: Reading, job: str | None = None) -> It
     Raises:
         UsageError: a file cannot be read or has no event, or there are several jobs.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # all files are open at a time
     known = checks()
     streams = [_records(path, reading, known, job) for path in files]
     jobs: set[str] = set()
@@ -183,27 +185,14 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a file, which is open only while a block is read: there may be many."""
-    offset, rest = 0, b""
-    while True:
-        try:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                block = file.read(_BLOCK)
-        except OSError as error:
-            raise UsageError(
-                f"cannot read events from {shown(path)}: {error.strerror}; {_EXPECTED}."
-            ) from error
-        if not block:
-            break
-        offset += len(block)
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-        if len(rest) > _LINE_MAX:
-            yield rest
-            rest = b""
-    if rest:
-        yield rest
+    try:
+        with open(path, "rb") as file:
+            while line := file.readline(_LINE_MAX):
+                yield line
+    except OSError as error:
+        raise UsageError(
+            f"cannot read events from {shown(path)}: {error.strerror}; {_EXPECTED}."
+        ) from error
 
 
 def _renamed(path: str) -> list[tuple[str, str, float]]:

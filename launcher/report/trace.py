@@ -38,44 +38,29 @@ def _events(report: JobReport, began_s: float) -> Iterator[dict[str, Any]]:
         yield from _named(pids[lane.node], f"node {lane.node}")
         yield from _phases(lane, pids[lane.node], began_s)
     for restart in report.restarts:
-        yield {
-            "ph": "X",
-            "name": f"restart: {restart.kind}",
-            "cat": "restart",
-            "pid": _JOB,
-            "tid": _RESTARTS,
-            "ts": _us(restart.began_s, began_s),
-            "dur": round(restart.seconds * 1e6),
-            "args": {"round": restart.round, "cause": restart.cause, "rule": restart.rule}
-            | restart.phases,
-        }
+        about = {"round": restart.round, "cause": restart.cause, "rule": restart.rule}
+        at_us, dur = _us(restart.began_s, began_s), round(restart.seconds * 1e6)
+        name, args = f"restart: {restart.kind}", about | restart.phases
+        yield _event("X", name, _JOB, _RESTARTS, at_us, cat="restart", dur=dur, args=args)
     for failure in report.failures:
-        note = failure.note
-        yield {
-            "ph": "i",
-            "name": note.summary,
-            "cat": "failure",
-            "s": "p",
-            "pid": pids.get(failure.node, _JOB),
-            "tid": _PHASES,
-            "ts": _us(note.at_s, began_s),
-            "args": {"kind": note.kind, "rank": note.rank, "lines": "\n".join(note.lines)},
-        }
+        note, pid = failure.note, pids.get(failure.node, _JOB)
+        args = {"kind": note.kind, "rank": note.rank, "lines": "\n".join(note.lines)}
+        at_us = _us(note.at_s, began_s)
+        yield _event("i", note.summary, pid, _PHASES, at_us, cat="failure", s="p", args=args)
     for at_s, step, steps_per_s in report.rates:
         for name, value in (("step", step), ("steps per second", steps_per_s)):
             if value >= 0:
-                ts = _us(at_s, began_s)
-                yield {"ph": "C", "name": name, "pid": _JOB, "ts": ts, "args": {name: value}}
+                yield _event("C", name, _JOB, _PHASES, _us(at_s, began_s), args={name: value})
 
 
 def _named(pid: int, name: str) -> Iterator[dict[str, Any]]:
-    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    yield _event("M", "process_name", pid, args={"name": name})
+    yield _event("M", "process_sort_index", pid, args={"sort_index": pid})
     yield _thread(pid, _PHASES, "phases")
 
 
 def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+    return _event("M", "thread_name", pid, tid, args={"name": name})
 
 
 def _phases(lane: Lane, pid: int, began_s: float) -> Iterator[dict[str, Any]]:
@@ -83,15 +68,14 @@ def _phases(lane: Lane, pid: int, began_s: float) -> Iterator[dict[str, Any]]:
     for number, phase in enumerate(lane.phases[:-1]):
         at_s, end_s = lane.starts_s[number : number + 2]
         if phase != GONE:
-            yield {
-                "ph": "X",
-                "name": names[phase],
-                "cat": "phase",
-                "pid": pid,
-                "tid": _PHASES,
-                "ts": _us(at_s, began_s),
-                "dur": round((end_s - at_s) * 1e6),
-            }
+            at_us, dur = _us(at_s, began_s), round((end_s - at_s) * 1e6)
+            yield _event("X", names[phase], pid, _PHASES, at_us, cat="phase", dur=dur)
+
+
+def _event(
+    ph: str, name: str, pid: int, tid: int = _PHASES, ts: int = 0, **more: object
+) -> dict[str, Any]:
+    return {"ph": ph, "name": name, "pid": pid, "tid": tid, "ts": ts, **more}
 
 
 def _us(at_s: float, began_s: float) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from ft_run.errors import UsageError
 from ft_run.events.record import Record
-from ft_run.launcher.report import reading
 from ft_run.launcher.report.reading import Reading, event_files, merged
 
 
@@ -41,10 +40,7 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_the_files_of_all_nodes_are_merged_by_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_BLOCK", 100)  # a line is longer
+def test_the_files_of_all_nodes_are_merged_by_time(tmp_path: Path) -> None:
     first = write(tmp_path / "a", *(line(second, "a/0") for second in (1, 4, 5)))
     other = write(tmp_path / "b", *(line(second, "b/0") for second in (2, 3, 6)))
     records, found = read(first, other)
