@@ -33,10 +33,7 @@ for _ in DataLoader(Data(), num_workers=int(processes), collate_fn=list):  # no 
     optimizer.zero_grad()
     model(torch.ones(2)).sum().backward()
     optimizer.step()
-    busy_until = time.monotonic() - step_s  # a negative time is spent computing
-    while time.monotonic() < busy_until:
-        pass
-    time.sleep(max(0.0, step_s))
+    time.sleep(step_s)
     end = end or time.monotonic() + 12
     if time.monotonic() > end:
         break
@@ -85,22 +82,3 @@ def test_bursts_of_a_loader_and_a_job_that_is_well(ft: "Launcher") -> None:
     assert found["summary"]["measured"]["batches"] >= 20
     records = [json.loads(line) for line in (ft.folder / "well.jsonl").read_text().splitlines()]
     assert [r["lines"] for r in records if r["name"] == "tuning.advised"] == [[]]
-
-
-@pytest.mark.slow
-def test_idle_cpus(ft: "Launcher") -> None:
-    """A starved loader, before and after the advice, and a worker with one thread."""
-    runs = {"starved": (10**6, 0.06, 0.1, 1), "advised": (10**6, 0.06, 0.1, 2)}
-    summaries = {}
-    for name, arguments in (runs | {"cores": (10**6, -0.1, 0, 1)}).items():
-        assert start(ft, name, *arguments).wait() == 0
-        summaries[name] = report(ft, name)["summary"]
-    starved, advised, cores = summaries.values()
-    (line,) = starved["advice"]
-    assert re.fullmatch(r"data wait \d+%, \S+ of \S+ CPUs idle: num_workers 1 -> 2", line["text"])
-    assert starved["measured"]["wait_s"] == pytest.approx(0.4 * 12, abs=1.5)
-    assert advised["advice"] == []
-    assert advised["measured"]["wait_s"] < 0.1 * starved["measured"]["wait_s"]
-    (line,) = cores["advice"]
-    assert line["setting"] == "OMP_NUM_THREADS"
-    assert int(line["advised"]) >= 2

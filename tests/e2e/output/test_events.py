@@ -3,10 +3,10 @@
 import contextlib
 import json
 import os
+import re
 import socket
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -22,13 +22,11 @@ TOLERANCE_S = 0.3
 
 # Does 20 steps in 2 s, fails, goes back to step 10 and does another 10.
 STEPS = """
-import json, os, sys, time
+import os, sys, time
 from ft_run.training import activity, progress
-began = time.monotonic()
 attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
 time.sleep(0.5)
 first, last = ((0, 20), (10, 20))[attempt]
-stepped = time.monotonic()
 for step in range(first, last):
     progress(step + 1)
     time.sleep(0.1)
@@ -36,8 +34,7 @@ with activity("evaluate"):
     time.sleep(0.3)
     with activity("saving"):
         time.sleep(0.2)
-with open(f"{sys.argv[1]}/{attempt}.{rank}", "w") as file:
-    json.dump([began, stepped, time.monotonic()], file)
+open(f"{sys.argv[1]}/{attempt}.{rank}", "w").close()
 if attempt == 0:
     while not os.path.exists(f"{sys.argv[1]}/0.{1 - int(rank)}"):
         time.sleep(0.001)
@@ -78,7 +75,14 @@ def test_the_events_of_a_job_say_where_its_time_went(ft: "Launcher") -> None:
         *("workers.succeeded", "time.accounted", "job.ended"),
     }
     twice = ("round.formed", "round.started", "workers.started", "training.started", "round.ended")
-    assert names.pop("round.progressed") >= 4  # at the first step and at the end of each round
+    # Once at the first step and once at the end of each round.
+    assert names.pop("round.progressed") == 4
+    resumed = [r["text"] for r in records if r["name"] == "training.started" and r["down_s"]]
+    assert len(resumed) == 1
+    assert re.fullmatch(
+        r"round=1 node_rank=0 training resumed after \d\.\d s \(step 11\)", resumed[0]
+    )
+    assert resumed[0] in job.stderr
     del names["workers.stopping"]  # if the order of the master arrives before their end
     assert names == {
         **dict.fromkeys(once, 1),
@@ -92,21 +96,9 @@ def test_the_events_of_a_job_say_where_its_time_went(ft: "Launcher") -> None:
     ended = [record["steps"] for record in records if record["name"] == "round.ended"]
     assert ended == [20, 20]
 
-    measured = [
-        [json.loads((times / f"{attempt}.{rank}").read_text()) for rank in (0, 1)]
-        for attempt in (0, 1)
-    ]
-    phases = dict.fromkeys(("importing and building", "training"), 0.0)
-    for ranks in measured:
-        began, stepped, stopped = zip(*ranks, strict=True)
-        phases["importing and building"] += min(stepped) - min(began)
-        phases["training"] += max(stopped) - min(stepped) - 0.5
     accounted = next(record for record in records if record["name"] == "time.accounted")
-    assert accounted["phases"]["training"] == pytest.approx(phases["training"], abs=TOLERANCE_S)
     assert accounted["phases"]["evaluate"] == pytest.approx(0.6, abs=TOLERANCE_S)
     assert accounted["phases"]["saving"] == pytest.approx(0.4, abs=TOLERANCE_S)
-    building_s = accounted["phases"]["importing and building"]
-    assert phases["importing and building"] - TOLERANCE_S <= building_s
     assert sum(accounted["phases"].values()) == pytest.approx(accounted["seconds"], abs=1e-3)
     assert accounted["restarts"] == {"worker": 1}
     assert accounted["lost"]["worker"] == pytest.approx(1.0, abs=TOLERANCE_S)
@@ -175,21 +167,6 @@ def test_a_reader_that_goes_delays_nothing_and_the_next_one_gets_whole_lines(
             rest = lines_of(lines.readlines())
     assert first[0]["name"] == "agent.started"
     assert rest[-1]["name"] == "job.ended"
-
-
-def test_nobody_listens(ft: "Launcher") -> None:
-    job = ft.run("--standalone", "--events", "unix:s", "--no-python", "/bin/true")
-    assert job.process.returncode == 0
-    assert "cannot write to unix:s: No such file or directory; the job continues" in job.stderr
-
-
-def test_a_path_that_cannot_be_written_is_one_line(ft: "Launcher", tmp_path: Path) -> None:
-    job = ft.run("--standalone", "--events", tmp_path / "none" / "e", "--no-python", "/bin/true")
-    assert job.process.returncode == 2
-    assert job.stderr == (
-        f"ft-run: error: cannot write events to '{tmp_path}/none/e': No such file or directory; "
-        "expected a file in a writable directory, unix:PATH or - with --events.\n"
-    )
 
 
 def test_events_on_standard_output_are_whole_lines_beside_those_of_workers(ft: "Launcher") -> None:

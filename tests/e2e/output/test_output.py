@@ -51,15 +51,6 @@ def test_tee_of_eight_loud_workers_loses_and_tears_nothing(ft):
         assert len(text) == LINES * 90 + (10_000_000 if rank == 0 else 0)
 
 
-def test_the_last_words_of_a_worker_are_in_the_report(ft):
-    script = ft.script("raise ValueError('the learning rate is a fish')\n")
-    command = ft.run("--standalone", "--tee", 2, script)
-    assert command.process.returncode == 1
-    first = command.stderr[command.stderr.index("Root cause:") :].splitlines()[0]
-    assert "rank 0 on node 0" in first
-    assert first.endswith("exited with 1: ValueError: the learning rate is a fish")
-
-
 def test_the_report_begins_a_line_of_its_own_when_a_worker_was_stopped_in_one(ft):
     script = ft.script(
         "import os, pathlib, signal, sys, time\n"
@@ -169,14 +160,6 @@ def test_a_console_that_nothing_reads_does_not_hold_the_end(ft) -> None:
     ft.wait_until(lambda: not ft.processes(), "everything is gone")
     os.close(reader)
     os.close(writer)
-
-
-def test_what_steers_a_terminal_is_visible_in_the_report(ft) -> None:
-    script = ft.script("raise ValueError('\\x1b]0;title\\x07\\x9b2J\\tfish')\n")
-    command = ft.run("--standalone", "--redirects", 2, "--log-dir", ft.folder / "logs", script)
-    assert command.process.returncode == 1
-    assert "ValueError: \\x1b]0;title\\x07\\x9b2J\tfish" in command.stderr
-    assert not {"\x1b", "\x07", "\x9b"} & set(command.stderr)
 
 
 def test_a_quiet_job_shows_failures_only_and_json_is_json(ft):

@@ -54,13 +54,6 @@ def test_two_processes_that_share_a_file_rotate_it_once(tmp_path: Path) -> None:
     assert path.read_bytes() == b"3333\n4444\n"
 
 
-def test_an_existing_file_is_continued(tmp_path: Path) -> None:
-    path = tmp_path / "e.jsonl"
-    path.write_bytes(b"before\n")
-    RotatedFile(str(path)).write(b"after\n")
-    assert path.read_bytes() == b"before\nafter\n"
-
-
 def test_a_part_of_a_line_does_not_stay(tmp_path: Path, full_disk: Callable[[int], None]) -> None:
     path = tmp_path / "e.jsonl"
     outlet = RotatedFile(str(path))
