@@ -125,7 +125,7 @@ host, of a job of this host by its ID or by the process ID of its ft-run, or of
 any job by the address of its master. Ranks with the same stack trace are
 grouped; the largest group is last. Needs a job that was started with
 --watch-workers or --hang-timeout; for other workers only the state of the
-process is shown. Workers are not interrupted.
+process is shown. Workers keep running; each one handles one signal.
 
 Examples:
   ft-run stacks
