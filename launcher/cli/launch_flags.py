@@ -52,7 +52,8 @@ one fails. A drop-in replacement for torchrun.
 
 Examples:
   ft-run --nproc-per-node gpu train.py --lr 0.1
-  ft-run --nnodes 4 --rdzv-id run7 --rdzv-endpoint node0:29400 train.py
+  ft-run --nnodes 4 --nproc-per-node gpu --rdzv-endpoint node0:29400 \\
+    --rdzv-id run7 train.py
 
 Commands (ft-run COMMAND --help):
   hosts   Start a job on several hosts over ssh.

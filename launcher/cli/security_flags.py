@@ -105,7 +105,8 @@ job and to ft-run master, status and stacks with --token-file.
 
 Example:
   ft-run token job.token
-  ft-run --token-file job.token --nnodes 2 --rdzv-endpoint node0 train.py
+  ft-run --token-file job.token --nnodes 2 --nproc-per-node 8 \\
+    --rdzv-endpoint node0:29400 --rdzv-id run7 train.py
 """
     return CommandLine("ft-run token", flags_of(TokenOptions), HelpText(before, ""))
 
