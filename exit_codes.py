@@ -31,7 +31,7 @@ RENDEZVOUS_FAILED: Final = 40
 """Rendezvous failed: no master, or too few nodes in time."""
 
 REFUSED: Final = 41
-"""The master refused this node: options, version, job id, identity or token differ."""
+"""The master refused this node: options, version, job ID, identity or token differ."""
 
 SIGNAL_BASE: Final = 128
 """128 + n: ended by signal n after an orderly stop."""

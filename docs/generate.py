@@ -50,8 +50,8 @@ _KEYS = {
     "master_timeout": "How long nodes wait for a master that is gone; then they stop their workers"
     " and exit 40. For `ft-run master`: how long it keeps a round while it reaches no node.",
     "connect_timeout": "How long the first connection to the master may take; then exit 40.",
-    "lease": "With several endpoints: how long leadership is valid without renewal.",
-    "fence": "With several endpoints: how long workers keep running without a leader.",
+    "lease": "With several master hosts: how long leadership is valid without renewal.",
+    "fence": "With several master hosts: how long workers keep running without a leader.",
     "rescale_delay": "How long a new node waits for more nodes before the world grows"
     " (`--rescale-delay`, which overrides it).",
     "drain_timeout": "How long all ranks may take to save a snapshot before the world grows, where"
@@ -107,7 +107,7 @@ def _plain(docstring: str) -> str:
 
 
 def _exit_codes() -> str:
-    rows = [("status", "name in `ft_run.exit_codes`", "meaning", "retry")]
+    rows = [("code", "name in `ft_run.exit_codes`", "meaning", "retry")]
     body = ast.parse((_ROOT / "exit_codes.py").read_text()).body
     for name, assignment, text in _documented(body):
         assert isinstance(assignment.value, ast.Constant)
@@ -199,7 +199,7 @@ def _flags() -> str:
             parts.append(f"\n### {group}\n\n" if group else "\n")
             flags = [flag for flag in line.flags if group in ("", flag.group)]
             rows = [_row(flag, is_launch=not name) for flag in flags]
-            parts.append(_table([("flag", "meaning", "also in"), *rows]))
+            parts.append(_table([("option", "meaning", "also in"), *rows]))
     return "".join(parts) + "\n"
 
 

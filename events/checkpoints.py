@@ -21,7 +21,7 @@ class CheckpointWritten(Event):
 
 
 class CheckpointFailed(Event):
-    """A checkpoint that a worker asked for was not written."""
+    """A checkpoint that a worker requested was not written."""
 
     step: int
     reason: str

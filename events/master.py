@@ -138,7 +138,7 @@ class NodeRefused(MasterEvent):
 
 
 class NodeRenamed(MasterEvent):
-    """A node received another id, since another host with its name is connected."""
+    """A node received another ID, since another host with its name is connected."""
 
     node_id: str
     host: str
@@ -351,7 +351,7 @@ class MasterSignalled(Event):
 
 
 class HostLeads(Event):
-    """With several endpoints: this host is the leader from now on, or no longer (term 0)."""
+    """With several master hosts: this host is the leader from now on, or no longer (term 0)."""
 
     term: int
 
@@ -379,7 +379,7 @@ class EndpointsAreOne(Event):
 
 
 class EndedElsewhere(Event):
-    """With several endpoints: the leader has reported that the job has finished."""
+    """With several master hosts: the leader has reported that the job has finished."""
 
     exit_code: int
 

@@ -45,7 +45,7 @@ class NodeStarted(Event):
 
 
 class ThisNodeRenamed(Event):
-    """Another node with the same id was connected: the master has assigned a new id."""
+    """Another node with the same ID was connected: the master has assigned a new ID."""
 
     proposed: str
     given: str
@@ -77,7 +77,7 @@ class NodeWaits(Event):
     is_backoff_given: bool
     """Whether the delay is that of ``--restart-backoff``."""
     has_successors: bool = False
-    """Whether there are several endpoints: a new leader waits too."""
+    """Whether there are several master hosts: a new leader waits too."""
 
     name = "agent.waiting"
 
@@ -133,7 +133,7 @@ class MasterUnreachable(Event):
     is_again: bool
     """Whether this node was connected before."""
     hosts: tuple[str, ...] = ()
-    """With several endpoints and no leader: the answer of each host."""
+    """With several master hosts and no leader: the answer of each host."""
 
     name = "master.unreachable"
     severity = Severity.WARNING

@@ -162,7 +162,7 @@ class WorkerExited(RoundEvent):
     local_rank: int
     pid: int
     exit_code: int
-    """The exit status, or minus the number of the signal."""
+    """The exit code, or minus the number of the signal."""
     after_stop: bool
     """Whether it was being stopped."""
 

@@ -37,8 +37,8 @@ class LogOptions:
         None,
         "--events FILE",
         "Write each event of this node as a line of JSON to a file, which is rotated at 64 MB, to a"
-        " Unix socket (unix:PATH) or to standard output (-). With --log-dir, its folder has"
-        " events.jsonl too.",
+        " Unix socket (unix:PATH) or to standard output (-). With --log-dir, its directory"
+        " has events.jsonl too.",
         values.events_target,
         ours=True,
     )

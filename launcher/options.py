@@ -87,8 +87,8 @@ class RendezvousOptions:
     timeouts: Timeouts = RENDEZVOUS.option(
         NO_TIMEOUTS_GIVEN,
         "--rdzv-conf K=V,...",
-        f"Rendezvous settings. Durations: {CONF_KEYS}, connect_timeout; with several endpoints"
-        " also lease and fence. is_host=true|false: whether this node hosts the master.",
+        f"Rendezvous settings. Durations: {CONF_KEYS}, connect_timeout; with several master"
+        " hosts also lease and fence. is_host=true|false: whether this node hosts the master.",
     )
     rescale_delay_s: float | None = RENDEZVOUS.option(
         None,
@@ -254,7 +254,7 @@ class LaunchOptions:
         FAILURES(
             "--hang-timeout DURATION|auto|never",
             "Restart a job that hangs: a worker completes no step for this long, and its stack"
-            " trace stands still (default: never). auto: ten times the longest step, at least"
+            " trace does not change (default: never). auto: ten times the longest step, at least"
             " 60s.",
             values.hang_timeout,
             ours=True,
@@ -294,7 +294,7 @@ class LaunchOptions:
         ),
         FAILURES(
             "--no-save-on-exit",
-            "Write only the checkpoints that the script asks for.",
+            "Write only the checkpoints that the script requests.",
             ours=True,
             also="--no-save-at-breakpoint",
         ),

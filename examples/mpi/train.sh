@@ -3,14 +3,14 @@
 #
 #   examples/mpi/train.sh hostfile train.py --lr 0.1
 #
-# Run it on the first host of the file: the nodes meet there. mpirun binds a task to one core unless
-# it is told not to. It ends the job when a host is lost, so that several hosts that may lead would
-# be of no use: ranks that die are what ft-run restarts. The check before the workers start names a
-# host or a link that would ruin the run; CHECK= does without.
+# Run it on the first host of the file: it hosts the master. --bind-to none is needed because mpirun
+# otherwise binds a task to one core. mpirun ends the job when a host is lost, so several master hosts
+# would not help: ft-run restarts ranks that die. The check before the workers start finds faulty hosts
+# and links; CHECK= disables it.
 set -euo pipefail
 hostfile=$1
 shift
-FT_RUN_TOKEN=$(ft-run token)   # the secret of this job: in the environment, not in its arguments
+FT_RUN_TOKEN=$(ft-run token)   # the secret of this job: in the environment, because all users can see arguments
 export FT_RUN_TOKEN
 exec mpirun --hostfile "$hostfile" --map-by ppr:1:node --bind-to none -x FT_RUN_TOKEN \
   ft-run --auto-config --max-restarts 100 --restart-window 24h --hang-timeout auto \

@@ -25,7 +25,7 @@ on every node; the nodes are then checked in pairs and all together as well.
 Examples:
   ft-run check --nproc-per-node gpu
   ft-run check --nproc-per-node gpu --min-compute-tflops 500 --strict --json
-  ft-run check --nproc-per-node gpu --nnodes 4 --rdzv-endpoint node0 --rdzv-id c1
+  ft-run check --nproc-per-node gpu --nnodes 4 --rdzv-endpoint node0 --rdzv-id 7
 """
 
 _AFTER = """\

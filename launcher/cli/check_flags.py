@@ -88,7 +88,7 @@ _THRESHOLD: Final = CHECKS(
 _COMPUTE_THRESHOLD: Final = CHECKS(
     "--compute-straggler-threshold FACTOR",
     "Straggler threshold for the matrix product alone, e.g. 1.15, since GPUs of one model differ"
-    " by a few per cent (default: --straggler-threshold).",
+    " by a few percent (default: --straggler-threshold).",
     _factor,
     ours=True,
 )

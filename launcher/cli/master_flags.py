@@ -30,7 +30,7 @@ class MasterOptions:
     timeouts: Timeouts = _OPTIONS.option(
         NO_TIMEOUTS_GIVEN,
         "--rdzv-conf K=V,...",
-        f"Durations: {CONF_KEYS}; with several endpoints also lease and fence.",
+        f"Durations: {CONF_KEYS}; with several master hosts also lease and fence.",
     )
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Used if the job's nodes have none; infinity: never."""

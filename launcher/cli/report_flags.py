@@ -35,8 +35,8 @@ Usage: ft-run report [OPTIONS] EVENTS...
 
 Show what happened in a job: whether it trained, where its time went, its
 restarts, failures and checkpoints. EVENTS are the files of --events of all
-nodes, also of several attempts, or folders that have events*.jsonl, e.g. that
-of --log-dir. Without -o or --trace the report is a text.
+nodes, also of several attempts, or directories that have events*.jsonl, e.g.
+that of --log-dir. Without -o or --trace the report is a text.
 
 Example:
   ft-run report logs/ -o report.html

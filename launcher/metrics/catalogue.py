@@ -94,8 +94,8 @@ PHASE_SECONDS: Final = _metric(
 )
 LOST_SECONDS: Final = _metric(
     "lost_seconds_total",
-    "Training that was thrown away, by the kind of failure: the steps after the one to which the "
-    "job went back.",
+    "Training that a failure discarded, by the kind of failure: the steps after the one from which "
+    "the job resumed.",
     Source.NODE,
     "cause",
 )

@@ -28,7 +28,7 @@ TABLE: Final = {
         "waits for late nodes once, at the start",
     ),
     "ranks after a restart": (
-        "sorted by address as text, so they move",
+        "assigned by sorting addresses as strings, so a node's ranks can change",
         "surviving nodes keep their ranks; a replacement takes the free one",
     ),
     "restarts used up": (
@@ -53,7 +53,7 @@ TABLE: Final = {
     ),
     "a node that is not needed": (
         "crashes at the end, exit 1",
-        "is a spare; exits 0 with the job",
+        "is a spare, and exits 0 when the job succeeds",
     ),
     "clocks of hosts differ by more than 15 s": (
         "live nodes are considered dead",
@@ -64,7 +64,7 @@ TABLE: Final = {
         "reported, exit 1",
     ),
     "a script without `@record` raises an exception": (
-        "reports only the exit status",
+        "reports only the exit code",
         "reports type, message and traceback, unless `--no-capture-errors` is given",
     ),
     "SIGHUP under `nohup`": (
@@ -101,8 +101,8 @@ TABLE: Final = {
         "accepted",
     ),
     "`--standalone --rdzv-id X`": (
-        "the id is replaced by a generated one",
-        "the id is used",
+        "the ID is replaced by a generated one",
+        "the ID is used",
     ),
     "`--run-path`": (
         "runs in the launcher's session, with its files open",
@@ -120,7 +120,7 @@ TABLE: Final = {
         "exit 1",
         "exit 40",
     ),
-    "temporary log folder": (
+    "temporary log directory": (
         "stays in `/tmp`",
         "removed after success",
     ),
@@ -193,7 +193,7 @@ DIFFERENCES: Final = {
     ),
     "temporary files": Difference(
         "what nobody asked for and nobody finds is removed after success",
-        entry="temporary log folder",
+        entry="temporary log directory",
         fact=r"file <tmp>/.*",
         holds=lambda theirs, ours: theirs != NOTHING and ours == NOTHING,
         is_better=True,
