@@ -2,7 +2,7 @@
 
     ft-run --standalone --nproc-per-node 2 examples/smoke.py
 
-It needs no GPU and no data. The exit status is 0 only if the sum is right on all workers.
+It needs no GPU and no data. The exit code is 0 only if the sum is right on all workers.
 """
 
 from datetime import timedelta

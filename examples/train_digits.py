@@ -7,7 +7,7 @@ What a script needs to be restartable, in the order of ``main``:
 1. read rank and world size from the environment at each start;
 2. load the newest complete checkpoint, which rank 0 chooses for all ranks;
 3. write a checkpoint after every epoch, atomically;
-4. fail with an exception or a time-out: the launcher restarts all ranks.
+4. fail with an exception or a timeout: the launcher restarts all ranks.
 
 All randomness is seeded: with the same number of workers on the same kind of machine, a run that
 was restarted ends with bit-identical weights to an undisturbed one.
@@ -153,7 +153,7 @@ def canonical_bytes(weights: dict[str, Tensor]) -> bytes:
 
 
 def make_model() -> nn.Module:
-    """Return the network: 8 × 8 grey values in, 10 scores out."""
+    """Return the network: 8 × 8 gray values in, 10 scores out."""
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=3, padding=1),
         nn.ReLU(),

@@ -70,7 +70,7 @@ def hosts_command() -> CommandLine:
         ),
         heading(
             "--launcher-as-node",
-            "Use this host as the first node, in addition to the listed hosts.",
+            "Use this host as the first node, in addition to those of the list.",
             ours=True,
         ),
     ]
