@@ -29,7 +29,7 @@ def environment_flags() -> list[Flag]:
         RENDEZVOUS(
             "--auto-config",
             "Read nodes, rank, endpoint, job ID and workers from Slurm, MPI, Kubernetes, SkyPilot,"
-            " SageMaker or AWS Batch. Flags override what is found.",
+            " SageMaker or AWS Batch. Options override what is found.",
             ours=True,
         ),
         RENDEZVOUS(
