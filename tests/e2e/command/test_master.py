@@ -317,7 +317,8 @@ def test_the_status_of_a_master_that_waits(ft: "Launcher", endpoint: str) -> Non
     )
     agent = job.agent()
     agent.expect("waiting for nodes: 1 of 2")
-    assert [event["name"] for event in job.status()["events"]] == ["node.joined"]
+    names = [event["name"] for event in job.status()["events"]]
+    assert names == ["master.listening", "node.joined"]
     lines = ft.run("status", endpoint).stdout.splitlines()
     assert lines[0] == f"job {job.id} · waiting for nodes"
     assert lines[1].startswith("nodes 1 of 2 connected · master up ")
