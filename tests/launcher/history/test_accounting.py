@@ -421,6 +421,34 @@ def training(job: History) -> None:
     job.happens(TrainingStarted(0, 0, 0))
 
 
+def test_a_sum_that_falls_adds_no_time() -> None:
+    job = History()
+    training(job)
+    job.happens(10.0, reports("training", training=5.0, evaluate=5.0))
+    job.happens(10.0, reports("training", training=3.0, evaluate=1.0))  # another process
+    account = job.account()
+    assert account.phases[Phase.TRAINING] == pytest.approx(15.0)
+    assert account.seconds == pytest.approx(job.now - 1_000_000.0)
+
+
+def test_no_more_training_is_lost_than_there_was() -> None:
+    job = History()
+    job.started()
+    job.trains(10.0, first=0)
+    job.happens(HangSuspected(0, 0, (0,), 100.0))
+    job.fails(HUNG)
+    assert job.account().lost == pytest.approx({"hang": 10.0})
+
+
+def test_no_more_training_is_lost_than_this_node_has_seen() -> None:
+    job = History()
+    job.started()
+    job.trains(100.0, first=0)
+    job.happens(idles(500.0, 40, training=100.0))
+    job.fails(LOST, steps=40)
+    assert job.account().lost == pytest.approx({"node_lost": 100.0})
+
+
 def test_the_idle_time_before_a_regroup_is_not_lost_in_the_round_after_it() -> None:
     job = History()
     job.started()

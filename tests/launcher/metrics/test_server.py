@@ -62,6 +62,13 @@ def test_a_scrape(serving: MetricsServer) -> None:
     assert text.index("ftrun_restarts_total") < text.index("ftrun_round 3.0")
 
 
+def test_openmetrics_for_those_who_ask(serving: MetricsServer) -> None:
+    accept = "application/openmetrics-text; version=1.0.0"
+    status, kind, text = get(port_of(serving), Accept=accept)
+    assert (status, kind.partition(";")[0]) == (200, "application/openmetrics-text")
+    assert text.endswith("# EOF\n")
+
+
 def test_another_path(serving: MetricsServer) -> None:
     assert get(port_of(serving), "/")[0] == 404
     assert get(port_of(serving), "/metrics?name=x")[0] == 200
