@@ -21,6 +21,7 @@ import sys
 from collections import deque
 from typing import Any, Final
 
+from ..processes.ipc import close_all_but
 from .log_file import Route, Stream, StreamPlan
 from .relay_console import open_consoles
 from .relay_stream import RelayedStream
@@ -77,11 +78,7 @@ def _detach(control: int) -> None:
         comm.write("ft-run-relay")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    # Listed rather than counted up: the limit can be a thousand million.
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (0, 1, 2, control):
-            with contextlib.suppress(OSError):  # the listing's own descriptor
-                os.close(int(name))
+    close_all_but(control)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -3,6 +3,7 @@
 Agent and spawner use them, and so do spawner and fork server. Both ends have the same version.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -34,6 +35,17 @@ def close_all(fds: Iterable[int]) -> None:
     """Close file descriptors."""
     for fd in fds:
         os.close(fd)
+
+
+def close_all_but(*kept: int) -> None:
+    """Close this process's file descriptors, except the standard streams and ``kept``.
+
+    They are listed rather than counted up: the limit can be a thousand million.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in (0, 1, 2, *kept):
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                os.close(int(name))
 
 
 class Incoming:

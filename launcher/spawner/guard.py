@@ -17,6 +17,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+from ..processes.ipc import close_all_but
 from ..processes.prctl import become_subreaper
 from ..processes.tree import end_descendants
 from .spawner import ORPHANS_S, leave_terminal, spawner_main
@@ -47,7 +48,7 @@ def guard_main(channel: socket.socket) -> NoReturn:
         if spawner == 0:
             os.close(spawner_lives)
             spawner_main(channel, guard)
-        _close_all_but(channel.fileno(), spawner_lives)
+        close_all_but(channel.fileno(), spawner_lives)
         _show_name()
         _wait(channel.fileno(), spawner_lives, spawner)
         end_descendants(ORPHANS_S)
@@ -69,13 +70,6 @@ def _wait(channel: int, spawner_lives: int, spawner: int) -> None:
     os.kill(spawner, signal.SIGCONT)
     poll.unregister(channel)
     poll.poll(_SPAWNER_S * 1000)
-
-
-def _close_all_but(*kept: int) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (0, 1, 2, *kept):
-            with suppress(OSError):  # the descriptor of the listing itself
-                os.close(int(name))
 
 
 def _show_name() -> None:

@@ -233,8 +233,9 @@ class Spawner:
 
     def _cancel(self, number: int) -> None:
         """Report workers that have not started as ended by the signal."""
-        request = self._fork_server.cancel()
-        for worker in request["workers"] if request is not None else ():
+        if (request := self._fork_server.cancel()) is None:
+            return
+        for worker in request["workers"]:
             if not worker["service"]:
                 self._send_exit(request["round"], worker["index"], -number)
 

@@ -6,7 +6,7 @@ each event at which the time of this node begins to count as something else.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ...events.event import Event
@@ -176,7 +176,7 @@ class StepEvents:
             RoundProgressed(
                 at.round,
                 at.node_rank,
-                steps=_furthest(stepped),
+                steps=max((progress.furthest for progress in stepped), default=-1),
                 steps_per_s=max((progress.steps_per_s for progress in stepped), default=0.0),
                 idle_s=round(now - last_s, 6),
                 snapshot=snapshot,
@@ -205,10 +205,6 @@ def _data_waits(group: WorkerGroup) -> tuple[float, ...]:
     if not any(known):
         return ()
     return tuple(round(loading.wait_s, 3) if loading is not None else 0.0 for loading in known)
-
-
-def _furthest(stepped: Iterable[Progress]) -> int:
-    return max((progress.furthest for progress in stepped), default=-1)
 
 
 def _newest(held: Snapshots | None) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ft_run.launcher.agent.local_answers import LocalAnswers
 from ft_run.launcher.agent.local_socket import LocalSocket
 from ft_run.launcher.reporting.status_answer import status_dict
 from ft_run.rendezvous.protocol.status import NodeStatus, StatusReply
@@ -40,11 +41,12 @@ def is_as_before(terminal: Terminal) -> bool:
     return (terminal.folder / "before").read_text() == (terminal.folder / "after").read_text()
 
 
-class FakeAgent:
+class FakeAgent(LocalAnswers):
     """Speaks the protocol of the local socket, of a job that the test makes up."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
+        self._last: dict[str, Any] | None = None
         self.is_slow = threading.Event()
         self.reply = StatusReply(job_id, "running", 0, max_nodes=1000)
         self._loop = asyncio.new_event_loop()
@@ -72,17 +74,19 @@ class FakeAgent:
     def end(self, exit_code: int) -> None:
         """End the job: whoever watches is told."""
         reply = StatusReply(self.job_id, "finished", 0, exit_code=exit_code, ended="it is over")
-        self.close({"status": status_dict(reply)})
+        self._last = {"status": status_dict(reply)}
+        self.close()
 
-    def close(self, last: Mapping[str, Any] | None = None) -> None:
+    def close(self) -> None:
         if self._thread.is_alive():
-            self._call(self._close(last))
+            self._call(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
-    async def _close(self, last: Mapping[str, Any] | None) -> None:
-        self._socket.close(last)
+    async def _close(self) -> None:
+        await self._socket.say_last()
+        self._socket.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:
             await asyncio.wait(tasks)
@@ -94,8 +98,8 @@ class FakeAgent:
             await self._go_on.wait()
         return {"status": status_dict(self.reply)}
 
-    async def last(self) -> None:
-        return None
+    async def last(self) -> dict[str, Any] | None:
+        return self._last
 
     def _call(self, what: Any) -> None:
         asyncio.run_coroutine_threadsafe(what, self._loop).result(60)

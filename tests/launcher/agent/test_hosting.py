@@ -304,38 +304,27 @@ def test_the_next_job_may_have_another_token(port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bind", "trust", "is_told"),
+    ("bind", "trust", "others", "is_told"),
     [
-        ("127.0.0.1", None, False),
-        ("localhost", None, False),
-        ("::", None, True),
-        ("::", TokenTrust(new_token()), False),
+        ("127.0.0.1", None, (), False),
+        ("localhost", None, (), False),
+        ("::", None, (), True),
+        ("::", TokenTrust(new_token()), (), False),
+        ("::", None, (Endpoint(FOREIGN, 1), Endpoint(FOREIGN, 2)), True),
     ],
 )
 def test_a_master_that_is_open_to_all_says_so_once(
-    port: int, bind: str, trust: TokenTrust | None, is_told: bool
+    port: int, bind: str, trust: TokenTrust | None, others: tuple[Endpoint, ...], is_told: bool
 ) -> None:
     async def test() -> None:
         notes: list[Event] = []
         endpoint = Endpoint(bind, port)
-        here = Hosting(RendezvousOptions(job_id="j", endpoint=endpoint), notes.append, trust)
-        await here.start()
-        assert here.serves_others
-        assert notes == ([UnauthenticatedClientsAccepted(str(endpoint))] if is_told else [])
-        await here.stop(wait=False)
-
-    run(test)
-
-
-@pytest.mark.parametrize("trust", [None, TokenTrust(new_token())])
-def test_a_host_that_may_lead_says_so_too(port: int, trust: TokenTrust | None) -> None:
-    async def test() -> None:
-        notes: list[Event] = []
-        listed = (Endpoint("::", port), Endpoint(FOREIGN, port), Endpoint(FOREIGN, port + 1))
-        options = RendezvousOptions(job_id="j", endpoint=listed[0], endpoints=listed)
+        listed = (endpoint, *others) if others else ()
+        options = RendezvousOptions(job_id="j", endpoint=endpoint, endpoints=listed)
         here = Hosting(options, notes.append, trust)
         await here.start()
-        assert notes == ([] if trust else [UnauthenticatedClientsAccepted(str(listed[0]))])
+        assert here.serves_others is (not others)
+        assert notes == ([UnauthenticatedClientsAccepted(str(endpoint))] if is_told else [])
         await here.stop(wait=False)
 
     run(test)

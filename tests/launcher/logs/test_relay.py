@@ -399,19 +399,6 @@ def test_console_that_closes_while_stalled(consoles: Consoles, tmp_path: Path) -
     finish(client)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
-        pytest.skip("mounting a tmpfs is not permitted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
 @pytest.mark.root
 def test_full_disk_ends_the_file_only(consoles: Consoles, small_disk: Path) -> None:
     client, reader = consoles.piped()

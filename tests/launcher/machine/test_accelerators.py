@@ -231,10 +231,10 @@ def test_gpus_that_a_device_cgroup_forbids_do_not_count() -> None:
 
 
 def test_of_several_models_the_place_of_an_index_is_known_in_pci_order_only() -> None:
-    gpus = (Gpu(A, 1, model="T400"), Gpu(B, 2))
+    gpus, root = (Gpu(A, 1, model="T400"), Gpu(B, 2)), Path("/nonexistent")
 
     def places(visible: str | None, **environ: str) -> list[str | None]:
-        return [device.pci_address for device in nvidia(gpus, visible, **environ).devices]
+        return [device.pci_address for device in nvidia(gpus, visible, root, **environ).devices]
 
     in_order: list[str | None] = ["0000:01:00.0", "0000:02:00.0"]
     assert places(None) == places("0,1") == places(None, CUDA_DEVICE_ORDER="FASTEST_FIRST")

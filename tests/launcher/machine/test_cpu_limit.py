@@ -13,7 +13,6 @@ import pytest
 from ft_run.launcher.machine import cpu_limit
 from ft_run.launcher.machine.cpu_limit import (
     CpuLimit,
-    allowed_cpus,
     format_cpus,
     parse_cpus,
     quota_cpus,
@@ -351,7 +350,3 @@ def test_cpu_lists_round_trip(cpus: frozenset[int]) -> None:
 def test_bad_cpu_list(text: str) -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         parse_cpus(text)
-
-
-def test_allowed_cpus_is_the_affinity_mask() -> None:
-    assert allowed_cpus() == os.sched_getaffinity(0)
