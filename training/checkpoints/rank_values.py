@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from .late_copy import local
 
 _SAMPLED_BYTES = 1 << 20
-"""Of larger tensors, evenly spaced elements stand for all: digests are made at each step."""
+"""Of larger tensors, evenly spaced elements stand for all where a digest need not be exact."""
 _SAMPLES = 1024
 _HEADER = struct.Struct("<8sIQQ")
 """Magic, checksum of what follows, its length, and the length of its head (JSON)."""

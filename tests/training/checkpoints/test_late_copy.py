@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -124,13 +125,12 @@ def test_an_optimizer_waits_and_a_fork_does_not(monkeypatch: pytest.MonkeyPatch)
         optimizer.step()
         os._exit(int(parameter.item()))
     assert os.waitpid(child, 0)[1] == 0
-    waits = late_copy.wait
 
-    def comes_to_it(*last: Any) -> None:
+    def comes_to_it(last: Any) -> None:
         may_end.set()
-        waits(*last)
+        wait(last)
 
-    monkeypatch.setattr(late_copy, "wait", comes_to_it)
+    monkeypatch.setattr("ft_run.training.checkpoints.late_copy.wait", comes_to_it)
     optimizer.step()
     assert (seen, parameter.item()) == ([1.0], 0.0)
     background.begin(lambda: seen.append(1 // 0))

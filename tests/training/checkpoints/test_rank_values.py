@@ -137,16 +137,17 @@ def test_generators_continue() -> None:
 
 
 def test_another_generator_of_numpy_is_left_alone() -> None:
-    present = numpy.random.get_bit_generator()
-    numpy.random.set_bit_generator(numpy.random.PCG64(1))
+    chance: Any = numpy.random
+    present = chance.get_bit_generator()
+    chance.set_bit_generator(chance.PCG64(1))
     try:
         generators = Generators()
-        saved, expected = generators.state_dict(), numpy.random.rand()
-        numpy.random.set_bit_generator(numpy.random.PCG64(1))
+        saved, expected = generators.state_dict(), chance.rand()
+        chance.set_bit_generator(chance.PCG64(1))
         generators.load_state_dict(saved)
-        assert numpy.random.rand() == expected
+        assert chance.rand() == expected
     finally:
-        numpy.random.set_bit_generator(present)
+        chance.set_bit_generator(present)
 
 
 def test_equal_values_have_equal_pickles() -> None:
