@@ -185,7 +185,7 @@ def test_a_kill_at_many_moments_leaves_readable_logs(ft: "Launcher", repeat: int
         die_while_talking(ft, flag, victim, round(10 ** moments.uniform(0, 4)))
 
 
-def test_a_killed_relay_is_replaced_with_the_next_round(ft: "Launcher") -> None:
+def test_without_its_relay_a_job_writes_to_the_log_files_alone(ft: "Launcher") -> None:
     script = ft.script(
         "import os, time\n"
         "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
@@ -199,5 +199,7 @@ def test_a_killed_relay_is_replaced_with_the_next_round(ft: "Launcher") -> None:
     command.expect(r"^\[default0\]:attempt 0")
     kill(ft, command, "relay")
     assert command.wait() == 0
-    assert "[default0]:attempt 1\n" in command.stdout
-    assert "started another relay for the workers' output" in command.stderr
+    assert "attempt 1" not in command.stdout
+    (log,) = (ft.folder / "logs").glob("*/attempt_1/0/stdout.log")
+    assert log.read_text() == "attempt 1\n"
+    assert "later output goes to the log files only" in command.stderr
