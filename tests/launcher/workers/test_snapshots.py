@@ -280,8 +280,8 @@ def test_the_end_saves_what_the_master_says(tmp_path: Path) -> None:
                 found = held.part(Saving(7, ranks))
                 assert found is not None
                 assert [shard.entry.rank for shard in found.shards] == [*ranks]
-                assert found.ranks == 4
-                assert found.is_first == (0 in ranks)
+                assert found.order().ranks == 4
+                assert found.order().is_first == (0 in ranks)
                 assert found.destination.folder == str(tmp_path)
                 assert found.attempt == held._attempt("end")
             for saving in (Saving(7, (1, 2)), Saving(8, (2, 3)), Saving(7, ())):
