@@ -15,17 +15,15 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...events.preload import PreloadSource
 from ..machine.shortage import no_process
 from ..processes.ipc import Incoming, close_all, send
 from ..processes.tree import family
 from ..processes.worker_exec import fork_worker
-
-if TYPE_CHECKING:
-    from .spawner import Spawner
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_main.py")
 
@@ -44,13 +42,18 @@ class ForkServerState(enum.Enum):
 class ForkServerHost:
     """The fork server, as the spawner sees it."""
 
-    def __init__(self, spawner: "Spawner") -> None:
+    def __init__(
+        self,
+        tell: Callable[[dict[str, Any]], None],
+        released: Callable[[Request, list[int], list[int]], None],
+    ) -> None:
         """Start nothing yet; workers start normally.
 
         Args:
-            spawner: starts workers normally, and takes over forked workers.
+            tell: sends an event to the agent.
+            released: takes over forked workers (pids), and starts the others normally.
         """
-        self._spawner = spawner
+        self._tell, self._released = tell, released
         self._order: Request = {}
         self._waiting: tuple[Request, list[int]] | None = None
         self._is_of_use = False
@@ -248,7 +251,7 @@ class ForkServerHost:
             request, fds = self._waiting
             self._waiting = None
             self._count, self._has_foreseen = len(pids), False
-            self._spawner.released(request, fds, pids)
+            self._released(request, fds, pids)
         self._forget()
         self.state = ForkServerState.READY
 
@@ -271,7 +274,7 @@ class ForkServerHost:
         if self._waiting is not None:
             request, fds = self._waiting
             self._waiting = None
-            self._spawner.spawn_cold(request, fds)
+            self._released(request, fds, [])
 
     def _hang_up(self) -> None:
         if self.channel is not None:
@@ -280,7 +283,7 @@ class ForkServerHost:
 
     def _report_state(self, state: str, text: str = "") -> None:
         about = {"state": state, "text": text, "in_background": self._in_background}
-        self._spawner.send({"event": "fork-server", "pid": self.pid, **about})
+        self._tell({"event": "fork-server", "pid": self.pid, **about})
 
     def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         assert self.channel is not None

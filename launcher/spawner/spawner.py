@@ -70,7 +70,7 @@ class Spawner:
         """Process id → (round, index) of each worker that has not been reaped."""
         self._services: set[int] = set()
         """Workers to which only ``terminate`` and ``kill`` apply."""
-        self._fork_server = ForkServerHost(self)
+        self._fork_server = ForkServerHost(self.send, self.released)
         self._killing = False
         self._watching = False
         """The agent waits for the report that no process is left."""
@@ -195,11 +195,7 @@ class Spawner:
         elif self._fork_server.takes(request):
             self._fork_server.spawn(request, fds)
         else:
-            self.spawn_cold(request, fds)
-
-    def spawn_cold(self, request: dict[str, Any], fds: list[int]) -> None:
-        """Start workers and services by executing their programs."""
-        self.released(request, fds, [])
+            self.released(request, fds, [])
 
     def released(self, request: dict[str, Any], fds: list[int], pids: list[int]) -> None:
         """Supervise forked workers, and start what follows them by executing its program.
