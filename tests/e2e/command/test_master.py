@@ -474,7 +474,7 @@ def test_strangers_do_not_disturb_a_running_job(ft: "Launcher", endpoint: str) -
         node = job.status()["nodes"][0]["node_id"]
         for changes, told in (
             ({}, "is already used by another node"),
-            ({"protocol": 99}, "uses protocol 99"),
+            ({"protocol": 99}, "protocol 99"),
             ({"job": pb.JobSpec(job_id="k")}, "is not the job of this master"),
             ({"job": pb.JobSpec(max_nodes=1)}, "is invalid; expected"),
         ):
