@@ -381,7 +381,7 @@ class Agent:
         """Take the identity that the master assigned, because of a duplicate host name."""
         if node_id != self._identity.node_id:
             self._event(ThisNodeRenamed(self._identity.node_id, node_id))
-            self._identity.node_id = node_id
+            self._identity.given(node_id)
             self._checks.node_id = node_id
 
     def _take_order(self, order: CheckOrder) -> None:

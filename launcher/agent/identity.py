@@ -22,7 +22,8 @@ class NodeIdentity:
     The identity is the host's name and the first number that no other agent of the same job on this
     host has. The number is held by a lock on a file, in a folder that only this user can write to;
     the kernel releases the lock with the process. An agent that is restarted on the same host finds
-    its old file unlocked and is the same node again. An unlocked file is harmless.
+    its old file unlocked and is the same node again. If the master has assigned another number,
+    because of a duplicate host name, the file contains that number. An unlocked file is harmless.
     """
 
     def __init__(self, job_id: str) -> None:
@@ -37,11 +38,30 @@ class NodeIdentity:
         self.node_id = f"{self.host}/{number}"
         """Proposed to the master, or assigned by it because of a duplicate host name."""
 
-    def close(self) -> None:
-        """Release the number."""
+    def given(self, node_id: str) -> None:
+        """Take the identity that the master assigned; a restarted agent starts with it."""
+        self.node_id = node_id
+        number = node_id.rpartition("/")[2]
+        if number.isascii() and number.isdecimal():
+            self._write(number)
+
+    def close(self, *, is_over: bool = False) -> None:
+        """Release the number.
+
+        Args:
+            is_over: the job is over: the next job of this name starts without an assigned number.
+        """
         if self._file is not None:
+            if is_over:
+                self._write("")
             os.close(self._file)
             self._file = None
+
+    def _write(self, number: str) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk: a restart requests the old number
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, number.encode(), 0)
 
 
 def node_spec(
@@ -84,20 +104,30 @@ def _claim_number(job_id: str) -> tuple[int | None, int]:
     """Return the locked file and its number; no file where none can be created."""
     # Two ids with the same checksum only skip numbers. Each network namespace is a host.
     name = f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}.{_network()}"
+    taken: set[int] = set()
     try:
         folder = user_folder()
-        for number in range(_MOST_PER_HOST):
-            path = folder / f"{name}.{number}"
+        for slot in range(_MOST_PER_HOST):
+            path = folder / f"{name}.{slot}"
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            number = _number_in(file, slot)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.close(file)
-            else:
-                return file, number
+                taken.add(number)
+                continue
+            while number in taken:  # the master assigned this number to another agent here
+                number += 1
+            return file, number
     except OSError:
         pass
     return None, int.from_bytes(os.urandom(4), "big")
+
+
+def _number_in(file: int, slot: int) -> int:
+    text = os.pread(file, 16, 0).decode(errors="replace")
+    return int(text) if text.isascii() and text.isdecimal() else slot
 
 
 def _network() -> int:

@@ -111,7 +111,7 @@ async def run_node(
         hurry_on(options.signals, display.hurry)
         display.close()
         port.close()
-        identity.close()
+        identity.close(is_over=agent.verdict is not None)
     if agent.verdict is not None:
         _show_verdict(agent.verdict, options, display, starter.log_dir)
     if conclude is not None:

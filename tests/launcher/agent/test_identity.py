@@ -45,6 +45,21 @@ def test_any_name_of_a_job_will_do(job: str, name: str) -> None:
         assert one.node_id != other.node_id
 
 
+def test_the_number_that_the_master_gave_is_the_one_of_an_agent_that_is_started_again(
+    job: str,
+) -> None:
+    first = NodeIdentity(job)
+    first.given(f"{first.host}/1")
+    with closing(NodeIdentity(job)) as neighbour:
+        assert neighbour.node_id == f"{first.host}/2"
+    first.close()
+    with closing(NodeIdentity(job)) as again:
+        assert again.node_id == f"{first.host}/1"
+        again.close(is_over=True)
+    with closing(NodeIdentity(job)) as of_the_next_job:
+        assert of_the_next_job.node_id == f"{first.host}/0"
+
+
 def test_a_killed_agent_leaves_nothing_that_is_in_the_way(job: str) -> None:
     hold = f"import os, ft_run.launcher.agent.identity as i; i.NodeIdentity({job!r}); os.abort()"
     subprocess.run([sys.executable, "-c", hold], check=False)
