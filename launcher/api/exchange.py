@@ -1,8 +1,10 @@
 """How a function, its arguments and its results travel between processes of one user on one node.
 
 They are pickles, and unpickling can run any code. So they never go over the network, only
-through files of a folder that only this user can open (0700), made for one call and removed after
-it.
+through files (0600) of a folder that only this user can open (0700), made for one call and removed
+after it. What cleans /tmp may remove the folder of a long job, and its name is in the arguments of
+processes: another user can make it again. So nothing is unpickled that another user owns or could
+have written.
 
     <folder>/call          what to call, for all workers of this node
     <folder>/running       locks of the workers whose function has not returned
@@ -13,12 +15,17 @@ it.
 import json
 import os
 import pickle
+import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 _PREPARATION = ("sys_path", "sys_argv", "orig_dir", "dir", "start_method", "log_level",
                 "init_main_from_name", "init_main_from_path")  # fmt: skip
 """What of multiprocessing's description of this process a worker needs to find a function."""
+
+
+class UnsafeFileError(RuntimeError):
+    """Raised when a file that is to be unpickled may have been written by another user."""
 
 
 def write_call(folder: str, function: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -45,8 +52,11 @@ def read_call(
     Args:
         folder: of the call.
         prepare: is given the description of the calling process before the function is looked up.
+
+    Raises:
+        UnsafeFileError: another user may have written the file.
     """
-    with open(os.path.join(folder, "call"), "rb") as file:
+    with _open_own(folder, "call") as file:
         prepare(pickle.load(file))  # noqa: S301 - written by this user, see above
         function, args = pickle.load(file)  # noqa: S301 - the same file
     return function, args
@@ -63,13 +73,16 @@ def read_results(folder: str, pids: Mapping[int, int]) -> dict[int, Any]:
     Args:
         folder: of the call.
         pids: the process ids of the workers that count, by rank: those of the last round.
+
+    Raises:
+        UnsafeFileError: another user may have written a file.
     """
     return {rank: _read_result(folder, f"result.{pid}") for rank, pid in pids.items()}
 
 
 def _read_result(folder: str, name: str) -> Any:
     try:
-        with open(os.path.join(folder, name), "rb") as file:
+        with _open_own(folder, name) as file:
             return pickle.load(file)  # noqa: S301 - written by this user, see above
     except FileNotFoundError:  # it ended by sys.exit(0)
         return None
@@ -97,3 +110,16 @@ def _write(folder: str, name: str, data: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
     os.rename(f"{path}.part", path)
+
+
+def _open_own(folder: str, name: str) -> BinaryIO:
+    file = open(os.path.join(folder, name), "rb")  # noqa: SIM115 - the caller closes it
+    status = os.fstat(file.fileno())
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        file.close()
+        raise UnsafeFileError(
+            f"{file.name} belongs to user {status.st_uid} with mode "
+            f"{stat.S_IMODE(status.st_mode):04o}; expected user {os.geteuid()} and mode 0600, "
+            "since nothing is unpickled that another user could have written."
+        )
+    return file

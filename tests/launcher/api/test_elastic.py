@@ -1,6 +1,7 @@
-"""The Python API: what a configuration means, and what is refused."""
+"""The Python API: what a configuration means, and which files are trusted."""
 
 import dataclasses
+import os
 import pickle
 import subprocess
 import sys
@@ -127,6 +128,25 @@ def test_what_cannot_be_meant_is_refused() -> None:
         options(LaunchConfig(1, 1, 1, rdzv_backend="etcd"))
     with pytest.raises(UsageError, match="the function <lambda> with its arguments cannot be pick"):
         elastic_launch(LaunchConfig(1, 1, 1), eval("lambda: 1"))()
+
+
+def test_a_file_that_another_could_have_written_is_not_unpickled(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    exchange.write_call(folder, print, ())
+    exchange.write_result(folder, [1])
+    assert exchange.read_call(folder, lambda _: None) == (print, ())
+    assert exchange.read_results(folder, {4: os.getpid()}) == {4: [1]}
+    for path in tmp_path.iterdir():
+        path.chmod(0o620)
+    with pytest.raises(exchange.UnsafeFileError, match="with mode 0620; expected user"):
+        exchange.read_call(folder, lambda _: None)
+    with pytest.raises(exchange.UnsafeFileError, match="with mode 0620; expected user"):
+        exchange.read_results(folder, {4: os.getpid()})
+    if os.geteuid() == 0:
+        (tmp_path / "call").chmod(0o600)
+        os.chown(tmp_path / "call", 65534, 65534)
+        with pytest.raises(exchange.UnsafeFileError, match="belongs to user 65534"):
+            exchange.read_call(folder, lambda _: None)
 
 
 def test_a_result_that_cannot_be_pickled_leaves_nothing_that_looks_like_one(tmp_path: Path) -> None:
