@@ -56,7 +56,6 @@ class Setup:
     """Any rank's state is that of all, so that it outlives a change of the world."""
     saves: bool
     """The script has a Checkpointer."""
-    """Some nodes do not save before the world grows: they have an earlier version of ft-run."""
     repeats_leave: bool
     nodes_at_start: int
     runs_at_start: bool
