@@ -18,6 +18,14 @@ def drained(scene: Scene, *names: str, step: int = 8, number: int = 0) -> None:
         scene.say(name, Drained(scene.group.round, step, number))
 
 
+def test_a_node_is_told_once_that_it_may_leave() -> None:
+    scene = running(1, 3, "abc")
+    scene.say("b", Notice("SIGTERM", 15.0))
+    drained(scene, *"abc")
+    drained(scene, "c")
+    assert scene.all_told("b", MayLeave) == [MayLeave(0, 8)]
+
+
 def test_no_restart_is_counted_and_the_node_is_not_in_the_next_round() -> None:
     scene = running(1, 3, "abc")
     scene.say("b", Notice("SIGTERM", 15.0))
@@ -248,6 +256,15 @@ def test_a_member_that_has_succeeded_ends_the_plan() -> None:
     assert scene.last("b", CancelDrain) == CancelDrain(0, 1)
     scene.done("b")
     assert scene.group.phase is GroupPhase.FINISHED
+
+
+def test_what_was_saved_for_a_larger_world_does_not_count_once_it_is_cancelled() -> None:
+    scene = growing()
+    drained(scene, "a")
+    scene.say("n", Leave("SIGTERM"))
+    scene.say("b", Notice("gcp", 20.0))
+    drained(scene, "b", number=scene.last("b", Drain).number)
+    assert not scene.all_told("b", MayLeave)  # a trains on, and may save a later step
 
 
 def test_a_member_that_is_preempted_meanwhile_leaves_first() -> None:

@@ -519,6 +519,15 @@ def test_each_node_of_a_world_knows_the_next():
 # --- two masters that knew nothing of each other have used one number ----------------------------
 
 
+def test_of_two_worlds_with_one_number_the_complete_one_is_taken_over():
+    scene = Scene(1, 3)
+    scene.attend("a", claim=claim_of(4, 0, nodes=3, formed_by="one"))
+    scene.attend("b", claim=claim_of(4, 1, nodes=3, formed_by="one"))
+    scene.attend("x", claim=claim_of(4, 0, nodes=1, formed_by="other"))
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert [scene.stops(name) for name in "abx"] == [[4], [4], []]
+
+
 def test_of_two_incomplete_worlds_the_one_with_more_members_counts():
     scene = Scene(2, 3)
     scene.attend("a", claim=claim_of(4, 0, nodes=3, formed_by="one"))
