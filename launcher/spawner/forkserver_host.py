@@ -11,6 +11,7 @@ normal start. Services are never forked.
 """
 
 import enum
+import math
 import os
 import signal
 import socket
@@ -24,6 +25,9 @@ from ..machine.shortage import no_process
 from ..processes.ipc import Incoming, close_all, send
 from ..processes.tree import family
 from ..processes.worker_exec import fork_worker
+
+_LOADING_MAX_S = 120.0
+"""The time after which the import of modules that the user has not named is given up."""
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_main.py")
 
@@ -57,6 +61,7 @@ class ForkServerHost:
         self._order: Request = {}
         self._waiting: tuple[Request, list[int]] | None = None
         self._is_of_use = False
+        self._is_named = False
         self._in_background = False
         """Whether workers do not wait for the modules."""
         self._count = 0
@@ -76,6 +81,7 @@ class ForkServerHost:
                 ``count``, see ``SpawnerClient.preload``.
         """
         self._order, self._is_of_use, self._count = order, True, order["count"]
+        self._is_named = order["source"] == PreloadSource.OPTION.value
         self._in_background = order["source"] == PreloadSource.WORKERS.value
         self._start()
 
@@ -131,6 +137,19 @@ class ForkServerHost:
         """Wake the fork server if it was stopped (SIGSTOP)."""
         if self.pid:
             os.kill(self.pid, signal.SIGCONT)
+
+    def loading_left_s(self) -> float:
+        """Return the time until ``give_up_late`` has something to do; infinite: it never has."""
+        if self.state is not ForkServerState.LOADING or self._is_named:
+            return math.inf
+        return self._started + _LOADING_MAX_S - time.monotonic()
+
+    def give_up_late(self) -> None:
+        """Give up an import that takes too long."""
+        if self.loading_left_s() <= 0:
+            self.kill()
+            modules = ", ".join(self._order["modules"])
+            self._give_up(f"importing {modules} takes longer than {_LOADING_MAX_S:g} s")
 
     def receive(self) -> None:
         """Handle what the fork server has sent, or its end."""

@@ -98,6 +98,7 @@ class Spawner:
             channel = self._fork_server.channel
             if channel is not None and channel.fileno() in ready:
                 self._fork_server.receive()
+            self._fork_server.give_up_late()
             self._reap()
             if self._channel.fileno() in ready and not self._receive():
                 break
@@ -120,6 +121,9 @@ class Spawner:
         if self._fork_server.is_awaited:
             self._fork_server.thaw()
             timeout_ms = timeout_ms or _THAW_AGAIN_MS
+        if (left_s := self._fork_server.loading_left_s()) < math.inf:
+            left_ms = max(1, 1 + math.ceil(left_s * 1000))
+            timeout_ms = min(timeout_ms or left_ms, left_ms)
         if self._fence_at < math.inf and not self._is_fenced:
             left_ms = max(1, 1 + math.ceil((self._fence_at - _now()) * 1000))
             timeout_ms = min(timeout_ms or left_ms, left_ms)

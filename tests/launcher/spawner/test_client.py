@@ -270,6 +270,44 @@ def test_workers_do_not_wait_for_an_import_in_the_background(tmp_path: Path) -> 
     assert done.stdout.splitlines() == ["False", "cold", "warm"]
 
 
+HANGS = """
+import asyncio, sys
+from ft_run.events.preload import PreloadSource
+from ft_run.launcher.spawner import forkserver_host
+from ft_run.launcher.spawner.client import Exited, ForkServerEvent, SpawnerClient, WorkerCommand
+
+forkserver_host._LOADING_MAX_S = 0.2
+client = SpawnerClient()
+heard = asyncio.Queue()
+WORKER = (sys.executable, "-u", "-c", "print('ran')")
+client.preload(["signal", "slow"], WORKER, {}, source=PreloadSource.TUNE_FILE)
+client.spawn(0, [WorkerCommand(WORKER, {})])
+
+async def main():
+    client.listen(heard.put_nowait)
+    while not isinstance(event := await heard.get(), Exited):
+        if isinstance(event, ForkServerEvent):
+            print(event.state.value, event.text, flush=True)
+
+asyncio.run(main())
+client.close()
+"""
+
+
+def test_the_first_workers_start_normally_if_modules_of_a_tune_file_hang(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import signal; signal.pause()")
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    late = "failed importing signal, slow takes longer than 0.2 s"
+    assert done.stdout.splitlines() == ["loading ", late, "ran"]
+
+
 BOUND = """
 import asyncio, sys
 from ft_run.launcher.spawner.client import Exited, SpawnerClient, WorkerCommand
