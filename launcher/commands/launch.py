@@ -90,7 +90,8 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
             metrics=metrics,
         )
         status = startup.run(node)
-    if status == exit_codes.SUCCESS:  # else the user may look for them
+    # Else the user may look for them: what a killed relay has not shown is there only.
+    if status == exit_codes.SUCCESS and not (starter.relay and starter.relay.was_killed):
         plan.log_dir.remove_if_temporary()
     return status
 

@@ -58,6 +58,7 @@ class RelayClient:
         self._changed = asyncio.Event()
         self.is_lost = False
         """Whether the relay is gone: closed or killed."""
+        self.was_killed = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(theirs.fileno(), True)
         # Without `site`: it needs the standard library alone, and is there in half the time.
@@ -162,6 +163,7 @@ class RelayClient:
         self._ignore()
         self._changed.set()
         if not self._is_closing:
+            self.was_killed = True
             self._tell(RelayLost(self.pid, len(self._open)))
 
     def _send(self, packet: bytes, fds: Iterable[int] = ()) -> bool:

@@ -50,8 +50,8 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
 
     Args:
         workers: the request of ``SpawnerClient.spawn`` for each worker.
-        fds: their standard streams, in the order of the workers, each with its page and its file
-            for stacks, if it is watched.
+        fds: their standard streams, in the order of the workers, each with its page, if it is
+            watched.
     """
     pids: list[int] = []
     errors: list[tuple[int, int]] = []
@@ -82,8 +82,8 @@ def fork_worker(
 
     Args:
         worker: its request of ``SpawnerClient.spawn``.
-        fds: its standard streams, in the order of ``worker["targets"]``; then its page and its file
-            for stacks, if it is watched.
+        fds: its standard streams, in the order of ``worker["targets"]``; then its page, if it is
+            watched.
         keep: file descriptors that its program has too, under the same numbers.
 
     Returns:

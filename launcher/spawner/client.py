@@ -36,7 +36,7 @@ class WorkerCommand:
     service: bool = False
     """Whether it is a service, not a worker: it gets no signals for workers and outlives them."""
     watch: WorkerWatch | None = None
-    """The files by which it is watched; None: it is not watched."""
+    """The file by which it is watched; None: it is not watched."""
     captures_errors: bool = False
     """Whether it is a Python process that writes an uncaught exception to its error file."""
 

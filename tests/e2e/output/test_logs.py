@@ -194,12 +194,12 @@ def test_without_its_relay_a_job_writes_to_the_log_files_alone(ft: "Launcher") -
         "    print('more', flush=True)\n"
         "    time.sleep(0.01)\n"
     )
-    command = ft.start("--standalone", "--max-restarts", 1, "--tee", 3,
-                       "--log-dir", ft.folder / "logs", script)  # fmt: skip
+    env = {"TMPDIR": str(ft.folder)}
+    command = ft.start("--standalone", "--max-restarts", 1, "--tee", 3, script, env=env)
     command.expect(r"^\[default0\]:attempt 0")
     kill(ft, command, "relay")
     assert command.wait() == 0
     assert "attempt 1" not in command.stdout
-    (log,) = (ft.folder / "logs").glob("*/attempt_1/0/stdout.log")
+    (log,) = ft.folder.glob("torchelastic_*/*/attempt_1/0/stdout.log")  # not removed
     assert log.read_text() == "attempt 1\n"
     assert "later output goes to the log files only" in command.stderr
