@@ -13,6 +13,7 @@ import pytest
 from ft_run.launcher.machine import cpu_limit
 from ft_run.launcher.machine.cpu_limit import (
     CpuLimit,
+    allowed_cpus,
     format_cpus,
     parse_cpus,
     quota_cpus,
@@ -339,6 +340,15 @@ def test_unreadable_file_is_no_limit_at_that_level(tmp_path: Path) -> None:
     limit = limit_of(tmp_path, set(range(8)), 8)
     assert limit is not None
     assert limit.source.endswith("at /p")
+
+
+def test_this_process_may_use_the_cpus_of_its_affinity_mask() -> None:
+    mask = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mask)})
+    try:
+        assert allowed_cpus() == {min(mask)}
+    finally:
+        os.sched_setaffinity(0, mask)
 
 
 @given(st.frozensets(st.integers(0, 300)))
