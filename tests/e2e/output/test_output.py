@@ -72,6 +72,19 @@ def test_the_report_begins_a_line_of_its_own_when_a_worker_was_stopped_in_one(ft
     assert lines[lines.index("half a li") + 1].startswith("Root cause: ")
 
 
+def test_the_last_words_of_a_worker_without_a_record_are_in_the_report(ft):
+    script = ft.script(
+        "import os, traceback\n"
+        "try:\n    raise ValueError('the rate is a fish')\n"
+        "except ValueError:\n    traceback.print_exc()\n"
+        "os._exit(1)\n"
+    )
+    command = ft.run("--standalone", "--tee", 2, script)
+    assert command.process.returncode == 1
+    first = command.stderr[command.stderr.index("Root cause:") :].splitlines()[0]
+    assert first.endswith("exited with 1: ValueError: the rate is a fish")
+
+
 def test_the_recorded_traceback_is_in_the_report_and_passed_on(ft):
     script = ft.script(
         "import json, os, time\n"
