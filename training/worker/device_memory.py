@@ -14,6 +14,9 @@ SUFFIX = ".micro_batch"
 """What the name of the file adds to that of the error file."""
 _DIGITS_MAX = 9
 
+_written: set[str] = set()
+"""Files of this process."""
+
 
 def given_micro_batch() -> int | None:
     """Return the most samples of a part that ft-run has set; None: it has set none."""
@@ -28,9 +31,17 @@ def out_of_memory(samples: int) -> None:
         samples: of the part; in its step, the most of any rank.
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        # Otherwise it is a failure like others.
-        with suppress(OSError), open(path + SUFFIX, "w", encoding="ascii") as file:
-            file.write(str(samples))
+        with suppress(OSError):  # then it is a failure like others
+            with open(path + SUFFIX, "w", encoding="ascii") as file:
+                file.write(str(samples))
+            _written.add(path + SUFFIX)
+
+
+def has_survived() -> None:
+    """Record that the script continues: it has handled the exception."""
+    while _written:
+        with suppress(OSError):
+            os.unlink(_written.pop())
 
 
 def samples_of(data: bytes | None) -> int:
