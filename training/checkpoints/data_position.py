@@ -6,12 +6,14 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, dataloader
 
 from ..worker.log import log
 from .rank_state import RESERVED
 from .state import State
 
+_LOADERS = (DataLoader, dataloader._BaseDataLoaderIter)
+"""A loop over a loader that it makes itself holds only its iterator."""
 _WITHOUT_POSITION = (nn.Module, Optimizer, LRScheduler, GradScaler)
 
 
@@ -44,7 +46,7 @@ class DataPosition:
     def check(self) -> None:
         """Warn at the end of the first step if there is a DataLoader."""
         step, self._resumed_at = self._resumed_at, 0
-        if step and any(issubclass(type(one), DataLoader) for one in gc.get_objects()):
+        if step and any(issubclass(type(one), _LOADERS) for one in gc.get_objects()):
             log(
                 f"resumed at step {step}, but the state has no position in the data, so a "
                 "DataLoader starts with its first batch again: see docs/guide/data.md; if the "

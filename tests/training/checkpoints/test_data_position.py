@@ -20,9 +20,8 @@ def train(folder: Path, steps: int, more: dict[str, Any], **arguments: Any) -> N
     state = {"model": model, "optimizer": optimizer, "schedule": StepLR(optimizer, 3), **more}
     checkpointer = Checkpointer(folder, state, **arguments)
     data: Any = list(range(4))
-    loader = DataLoader(data)
-    for _ in checkpointer.steps(steps):
-        list(loader)
+    for _ in zip(checkpointer.steps(steps), DataLoader(data), strict=False):
+        pass  # only the iterator of the loader is left
 
 
 WARNING = (
