@@ -6,7 +6,7 @@ differ: gathered when it is written.
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -83,10 +83,41 @@ class RankState:
         self._compared = tuple(shared) if all(row == known[0] for row in known) else ()
         self.gathered = -1
         """The step of which values were gathered."""
+        self._sharded: frozenset[str] = frozenset()
+        """Objects with DTensors: each rank has its part of the same values."""
         self._has_warned = False
         self._missing: list[str] = []
         """Objects of this rank that were not restored."""
         self._old_world = ranks.size
+        self._digests = [0] * (2 * len(self._compared)) if ranks.size > 1 else []
+        """Of the newest snapshot, or of what was gathered since."""
+
+    # --- at each step ----------------------------------------------------------------------------
+
+    def digests(self, of: Callable[[Sequence[str]], list[int]] | None) -> list[int]:
+        """Return the digest of each object, and its negative: of both, ranks find the maximum.
+
+        Args:
+            of: returns those of the objects with these names in the snapshot; None: there is no new
+                one, the last digests hold.
+        """
+        if of is not None and self._digests:
+            pairs = zip(self._compared, of(self._compared), strict=True)
+            self._keep([0 if name in self._sharded else digest for name, digest in pairs])
+        return self._digests
+
+    def _keep(self, digests: Sequence[int]) -> None:
+        self._digests = [*digests, *(-one for one in digests)]
+
+    def receive(self, maxima: Sequence[int]) -> None:
+        """Record which objects differ.
+
+        Args:
+            maxima: of ``digests``, over all ranks.
+        """
+        count = len(maxima) // 2
+        pairs = zip(self._compared, maxima[:count], maxima[count:], strict=False)
+        self._set_differing(name for name, high, low in pairs if high != -low)
 
     def _set_differing(self, names: Iterable[str]) -> None:
         self._record.origin = self._record.origin._replace(differing=sorted(names))
@@ -107,13 +138,13 @@ class RankState:
         """
         self.gathered = step
         if not self.is_needed:
-            self._set_differing(())
             return False
-        # Of an object with DTensors, each rank has its part of the same values.
+        self._sharded = frozenset(name for name in self._names if has_shards(nested[name]))
         digests = [
-            0 if has_shards(nested[name]) else digest_of(leaves(nested[name]))
+            0 if name in self._sharded else digest_of(leaves(nested[name]))
             for name in self._compared
         ]
+        self._keep(digests)
         rows = self._ranks.all_gather(0, *digests)
         columns = zip(self._compared, [*zip(*rows, strict=True)][1:], strict=True)
         differing = [name for name, column in columns if len(set(column)) > 1]

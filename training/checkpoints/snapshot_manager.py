@@ -81,6 +81,8 @@ class SnapshotManager:
         """The exchange of the reports of the last step."""
         self._taken = -1
         """The step of the newest snapshot."""
+        self._is_new = False
+        """Whether it was taken after the last report."""
         self._error = ""
         """Why this rank's copy of it failed."""
         self._missing = Missing.NOTHING
@@ -176,7 +178,11 @@ class SnapshotManager:
         """Return the maximum of all ranks' reports; their copies have then ended."""
         self.wait_for_copy()
         pending, self._pending = self._pending, None
-        return StepReport(*pending.wait()) if pending is not None else StepReport()
+        if pending is None:
+            return StepReport()
+        numbers, count = pending.wait(), len(StepReport._fields)
+        self._rank_state.receive(numbers[count:])
+        return StepReport(*numbers[:count])
 
     def apply_reports(self, merged: StepReport) -> None:
         """Discard the newest snapshot if a rank lacks its shard; make plans if one lacks them.
@@ -213,7 +219,10 @@ class SnapshotManager:
             lacks_plan = self._own is not None and self.saver is not None and self._own.lacks_plan
             missing = self._missing or (Missing.THIS_ONE if self._error else Missing.NOTHING)
             report = own._replace(lacks_plan=int(lacks_plan), missing=missing)
-            self._pending = self._ranks.begin_maximum(*map(int, report))
+            file = self._own.written(self._taken) if self._own is not None else None
+            is_new, self._is_new = self._is_new, False
+            digests = self._rank_state.digests(file.digests if is_new and file else None)
+            self._pending = self._ranks.begin_maximum(*map(int, report), *digests)
 
         if complete is None or not self._overlaps:
             act()
@@ -317,7 +326,7 @@ class SnapshotManager:
     def _take(self, number: int) -> Callable[[], str] | None:
         if self._own is None:
             return None
-        self._taken = number
+        self._taken, self._is_new = number, True
         state = self._flat_state.collect()
         late = self._flat_state.late if self._overlaps else frozenset()
         keep = self._replicas.kept_steps if self._replicas is not None else frozenset()

@@ -86,9 +86,9 @@ if kind == "torchdata":
     )
 else:
     loader = Loader()
-counts, names = {"epoch": 0, "deep": {"of": []}}, []
+counts, names, late = {"epoch": 0, "deep": {"of": []}}, [], {"of": 0}
 state = {"model": model, "optimizer": optimizer, "loader": loader, "counts": counts}
-state |= {"names": names}
+state |= {"names": names, "late": late}
 average = Average(model[0].weight) if kind == "fsdp" else None
 if average is not None:
     state["average"] = average
@@ -118,6 +118,8 @@ for step in checkpointer.steps(total):
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     names[:] = [f"step {step}"]
+    if step == 3 and "PAUSES" in os.environ:
+        late["of"] = rank + 1
     if average is not None:
         average.value += average.numbers
     parts = [p.to_local() if kind == "fsdp" else p for p in model.parameters()]
@@ -244,7 +246,10 @@ def test_values_of_an_older_step_are_not_used(ft: "Launcher") -> None:
 def test_a_rank_on_a_new_node(
     ft: "Launcher", free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The values that are equal come from the other node, and it draws numbers of its own."""
+    """The values that are equal come from the other node, and it draws numbers of its own.
+
+    An object differs since the last step but one.
+    """
     monkeypatch.setenv("PAUSES", "1")
     training = Training(ft, "training")
     nodes_of = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
@@ -260,7 +265,7 @@ def test_a_rank_on_a_new_node(
     nodes[1] = ft.start(*job)
     assert [node.wait() for node in nodes] == [0, 0]
     text = "".join(node.stderr for node in nodes)
-    (new,) = map(int, re.findall(r"generators, loader for rank (\d): as at the start", text))
+    (new,) = map(int, re.findall(r"generators, late, loader for rank (\d): as at the start", text))
     lines = [training.lines(rank)[5] for rank in (0, 1)]
     assert lines[new][0] == [1000 * new]  # as constructed
     assert lines[1 - new][0] == [1000 * (1 - new) + 5]

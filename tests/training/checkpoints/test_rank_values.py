@@ -9,6 +9,7 @@ import pytest
 import torch
 from ft_run.training.checkpoints.containers import serialized
 from ft_run.training.checkpoints.generators import Generators
+from ft_run.training.checkpoints.layout import Description
 from ft_run.training.checkpoints.plain_value import PlainValue
 from ft_run.training.checkpoints.rank_state import RankRecord, RankState
 from ft_run.training.checkpoints.rank_values import (
@@ -20,7 +21,7 @@ from ft_run.training.checkpoints.rank_values import (
     unpacked,
 )
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
-from ft_run.training.checkpoints.state import State
+from ft_run.training.checkpoints.state import State, flatten
 from ft_run.training.ranks import Ranks
 
 
@@ -166,6 +167,26 @@ def test_all_of_a_large_tensor_counts_in_a_checkpoint() -> None:
     assert digest_of([one]) != digest_of([other])
     assert digest_of([one], is_exact=False) == digest_of([other], is_exact=False)
     assert digest_of([one], is_exact=False) != digest_of([one + 1], is_exact=False)
+
+
+def test_the_digests_of_objects_in_a_snapshot() -> None:
+    fd = os.memfd_create("test")
+    file = SnapshotFile(fd)
+    state: dict[str, Any] = {"a": {"n": 1, "t": torch.zeros(3)}, "b": {"n": 1}, "other": 1}
+    file.lay_out(state)
+    found = file.digests(("a", "b"))
+    assert found[0] != found[1]
+    file.describe(Description(b"x"))
+    assert file.digests(("b", "a", "none")) == [*reversed(found), 0]
+    for part, value in (("n", 2), ("t", torch.ones(3))):
+        state["a"][part] = value
+        values = file.values_of(flatten(state))
+        assert values is not None
+        file.write(values)
+        digest_of_a, digest_of_b = file.digests(("a", "b"))
+        assert (digest_of_a != found[0], digest_of_b) == (True, found[1])
+        found[0] = digest_of_a
+    os.close(fd)
 
 
 def test_the_values_of_all_ranks_are_replaced_if_they_have_room() -> None:
