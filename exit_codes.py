@@ -1,4 +1,4 @@
-"""The exit statuses of ``ft-run``: stable, for Slurm scripts and Kubernetes policies.
+"""The exit codes of ``ft-run``: stable, for Slurm scripts and Kubernetes policies.
 
 Plain integers rather than an enum, so that importing them costs nothing and they are usable
 wherever the operating system wants a number.

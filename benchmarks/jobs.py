@@ -220,7 +220,7 @@ class Job:
         with suppress(OSError, ValueError):
             result.death_ns = int((self._folder / "workers" / "death").read_text())
         if any(result.statuses):
-            result.problems.append(f"exit statuses {result.statuses}")
+            result.problems.append(f"exit codes {result.statuses}")
         result.problems += check_lines(result.lines, self._launcher, self._shape, attempts)
         left = _await_gone(self.mark)
         if left:
@@ -253,7 +253,7 @@ def running_job(launcher: Launcher, shape: Shape, mode: str) -> Iterator[Job]:
 
 
 def ended(process: "subprocess.Popen[bytes]", deadline: float) -> int:
-    """Return the exit status of a process; kill it at the deadline (of the monotonic clock)."""
+    """Return the exit code of a process; kill it at the deadline (of the monotonic clock)."""
     try:
         return process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -174,7 +174,7 @@ def steps(step_us: int, count: int) -> Callable[[Shape], Callable[[Launcher, Set
                     timeout=settings.timeout_s,
                 )
             if done.returncode:
-                return Sample(problems=[f"exit status {done.returncode}"], log=done.stderr[-4000:])
+                return Sample(problems=[f"exit code {done.returncode}"], log=done.stderr[-4000:])
             (line,) = [line for line in done.stdout.splitlines() if line.startswith("median ")]
             return Sample({"time": float(line.split()[1])})
 

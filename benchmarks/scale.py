@@ -181,7 +181,7 @@ def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) 
                 assert master.stdin is not None
                 master.stdin.close()
     if any(statuses):
-        raise RuntimeError(f"exit statuses of the masters: {statuses}")
+        raise RuntimeError(f"exit codes of the masters: {statuses}")
     return result
 
 

@@ -45,9 +45,7 @@ def run(launcher: str, workers: int, mode: str, *args: object) -> list[dict[str,
             list(map(str, command)), env=env, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            sys.exit(
-                f"{launcher} failed with exit status {done.returncode}:\n{done.stderr[-3000:]}"
-            )
+            sys.exit(f"{launcher} failed with exit code {done.returncode}:\n{done.stderr[-3000:]}")
         return lines_of(Path(folder))
 
 

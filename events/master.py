@@ -384,4 +384,4 @@ class EndedElsewhere(Event):
     exit_code: int
 
     name = "job.ended_elsewhere"
-    line = "master: job finished, exit status {exit_code}"
+    line = "master: job finished, exit code {exit_code}"

@@ -61,7 +61,7 @@ def rank_and_epoch(text: str) -> Death:
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse ``argv`` (default: the command line); exit with status 2 on a usage error."""
+    """Parse ``argv`` (default: the command line); exit with code 2 on a usage error."""
     parser = argparse.ArgumentParser(
         description="Train a small network on scikit-learn's handwritten digits."
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``ft-run``; return its exit status.
+    """Run ``ft-run``; return its exit code.
 
     Args:
         argv: the arguments after the program's name; None takes those of the process.

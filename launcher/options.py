@@ -271,8 +271,8 @@ class LaunchOptions:
     propagate_exit_code: bool = FAILURES.option(
         False,
         "--propagate-exit-code",
-        "When no restarts are left, exit with the status of the worker that failed first (128+N"
-        " for signal N) instead of 1.",
+        "When no restarts are left, return the exit code of the worker that failed first (128+N for"
+        " signal N) instead of 1.",
         ours=True,
     )
     shutdown_timeout_s: float = FAILURES.option(

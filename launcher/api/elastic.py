@@ -48,7 +48,7 @@ class ProcessFailure:
     local_rank: int
     pid: int
     exitcode: int
-    """As ``subprocess`` has it: the exit status, or minus the signal's number."""
+    """As ``subprocess`` has it: the exit code, or minus the signal's number."""
     error_file: str
     """Path of the ``@record`` file on the failing host; empty when there is none."""
     message: str
@@ -203,7 +203,7 @@ def _write_call(folder: str, function: Callable[..., Any], args: list[Any]) -> N
 
 
 def _run(words: list[str]) -> int:
-    """Run the agent with the arguments ``words``; return its exit status."""
+    """Run the agent with the arguments ``words``; return its exit code."""
     command = [sys.executable, RUN_MODULE, "api.agent_main", *words]
     with subprocess.Popen(command) as agent:
         try:
@@ -239,7 +239,7 @@ def _raise(status: int, outcome: dict[str, Any], name: str) -> NoReturn:
 def _raise_without_outcome(status: int) -> NoReturn:
     if status < 0:
         raise JobInterruptedError(-status)
-    raise SpawnerLostError(f"the agent failed with status {status}; its traceback is above.")
+    raise SpawnerLostError(f"the agent failed with exit code {status}; its traceback is above.")
 
 
 def _failure(record: dict[str, Any]) -> tuple[int, ProcessFailure]:

@@ -1,1 +1,1 @@
-"""The commands, one module for each; every command returns an exit status."""
+"""The commands, one module for each; every command returns an exit code."""

@@ -41,7 +41,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Host:
-    """One host: its ssh process and its exit status."""
+    """One host: its ssh process and its exit code."""
 
     def __init__(self, command: NodeCommand, options: HostsOptions) -> None:
         self.name = command.host or "here"
@@ -119,7 +119,7 @@ class _Console:
 
 
 def run_hosts(options: HostsOptions) -> int:
-    """Run a job on all hosts; return its exit status.
+    """Run a job on all hosts; return its exit code.
 
     Raises:
         RendezvousError: too few hosts could be reached, or remain.
@@ -177,7 +177,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 def _report_end(host: _Host, console: _Console) -> None:
     if host.status in (exit_codes.SUCCESS, None):
         return
-    what = "the connection is lost" if host.status == LOST else f"exit status {host.status}"
+    what = "the connection is lost" if host.status == LOST else f"exit code {host.status}"
     line = printable(f"ft-run hosts: {host.name}: {what}")
     console.write(sys.stderr.fileno(), line.encode() + b"\n")
 

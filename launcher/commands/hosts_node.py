@@ -24,11 +24,11 @@ BEAT_S: Final = 5.0
 """The interval of heartbeats of ``ft-run hosts``."""
 
 LOST: Final = 255
-"""ssh's exit status without a connection; a job with this status exits with 254 here."""
+"""ssh's exit code without a connection; a job with this status exits with 254 here."""
 
 
 def run_hosts_node() -> int:
-    """Start ft-run as specified on the standard input; return its exit status.
+    """Start ft-run as specified on the standard input; return its exit code.
 
     Raises:
         UsageError: the folder or ft-run cannot be used.

@@ -1,4 +1,4 @@
-"""``ft-run script.py``: from the options to the exit status of this node."""
+"""``ft-run script.py``: from the options to the exit code of this node."""
 
 import gc
 import os
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
-    """Run a job's workers on this node; return the exit status.
+    """Run a job's workers on this node; return the exit code.
 
     It collects all information and forks all processes that are needed before the event loop.
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def run_master(options: MasterOptions) -> int:
-    """Serve one job; return its exit status, or 128 + n after signal n.
+    """Serve one job; return its exit code, or 128 + n after signal n.
 
     Raises:
         FtRunError: it cannot listen at the endpoint, or the token cannot be used.
@@ -84,13 +84,13 @@ class _LoneMaster:
         recorder.add(self._history.add)
         self._changed: Callable[[Master], None] | None = None
         self._outcome: asyncio.Queue[Verdict | int | RefusedError] = asyncio.Queue()
-        """The verdict of this master, or else the exit status or an error."""
+        """The verdict of this master, or else the exit code or an error."""
         self._master: Master | None = None
         """The last master, of this or an earlier term."""
         self._verdict: Verdict | None = None
 
     async def serve(self) -> int:
-        """Serve until the job is over or a signal arrives; return the exit status."""
+        """Serve until the job is over or a signal arrives; return the exit code."""
         name = f"master-{secrets.token_hex(8)}"
         async with answering(name, self._answers, self._display.event):
             return await self._serve()

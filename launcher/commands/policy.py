@@ -22,7 +22,7 @@ _OF_NODES = {"node-lost": node_lost, "preempted": preempted, "hang": hung}
 
 
 def explain_policy(options: PolicyOptions) -> int:
-    """Print how a failure would be answered; return the exit status.
+    """Print how a failure would be answered; return the exit code.
 
     Raises:
         UsageError: the description of the failure is invalid, or the answer cannot be
@@ -111,10 +111,10 @@ def _lines(text: str, decision: Decision) -> list[str]:
 
 _MEANING = {
     "restart": "a new round, counted against --max-restarts; with none left the job ends with"
-    f" exit status {exit_codes.WORKERS_FAILED}.",
+    f" exit code {exit_codes.WORKERS_FAILED}.",
     "restart-free": "a new round, not counted.",
-    "fail": f"the job ends with exit status {exit_codes.POLICY_ENDED_JOB}.",
-    "replace-node": f"the node leaves with exit status {exit_codes.NODE_EXCLUDED}; a new round"
+    "fail": f"the job ends with exit code {exit_codes.POLICY_ENDED_JOB}.",
+    "replace-node": f"the node leaves with exit code {exit_codes.NODE_EXCLUDED}; a new round"
     " with another in its place, counted.",
     "shrink": "a new round with the same samples in parts of half the size, not counted.",
 }

@@ -14,7 +14,7 @@ from ..reporting.standard_output import say_last, standard_output
 
 
 def show_report(options: ReportOptions) -> int:
-    """Read the events, and print or write the report; return the exit status.
+    """Read the events, and print or write the report; return the exit code.
 
     Raises:
         UsageError: a file cannot be read or written, has no events, or has those of several jobs.

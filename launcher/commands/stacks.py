@@ -11,7 +11,7 @@ from .targets import one_target
 
 
 def show_stacks(options: StacksOptions) -> int:
-    """Request the stacks and print them; return the exit status.
+    """Request the stacks and print them; return the exit code.
 
     Raises:
         RendezvousError: there is no such job, or its master does not answer.

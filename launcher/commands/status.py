@@ -19,7 +19,7 @@ _UNFOLDED = 10_000
 
 
 def show_status(options: StatusOptions) -> int:
-    """Request the status and print it; return the exit status.
+    """Request the status and print it; return the exit code.
 
     Raises:
         RendezvousError: there is no such job, or its master does not answer.

@@ -12,7 +12,7 @@ def make_token(options: TokenOptions) -> int:
     """Write a new token into a file or to standard output, or the CA certificate of one.
 
     Returns:
-        The exit status.
+        The exit code.
 
     Raises:
         UsageError: it cannot be written, or the token cannot be used.

@@ -70,7 +70,7 @@ class _Watched:
         self._calls = calls
         self.status: dict[str, Any] = {}
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The exit status, when there is nothing more to show."""
+        """The exit code, when there is nothing more to show."""
         self.changed = asyncio.Event()
         self._final: dict[str, Any] | None = None
         self._is_gone = False

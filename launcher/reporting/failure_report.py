@@ -13,7 +13,7 @@ from ..history.recorded_error import recorded, recorded_traceback
 
 _MAX_RULE = 60
 _OF_NODE = {FailureKind.NODE_LOST: "lost", FailureKind.PREEMPTED: "left"}
-"""Failures of a node, not of a worker: they have no rank, process or exit status."""
+"""Failures of a node, not of a worker: they have no rank, process or exit code."""
 _NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 

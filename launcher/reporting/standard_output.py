@@ -18,7 +18,7 @@ from .line_writer import LineWriter
 def standard_output() -> Iterator[None]:
     """Write a complete reply to standard output.
 
-    A reader that closes the pipe early (``| head -1``) is no error; the exit status does not
+    A reader that closes the pipe early (``| head -1``) is no error; the exit code does not
     change.
 
     Raises:
@@ -43,7 +43,7 @@ def standard_output() -> Iterator[None]:
 
 
 def say_last(text: str) -> None:
-    """Write a line to standard error; if that fails, only the exit status reports the error."""
+    """Write a line to standard error; if that fails, only the exit code reports the error."""
     writer = LineWriter()
     writer.put(printable(text) + "\n")
     writer.finish()

@@ -1,6 +1,6 @@
-"""The matches of failure rules: exit status, signal, error text, kind of loss. Pure.
+"""The matches of failure rules: exit code, signal, error text, kind of loss. Pure.
 
-A worker's exit status is one number, as a shell or Kubernetes shows it: its exit status, or 128 + n
+A worker's exit code is one number, as a shell or Kubernetes shows it: that of its exit, or 128 + n
 if signal n killed it. ``exit:137`` and ``signal:SIGKILL`` are the same.
 """
 
@@ -67,7 +67,7 @@ def _look_for_status(low: int, high: int, failure: Failure) -> Look:
         return Look(False, "no worker exited")
     matches = low <= status <= high
     wanted = f"{low}" if low == high else f"within {low} to {high}"
-    return Look(matches, f"the exit status {status} is {'' if matches else 'not '}{wanted}")
+    return Look(matches, f"the exit code {status} is {'' if matches else 'not '}{wanted}")
 
 
 def _look_for_signal(number: int, failure: Failure) -> Look:
@@ -76,8 +76,8 @@ def _look_for_signal(number: int, failure: Failure) -> Look:
     if status is None:
         return Look(False, "no worker exited")
     if status == exit_codes.SIGNAL_BASE + number:
-        return Look(True, f"the worker was killed by {name} (exit status {status})")
-    return Look(False, f"the exit status {status} is not that of {name}")
+        return Look(True, f"the worker was killed by {name} (exit code {status})")
+    return Look(False, f"the exit code {status} is not that of {name}")
 
 
 def _look_for_words(expression: str, failure: Failure) -> Look:
@@ -132,7 +132,7 @@ _KINDS: dict[str, Callable[[Failure], Look]] = {
 
 
 def exit_status(failure: Failure) -> int | None:
-    """Return a worker's exit status, 128 + n for signal n; None if no worker exited."""
+    """Return a worker's exit code, 128 + n for signal n; None if no worker exited."""
     if failure.kind not in _WORKER_KINDS:
         return None
     return (
@@ -169,8 +169,8 @@ def parse_match(text: str) -> Match:
         return Match(text, _KINDS[text])
     if text == "check":
         raise BadRule(
-            "check is not a failure of a round: a node that fails the checks exits with status 30 "
-            "before workers start, and if too few nodes remain the job ends with status 20"
+            "check is not a failure of a round: a node that fails the checks ends with exit code 30"
+            " before workers start, and if too few nodes remain the job ends with exit code 20"
         )
     raise BadRule(f"unknown match {text[:80]!r}")
 
@@ -179,12 +179,12 @@ def _exit(text: str) -> Match:
     found = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", text)
     if found is None:
         raise BadRule(
-            f"{text[:80]!r} is not an exit status", "exit:N or exit:A-B, e.g. exit:3 or exit:64-79"
+            f"{text[:80]!r} is not an exit code", "exit:N or exit:A-B, e.g. exit:3 or exit:64-79"
         )
     low, high = int(found[1]), int(found[2] or found[1])
     if not 1 <= low <= high <= 255:
         raise BadRule(
-            f"{text.strip()!r} is not a range of exit statuses of failures",
+            f"{text.strip()!r} is not a range of exit codes of failures",
             "numbers from 1 to 255, the lower one first",
         )
     is_one = low == high
@@ -247,7 +247,7 @@ def _compiled(text: str) -> Any:
 # --- slips -----------------------------------------------------------------------------------
 
 _USAGE_STATUSES = (2, 126, 127)
-"""Exit statuses of argparse and getopt, and of shells (not executable, not found)."""
+"""Exit codes of argparse and getopt, and of shells (not executable, not found)."""
 
 _SLIP_WORDS = (
     r"^(?:\w+\.)*(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError|NameError)\b"
@@ -266,7 +266,7 @@ def look_for_slip(failure: Failure) -> Look:
     if failure.kind is not FailureKind.WORKER:
         return Look(False, "not a usage or import error")
     if failure.exit_code in _USAGE_STATUSES:
-        return Look(True, f"the exit status {failure.exit_code} is that of a usage error")
+        return Look(True, f"the exit code {failure.exit_code} is that of a usage error")
     if failure.exit_code > 0 and re.search(_SLIP_WORDS, failure.message.strip()):
         return Look(True, "the error is an import, syntax or name error")
     if failure.exit_code == 1 and not failure.message.strip():
@@ -281,7 +281,7 @@ def look_for_slip(failure: Failure) -> Look:
 
 
 def same_slip(one: Failure, other: Failure) -> bool:
-    """Return whether two failures have the same kind, exit status and text, at any rank.
+    """Return whether two failures have the same kind, exit code and text, at any rank.
 
     All ranks fail with the same usage error at about the same time: the first report is random.
     """

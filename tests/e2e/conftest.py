@@ -77,7 +77,7 @@ class Command:
         return found
 
     def wait(self) -> int:
-        """Wait for the exit and for the end of the outputs; return the exit status."""
+        """Wait for the exit and for the end of the outputs; return the exit code."""
         try:
             status = self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -118,7 +118,7 @@ class Mixed:
             and command.stdout.count(printed) == 2
         )
         if not is_right:
-            self.wrong.append(f"{name}: exit status {status}\n{errors}\n{command.stdout}")
+            self.wrong.append(f"{name}: exit code {status}\n{errors}\n{command.stdout}")
         self.ended += 1
         verdict = "right" if is_right else "WRONG"
         print(f"{time.monotonic() - self._begun:6.0f} s  {name}: {verdict}", flush=True)  # with -s

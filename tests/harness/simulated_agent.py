@@ -150,7 +150,7 @@ class Agent:
         self.order: CheckOrder | None = None
         """What it is checking."""
         self.sent_away = 0
-        """The exit status that the checks made it end with."""
+        """The exit code that the checks made it end with."""
         self.has_passed = False
         self._last_order: CheckOrder | None = None
         self._last_result: CheckResult | None = None

@@ -186,9 +186,9 @@ class TestCompare:
         measured.samples[jobs.Launcher.TORCHRUN] = [rows.Sample(good), rows.Sample(good)]
         measured.samples[jobs.Launcher.FT_RUN] = [
             rows.Sample({"time": 1.0}),
-            rows.Sample(problems=["exit statuses [1]"]),
+            rows.Sample(problems=["exit codes [1]"]),
         ]
-        assert measured.failures() == ["start-1, run 2 of ft-run: exit statuses [1]"]
+        assert measured.failures() == ["start-1, run 2 of ft-run: exit codes [1]"]
         first = compare.report([measured]).splitlines()[2]
         cells = [cell.strip() for cell in first.split("|")[2:-1]]
         assert cells == ["4.00", "4.00", "1.00", "1.00", "0.25", "<= 0.25 x", "yes", "2+1 of 4"]

@@ -124,7 +124,7 @@ def test_the_code_names_pages_that_exist() -> None:
 
 
 SRUN = """#!/bin/bash
-# As srun: the command once for each task; the highest exit status of all.
+# As srun: the command once for each task; the highest exit code of all.
 while [ $# -gt 0 ] && [ "$1" != bash ]; do shift; done
 highest=0
 for status in $STATUSES; do

@@ -1,4 +1,4 @@
-"""What a person gets for input that cannot work: one sentence, the documented exit status."""
+"""What a person gets for input that cannot work: one sentence, the documented exit code."""
 
 import contextlib
 import http.server

@@ -1,4 +1,4 @@
-"""The failure policy as a user meets it: exit statuses, lines, spares, the success of rank 0."""
+"""The failure policy as a user meets it: exit codes, lines, spares, the success of rank 0."""
 
 import re
 import signal
@@ -158,7 +158,7 @@ def test_a_script_called_policy_and_the_command_of_that_name(ft: "Launcher") -> 
     assert "a script" in ft.run("--standalone", script).stdout
     told = ft.run("policy", "--explain", "exit:137 oom", "--on-failure", "oom=fail")
     assert told.process.returncode == 0
-    assert ": fail: the job ends with exit status 3." in told.stdout
+    assert ": fail: the job ends with exit code 3." in told.stdout
 
 
 def test_restarts_that_do_no_new_step_end_the_job_with_status_3(ft: "Launcher") -> None:

@@ -78,7 +78,7 @@ class Container:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, as a shell has it; None while it runs."""
+        """Its exit code, as a shell has it; None while it runs."""
         status = self.command.process.poll()
         if status is not None and self._killed:
             return 128 + signal.SIGKILL  # unshare does not pass this signal on

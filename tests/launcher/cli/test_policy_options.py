@@ -294,9 +294,9 @@ def explain(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_explain_names_the_rule_and_those_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
     rules = ("--on-failure", "exit:3=fail", "--on-failure", "oom=replace-node")
     assert explain(capsys, "--explain", "exit:137 oom", *rules).splitlines() == [
-        "skipped  exit:3=fail: the exit status 137 is not 3",
+        "skipped  exit:3=fail: the exit code 137 is not 3",
         "matches  oom=replace-node (rule): the kernel's OOM killer killed the worker",
-        "action for 'exit:137 oom': replace-node: the node leaves with exit status 30; a new"
+        "action for 'exit:137 oom': replace-node: the node leaves with exit code 30; a new"
         " round with another in its place, counted.",
     ]
 
@@ -330,7 +330,7 @@ def test_explain_says_why_an_error_without_words_is_no_typo(
 def test_explain_reads_the_same_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(FILE)
     told = explain(capsys, "--explain", "exit:70", "--failure-policy", "policy.toml")
-    assert "matches  exit:64-79=fail (rule): the exit status 70 is within 64 to 79" in told
+    assert "matches  exit:64-79=fail (rule): the exit code 70 is within 64 to 79" in told
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ class Node:
             await asyncio.sleep(0)
 
     def status(self) -> int:
-        """Return the exit status; raise what the agent ends by."""
+        """Return the exit code; raise what the agent ends by."""
         return self.agent._life.status()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from ft_run.launcher.spawner.client import Spawned
 
 
 def started(**changes: Any) -> tuple[Spawned, int]:
-    """Start one worker; return what the agent hears of it, and its exit status."""
+    """Start one worker; return what the agent hears of it, and its exit code."""
     worker: dict[str, Any] = {"index": 0, "fds": 0, "targets": [], "argv": ["true"], "env": {}}
     worker |= {"cpus": None, "default_signals": [], "blocked_signals": [], "service": False}
     found = start_workers([worker | changes], ())

@@ -90,11 +90,11 @@ def test_a_rule_is_written_as_it_was_read(text: str) -> None:
             "restart, restart-free, fail, replace-node or shrink",
         ),
         ("oom=shrink", "shrink does not answer 'oom'", "device-oom=shrink"),
-        ("exit:=fail", "'' is not an exit status", "exit:N or exit:A-B"),
-        ("exit:x=fail", "'x' is not an exit status", "exit:N or exit:A-B"),
-        ("exit:0=fail", "not a range of exit statuses of failures", "from 1 to 255"),
-        ("exit:9-3=fail", "not a range of exit statuses", "the lower one first"),
-        ("exit:1-256=fail", "not a range of exit statuses", "from 1 to 255"),
+        ("exit:=fail", "'' is not an exit code", "exit:N or exit:A-B"),
+        ("exit:x=fail", "'x' is not an exit code", "exit:N or exit:A-B"),
+        ("exit:0=fail", "not a range of exit codes of failures", "from 1 to 255"),
+        ("exit:9-3=fail", "not a range of exit codes", "the lower one first"),
+        ("exit:1-256=fail", "not a range of exit codes", "from 1 to 255"),
         ("signal:SIGNONE=fail", "unknown signal 'SIGNONE'", "signal:SIGKILL"),
         ("oops=fail", "unknown match 'oops'", "exit:N, exit:A-B, signal:NAME"),
         ("check=fail", "check is not a failure of a round", "exit:N"),
@@ -141,7 +141,7 @@ def test_the_first_rule_that_matches_decides_and_the_others_are_named() -> None:
     assert (decision.action, decision.rule) == (Action.REPLACE_NODE, "oom=replace-node")
     assert not decision.is_default
     assert [(over.rule, over.reason) for over in decision.passed_over] == [
-        ("exit:3=fail", "the exit status 137 is not 3")
+        ("exit:3=fail", "the exit code 137 is not 3")
     ]
     assert decision.words() == "rule oom=replace-node"
 
