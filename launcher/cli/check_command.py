@@ -12,7 +12,7 @@ from . import check_flags
 from .check_flags import check_spec
 from .command_line import CommandLine, HelpText
 from .config_file import read_config, with_checks
-from .rendezvous_options import rendezvous_options
+from .rendezvous_options import no_endpoint, rendezvous_options
 from .security_flags import security_flags, trust_options
 
 _BEFORE = """\
@@ -63,6 +63,9 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions
     # A node that is checked alone needs no endpoint, even if a variable names one.
     rendezvous = RendezvousOptions(job_id="check")
     if max_nodes > 1:
+        if not (given["rdzv_endpoint"] or given["master_addr"] or given["standalone"]):
+            # A training meets on this host then, as with torchrun; a check is about other hosts.
+            raise no_endpoint(given, max_nodes)
         rendezvous = rendezvous_options(given, warnings)
         rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     checks = given.fill(CheckOptions, spec=spec, json=given["json"], log_dir=given["log_dir"])

@@ -102,11 +102,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
     if where is None:
         if single:
             return None
-        raise UsageError(
-            f"{given.origin('nnodes')} asks for up to {max_nodes} nodes, but no endpoint was"
-            " given; expected --rdzv-endpoint HOST:PORT, the same on every node, where HOST"
-            " is one of the nodes."
-        )
+        raise no_endpoint(given, max_nodes)
     if where.port == 0:
         # No other node knows a port that the system chooses: equivalent to standalone.
         if single:
@@ -116,6 +112,15 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
             f" {Endpoint(where.host, defaults.ENDPOINT_PORT)}."
         )
     return where
+
+
+def no_endpoint(given: Given, max_nodes: int) -> UsageError:
+    """Return the error of a job of several nodes that names no place to meet."""
+    return UsageError(
+        f"{given.origin('nnodes')} asks for up to {max_nodes} nodes, but no endpoint was given;"
+        " expected --rdzv-endpoint HOST:PORT, the same on every node, where HOST is one of the"
+        " nodes."
+    )
 
 
 def _is_of_workers(

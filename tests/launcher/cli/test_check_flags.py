@@ -72,6 +72,8 @@ def test_variables_stand_for_flags_and_are_overridden_by_them():
         (["train.py"], "unexpected argument 'train.py' for ft-run check; expected options"),
         (["--check-level", "deep"], "invalid value 'deep' for --check-level: expected light"),
         (["--check-timeout", "0"], "invalid value '0' for --check-timeout"),
+        (["--nnodes", "2"], "asks for up to 2 nodes, but no endpoint was given; expected"),
+        (["--nnodes", "2", "--master-port", "29500"], "but no endpoint was given"),
         (
             ["--min-compute-tflops", "-1"],
             "invalid value '-1' for --min-compute-tflops: expected a number > 0",
