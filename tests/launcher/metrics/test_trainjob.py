@@ -256,6 +256,37 @@ def test_an_outage_is_one_event_and_one_if_it_gets_worse(
     assert len(kubeflow.received) == 1
 
 
+def test_a_server_that_refuses_gets_one_request_a_minute_after_a_few(
+    kubeflow: KubeflowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainjob, "INTERVAL_S", 5.0)
+    kubeflow.next_answers = [(429, {})] * 6
+    node: Any = Node(0)
+    node.running[0].watch.steps = 7
+    waits: list[float] = []
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        looks: list[Callable[[], None]] = []
+
+        def later(delay_s: float, look: Callable[[], None]) -> asyncio.TimerHandle:
+            waits.append(delay_s)
+            looks.append(look)
+            return asyncio.TimerHandle(0.0, look, (), loop)
+
+        monkeypatch.setattr(loop, "call_later", later)
+        progress = trainjob_progress(kubeflow.environ(), node, lambda _: None)
+        assert progress is not None
+        for _ in range(8):
+            looks.pop()()
+            if (request := progress._request) is not None:
+                request.join(60.0)
+
+    asyncio.run(test())
+    assert waits == [5.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0, 5.0]
+    assert (kubeflow.refused, len(kubeflow.received)) == ([429] * 6, 1)
+
+
 def test_outside_of_a_trainjob_nothing_is_sent(kubeflow: KubeflowServer) -> None:
     node: Any = Node(0)
     for missing in kubeflow.environ():
