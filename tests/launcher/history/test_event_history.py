@@ -80,3 +80,11 @@ def test_the_time_before_the_master_has_renamed_this_node_is_its_own(recorder: R
     recorder.event(ThisNodeRenamed("vm/0", "vm/1"))
     account = history.folded().account("vm/1").account(recorder.uptime_s)
     assert account.phases == {Phase.STARTING: 3.0, Phase.WAITING: 5.0}
+
+
+def test_a_history_that_nobody_asks_for_keeps_few_records(recorder: Recorder) -> None:
+    history = EventHistory()
+    recorder.add(history.add)
+    for _ in range(2 * event_history._WAITING_MAX):
+        recorder.event(RESTART)
+    assert len(history._waiting) <= event_history._WAITING_MAX

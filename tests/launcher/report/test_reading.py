@@ -1,6 +1,7 @@
 """Event files of several nodes: found, merged, and what in them is no event."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ def test_the_files_of_all_nodes_are_merged_by_time(tmp_path: Path) -> None:
     assert found.events == 6
     assert found.files == {"a/0": {str(first)}, "b/0": {str(other)}}
     assert not found.note
+
+
+def test_there_may_be_more_files_than_the_soft_limit(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{number}", line(number)) for number in range(50)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard))
+        records, _ = read(*files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(records) == 50
 
 
 def test_a_folder_stands_for_its_event_files_with_the_rotated_ones_first(tmp_path: Path) -> None:
