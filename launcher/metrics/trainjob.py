@@ -130,8 +130,11 @@ class TrainJobProgress:
         self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._look)
 
     def _put(self, status: Status) -> None:
+        try:
+            self._request = Request(self._server, status.body(time.time()))
+        except RuntimeError:  # no thread can be started now: the next look tries again
+            return
         self._sent = status
-        self._request = Request(self._server, status.body(time.time()))
 
     def _conclude(self, request: Request) -> None:
         self._request = None

@@ -287,6 +287,22 @@ def test_a_server_that_refuses_gets_one_request_a_minute_after_a_few(
     assert (kubeflow.refused, len(kubeflow.received)) == ([429] * 6, 1)
 
 
+def test_without_room_for_a_thread_it_is_tried_again(
+    kubeflow: KubeflowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[str] = []
+
+    def start(request: Request) -> None:
+        starts.append(request.name)
+        if len(starts) == 1:
+            raise RuntimeError("can't start new thread")
+        super(Request, request).start()
+
+    monkeypatch.setattr(Request, "start", start)
+    test_what_has_not_changed_is_not_sent_again(kubeflow, monkeypatch)
+    assert len(starts) == 2
+
+
 def test_outside_of_a_trainjob_nothing_is_sent(kubeflow: KubeflowServer) -> None:
     node: Any = Node(0)
     for missing in kubeflow.environ():
