@@ -188,7 +188,11 @@ async def _draw(job: _Watched, screen: "FullScreen") -> None:
 
     while True:
         clock = time.strftime("%H:%M:%S")
-        screen.draw(view(job.status, job.link(), clock, *screen.size))
+        try:
+            screen.draw(view(job.status, job.link(), clock, *screen.size))
+        except OSError:  # the terminal is closed
+            job.quit(exit_codes.SUCCESS)
+            return
         job.changed.clear()
         try:
             await asyncio.wait_for(job.changed.wait(), 1.0 - time.time() % 1.0)
@@ -208,6 +212,9 @@ def _suspend(screen: "FullScreen") -> None:
 
 
 def _pressed(job: _Watched) -> None:
-    keys = os.read(0, 64)
+    try:
+        keys = os.read(0, 64)
+    except OSError:  # the terminal is closed
+        keys = b""
     if not keys or b"q" in keys.lower():
         job.quit(exit_codes.SUCCESS)

@@ -8,6 +8,7 @@ import sys
 import termios
 import tty
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console, Group
@@ -31,22 +32,24 @@ class FullScreen:
 
     def enter(self) -> None:
         """Show the screen; keys arrive one by one and are not echoed."""
-        if self.has_keys:
-            self._modes = termios.tcgetattr(0)
-            tty.setcbreak(0, termios.TCSADRAIN)
         self.is_shown = True
-        self._console.set_alt_screen(True)
-        self._console.show_cursor(False)
+        with suppress(OSError, termios.error):  # a terminal that is closed: so is what is read
+            if self.has_keys:
+                self._modes = termios.tcgetattr(0)
+                tty.setcbreak(0, termios.TCSADRAIN)
+            self._console.set_alt_screen(True)
+            self._console.show_cursor(False)
 
     def leave(self) -> None:
         """Show what was there before."""
         if not self.is_shown:
             return
         self.is_shown = False
-        self._console.show_cursor(True)
-        self._console.set_alt_screen(False)
-        if self._modes is not None:
-            termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
+        with suppress(OSError, termios.error):  # the terminal may be closed
+            self._console.show_cursor(True)
+            self._console.set_alt_screen(False)
+            if self._modes is not None:
+                termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
 
     def draw(self, lines: Sequence[Text]) -> None:
         """Draw as many lines as there are rows."""

@@ -1,9 +1,13 @@
 """``ft-run status --watch`` on a real pseudo-terminal."""
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -164,6 +168,25 @@ def test_a_killed_agent_ends_the_watch(opened: Open, agent: FakeAgent) -> None:
     terminal.expect_text("its ft-run has ended without a result")
     terminal.expect_text("status=1")
     assert is_as_before(terminal)
+
+
+def test_a_terminal_that_is_closed_ends_the_watch(agent: FakeAgent) -> None:
+    agent.nodes(1, 7)
+    master, slave = os.openpty()
+    ft_run = str(Path(sys.executable).with_name("ft-run"))
+    command = [ft_run, "status", agent.job_id, "--watch"]
+    with subprocess.Popen(
+        command,
+        stdin=slave,
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TERM": "xterm"},
+    ) as watch:
+        os.close(slave)
+        assert os.read(master, 1)
+        os.close(master)
+        _, errors = watch.communicate(timeout=60)
+    assert (watch.returncode, errors.decode()) == (0, "")
 
 
 def test_a_job_of_two_nodes_until_it_succeeds(ft: "Launcher", opened: Open, free_port: int) -> None:
