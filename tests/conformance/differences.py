@@ -122,7 +122,7 @@ TABLE: Final = {
     ),
     "temporary log directory": (
         "stays in `/tmp`",
-        "removed after success",
+        "removed after success, unless the relay of the output was killed",
     ),
     "`--master-port P`, several nodes": (
         "also the workers' `MASTER_PORT`",
