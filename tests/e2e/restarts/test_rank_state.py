@@ -234,7 +234,10 @@ def test_values_of_an_older_step_are_not_used(ft: "Launcher") -> None:
     assert (origin[:2], saved["loader"]["next"]) == ([2, 0], 6)
     after = other.run(8)
     after.expect("no saved random number generators, loader for rank 1: as at the start of a job$")
-    assert other.lines(0) == undisturbed.lines(0)
+    mine, expected = other.lines(0), undisturbed.lines(0)
+    assert [mine[step] for step in range(6)] == [expected[step] for step in range(6)]
+    # The weights depend on what rank 1 draws.
+    assert [mine[step][:3] for step in (6, 7)] == [expected[step][:3] for step in (6, 7)]
     mine, expected = other.lines(1), undisturbed.lines(1)
     assert [mine[step] for step in range(6)] == [expected[step] for step in range(6)]
     assert mine[6][0] == [1000]  # as constructed
