@@ -212,9 +212,6 @@ def _suspend(screen: "FullScreen") -> None:
 
 
 def _pressed(job: _Watched) -> None:
-    try:
-        keys = os.read(0, 64)
-    except OSError:  # the terminal is closed
-        keys = b""
+    keys = os.read(0, 64)
     if not keys or b"q" in keys.lower():
         job.quit(exit_codes.SUCCESS)

@@ -170,14 +170,15 @@ def test_a_killed_agent_ends_the_watch(opened: Open, agent: FakeAgent) -> None:
     assert is_as_before(terminal)
 
 
-def test_a_terminal_that_is_closed_ends_the_watch(agent: FakeAgent) -> None:
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_a_terminal_that_is_closed_ends_the_watch(agent: FakeAgent, *, has_keys: bool) -> None:
     agent.nodes(1, 7)
     master, slave = os.openpty()
     ft_run = str(Path(sys.executable).with_name("ft-run"))
     command = [ft_run, "status", agent.job_id, "--watch"]
     with subprocess.Popen(
         command,
-        stdin=slave,
+        stdin=slave if has_keys else subprocess.DEVNULL,
         stdout=slave,
         stderr=subprocess.PIPE,
         env=os.environ | {"TERM": "xterm"},

@@ -127,6 +127,11 @@ def test_hooks_that_cannot_be_loaded_are_reported_once(tmp_path: Path) -> None:
     assert found == ["None", "0"]
 
 
+def test_the_script_gets_the_descriptors_that_it_would_get() -> None:
+    opened = "other = os.open('/dev/null', os.O_RDONLY); print(other == file + 1); os.close(other)"
+    assert run(HOOK, opened, "watched.progress(-1)", opened) == ["True", "True"]
+
+
 def test_a_script_that_has_closed_all_descriptors_is_not_watched(tmp_path: Path) -> None:
     """And no other file that has the number now is written to."""
     found = run(
