@@ -12,6 +12,9 @@ from typing import Final
 
 from .outlets import Outlet
 
+_GATHER_S: Final = 0.1
+"""How long the first line waits for others: a restart's lines are written when it is over, not
+while the agent starts workers."""
 _WAITING_MAX_BYTES: Final = 8 << 20
 _LAST_WORDS_S: Final = 2.0
 """How long the end of the job waits for the disk or the reader."""
@@ -52,12 +55,13 @@ class BackgroundWriter:
     def put(self, line: bytes) -> None:
         """Write a line soon; never waits."""
         with self._changed:
+            if not self._waiting:
+                self._changed.notify()
             self._waiting.append(line)
             self._waiting_bytes += len(line)
             while self._waiting_bytes > self._max_bytes and len(self._waiting) > 1:
                 self._waiting_bytes -= len(self._waiting.popleft())
                 self._count_lost(self._reason or _SLOW)
-            self._changed.notify()
         if self._thread.ident is None:
             self._thread.start()
         self._tell()
@@ -91,16 +95,22 @@ class BackgroundWriter:
     # --- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (line := self._next()) is not None:
-            self._write(line)
+        while self._gather():
+            while (line := self._next()) is not None:
+                self._write(line)
         with suppress(OSError):
             self._write_lost()
         self._outlet.close()
 
+    def _gather(self) -> bool:
+        """Wait for lines; return False if there are none and the writer is being closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            self._changed.wait_for(lambda: self._is_closing, _GATHER_S)
+            return bool(self._waiting)
+
     def _next(self) -> bytes | None:
         with self._changed:
-            while not self._waiting and not self._is_closing:
-                self._changed.wait()
             if not self._waiting:
                 return None
             line = self._waiting.popleft()
