@@ -4,6 +4,7 @@ Lines wait in memory, up to a limit. What is lost, because the disk is full, the
 the limit is reached, is counted; the count goes before the next line that can be written.
 """
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,8 +14,7 @@ from typing import Final
 from .outlets import Outlet
 
 _GATHER_S: Final = 0.1
-"""How long the first line waits for others: a restart's lines are written when it is over, not
-while the agent starts workers."""
+"""How long the first line waits for others: the thread must not compete with a restart."""
 _WAITING_MAX_BYTES: Final = 8 << 20
 _LAST_WORDS_S: Final = 2.0
 """How long the end of the job waits for the disk or the reader."""
@@ -55,25 +55,39 @@ class BackgroundWriter:
     def put(self, line: bytes) -> None:
         """Write a line soon; never waits."""
         with self._changed:
-            if not self._waiting:
-                self._changed.notify()
+            is_first = not self._waiting
             self._waiting.append(line)
             self._waiting_bytes += len(line)
             while self._waiting_bytes > self._max_bytes and len(self._waiting) > 1:
                 self._waiting_bytes -= len(self._waiting.popleft())
                 self._count_lost(self._reason or _SLOW)
+        if is_first:
+            self._wake_soon()
+        self._tell()
+
+    def _wake_soon(self) -> None:
+        """Wake the thread: in an event loop a little later, elsewhere at once."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._wake()
+        else:
+            loop.call_later(_GATHER_S, self._wake)
+
+    def _wake(self) -> None:
         if self._thread.ident is None:
             self._thread.start()
-        self._tell()
+        with self._changed:
+            self._changed.notify()
 
     def close(self, limit_s: float = _LAST_WORDS_S) -> None:
         """Write what waits, within a time limit, and end the thread."""
-        if self._thread.ident is None:
+        if self._thread.ident is None and not self._waiting:
             self._outlet.close()
             return
         with self._changed:
             self._is_closing = True
-            self._changed.notify()
+        self._wake()
         self._thread.join(limit_s)
         if self._thread.is_alive():
             with self._changed:
@@ -95,22 +109,16 @@ class BackgroundWriter:
     # --- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._gather():
-            while (line := self._next()) is not None:
-                self._write(line)
+        while (line := self._next()) is not None:
+            self._write(line)
         with suppress(OSError):
             self._write_lost()
         self._outlet.close()
 
-    def _gather(self) -> bool:
-        """Wait for lines; return False if there are none and the writer is being closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closing)
-            self._changed.wait_for(lambda: self._is_closing, _GATHER_S)
-            return bool(self._waiting)
-
     def _next(self) -> bytes | None:
         with self._changed:
+            while not self._waiting and not self._is_closing:
+                self._changed.wait()
             if not self._waiting:
                 return None
             line = self._waiting.popleft()
