@@ -1,5 +1,6 @@
 """Lines are written in a thread: nothing waits for the outlet, and what is lost is counted."""
 
+import asyncio
 import threading
 
 from ft_run.launcher.reporting.background_writer import BackgroundWriter
@@ -106,3 +107,32 @@ def test_a_writer_without_lines_has_no_thread() -> None:
     assert threading.active_count() == before
     writer.close()
     assert outlet.is_closed
+
+
+def test_in_an_event_loop_the_thread_wakes_after_a_while() -> None:
+    outlet, failed = Outlet(), list[str]()
+    writer = writer_of(outlet, failed)
+
+    async def restart() -> None:
+        writer.put(b"1\n")
+        assert not outlet.called.acquire(timeout=0.02)  # what the loop does first is not delayed
+        writer.put(b"2\n")
+        while not outlet.called.acquire(blocking=False):
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(restart(), TIMEOUT_S))
+    writer.close(TIMEOUT_S)
+    assert outlet.lines == [b"1\n", b"2\n"]
+
+
+def test_what_waits_when_the_event_loop_ends_is_written() -> None:
+    outlet, failed = Outlet(), list[str]()
+    writer = writer_of(outlet, failed)
+
+    async def end() -> None:
+        writer.put(b"1\n")
+
+    asyncio.run(end())
+    writer.put(b"2\n")
+    writer.close(TIMEOUT_S)
+    assert outlet.lines == [b"1\n", b"2\n"]
