@@ -12,7 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
+from ...errors import (
+    NodeExcludedError,
+    RefusedError,
+    RendezvousError,
+    SpawnerLostError,
+    UsageError,
+)
 from ...events.checks import ChecksProgressed
 from ...events.node import (
     DrainOrdered,
@@ -400,7 +406,10 @@ class Agent:
         await self._rest_from_checks()
         self._claim.is_checked = not found.exit_code
         if self._options.checks is not None:
-            show_finding(found, self._display, self._options.checks)
+            try:
+                show_finding(found, self._display, self._options.checks)
+            except UsageError as error:
+                self._live(error)
         if found.exit_code:
             self._live(unfit(found))
 

@@ -28,11 +28,14 @@ def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -
         found: the master's message; the master sends the whole report to one node of the job.
         display: prints the lines; ``ft-run check`` writes its table or JSON to standard output.
         options: the options of the checks.
+
+    Raises:
+        UsageError: the result of ``ft-run check`` cannot be written to standard output.
     """
     has_table = bool(found.report) and display.live and not options.spec.only
     if found.report:
         if options.spec.only:
-            _print(found.report, display, as_json=options.json)
+            _print(found.report, as_json=options.json)
         elif has_table:
             _show_table(found.report, display)
         else:
@@ -64,17 +67,14 @@ def _print_table(verdicts: "Verdicts") -> None:
     print_verdicts(verdicts, Console(highlight=False, width=None if folded else _UNFOLDED))
 
 
-def _print(report: str, display: Display, *, as_json: bool) -> None:
+def _print(report: str, *, as_json: bool) -> None:
     from ...checks.report import report_from_json
 
-    try:
-        with standard_output():
-            if as_json:
-                print(report)
-            else:
-                _print_table(report_from_json(report))
-    except UsageError as error:
-        display.event(LogMessage(error.sentence, Severity.ERROR))
+    with standard_output():
+        if as_json:
+            print(report)
+        else:
+            _print_table(report_from_json(report))
 
 
 def _show_table(report: str, display: Display) -> None:

@@ -57,6 +57,16 @@ def test_a_full_disk_is_said_in_one_sentence(ft: "Launcher", arguments: tuple[st
         )
 
 
+def test_a_result_of_checks_that_cannot_be_written_is_an_error(ft: "Launcher") -> None:
+    with Path("/dev/full").open("wb") as full:
+        status, said = run(ft, "check", "--json", stdout=full)
+    assert status == exit_codes.USAGE
+    assert said.endswith(
+        "ft-run: error: cannot write to standard output: No space left on device; "
+        "expected a file on a disk with free space, a pipe or a terminal.\n"
+    )
+
+
 def test_a_failed_job_leaves_no_empty_folders(ft: "Launcher") -> None:
     command = ft.run("--standalone", ft.script("raise SystemExit(7)"))
     assert command.process.returncode == exit_codes.WORKERS_FAILED
