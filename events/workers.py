@@ -109,7 +109,7 @@ class TrainingStarted(RoundEvent):
     step: int = -1
     """The first completed step of the round, as the script counts them; -1: not known."""
     down_s: float = 0.0
-    """Since the workers of an earlier round were stopped on this node; 0: there were none."""
+    """Since training was interrupted on this node; 0: there was none before."""
 
     name = "training.started"
 

@@ -98,8 +98,9 @@ class StepEvents:
         self._first: FirstWorker | None = None
         """Until the workers stop, if it is watched."""
         self._reported_at = 0.0
+        self._has_trained = False
         self._stopped_at: float | None = None
-        """When workers stopped, if this node has not trained since."""
+        """When workers that had trained stopped, if this node has not trained since."""
 
     def begin(self, group: WorkerGroup | None) -> None:
         """Follow the workers of a round, which were started now."""
@@ -127,7 +128,7 @@ class StepEvents:
             self.report()
         if event.name in STOPS:
             self._first = None
-            if self._stopped_at is None:
+            if self._has_trained and self._stopped_at is None:
                 self._stopped_at = time.monotonic()
         elif isinstance(event, WorkerExited) and event.local_rank == 0 and self._first is not None:
             self._first.look(time.monotonic())  # what it did is reported when the others stop
@@ -144,7 +145,7 @@ class StepEvents:
             return
         now, at = time.monotonic(), group.assignment
         if awaits_step and (stepped := _stepped(group)):
-            awaits_step = False
+            awaits_step, self._has_trained = False, True
             first = max(progress.first for progress in stepped)
             stopped_at, self._stopped_at = self._stopped_at, None
             down_s = 0.0 if stopped_at is None else round(now - stopped_at, 6)

@@ -231,9 +231,16 @@ def test_what_the_first_worker_did_is_known_until_its_exit(node: Node) -> None:
 
 
 def test_the_first_step_after_a_stop_says_how_long_nothing_was_trained(node: Node) -> None:
-    node.begin()
     stopped = WorkersStopped(2, 1, 1, "r", False)
+    node.begin()
     node.steps.note(stopped)
+    node.now += 5.0
+    node.begin()
+    node.does(1, ticks=1)
+    node.waits()
+    assert node.events[-1] == TrainingStarted(2, 1)  # nothing was trained before
+    node.steps.note(stopped)
+    node.does(1, ticks=0)
     node.begin()  # a round that fails before its first step
     node.now += 5.0
     node.steps.note(stopped)
