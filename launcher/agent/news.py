@@ -16,6 +16,8 @@ from ..reporting.live_status import restarts_used
 
 _REMINDER_S = 30.0
 _AWAY_REMINDER_S = 60.0
+_SETTLED_S = 5.0
+"""After this time a new reason is news: before, a cut connection is refused at the next attempt."""
 
 
 def waits(message: Waiting, options: LaunchOptions) -> NodeWaits:
@@ -91,7 +93,9 @@ class LinkNews:
         self._note, self._where, self._clock = note, where, clock
         self._reported: set[tuple[bool, WorkersAlone]] = set()
         """The states of this outage that were reported."""
-        self._last = -math.inf
+        self._reasons: set[str] = set()
+        """The reasons of this outage."""
+        self._since = self._last = -math.inf
         self._was_up = False
 
     def up(self, again: bool) -> None:
@@ -100,16 +104,20 @@ class LinkNews:
             self._note(MasterConnected(again))
         self._was_up = True
         self._reported.clear()
+        self._reasons.clear()
 
     def down(self, link: LinkDown, claim: Claim | None) -> None:
         """Handle a lost or failed connection to the master; called after each attempt."""
         workers = _alone(claim)
-        # The reason is no state: a cut connection is refused at the next attempt.
-        change = bool(link.hosts), workers
-        if change in self._reported and self._clock() - self._last < _AWAY_REMINDER_S:
+        now, change = self._clock(), (bool(link.hosts), workers)
+        if not self._reasons:
+            self._since = now
+        is_news = link.reason not in self._reasons and now - self._since >= _SETTLED_S
+        self._reasons.add(link.reason)
+        if change in self._reported and not is_news and now - self._last < _AWAY_REMINDER_S:
             return
         self._reported.add(change)
-        self._last = self._clock()
+        self._last = now
         self._note(
             MasterUnreachable(
                 link.reason, self._where, workers, link.left_s, self._was_up, link.hosts

@@ -92,9 +92,21 @@ def test_a_node_without_a_master_says_what_its_workers_do(claim: Claim | None, w
 
 def test_an_outage_is_one_line_whatever_the_attempts_fail_with() -> None:
     away, runs = Away(), claim_of(0, 0)
-    for at, reason in ((0, "cut"), (1, "connection refused"), (2, "cut"), (60, "no answer")):
+    for at, reason in ((0, "cut"), (1, "refused"), (2, "cut"), (9, "refused"), (60, "refused")):
         away.attempt(at, runs, reason=reason)
-    assert [line.partition(")")[0].partition("(")[2] for line in away.lines] == ["cut", "no answer"]
+    assert reasons(away) == ["cut", "refused"]  # the second is a reminder
+
+
+def test_a_reason_that_comes_later_is_told_once() -> None:
+    away, runs = Away(), claim_of(0, 0)
+    for at, reason in ((0, "cut"), (1, "refused"), (8, "other token"), (9, "refused")):
+        away.attempt(at, runs, reason=reason)
+    away.attempt(10, runs, reason="other token")
+    assert reasons(away) == ["cut", "other token"]
+
+
+def reasons(away: Away) -> list[str]:
+    return [line.partition(")")[0].partition("(")[2] for line in away.lines]
 
 
 def test_what_is_waited_for_is_told_at_each_change_and_once_a_minute() -> None:
