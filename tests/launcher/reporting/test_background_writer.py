@@ -117,8 +117,7 @@ def test_in_an_event_loop_the_thread_wakes_after_a_while() -> None:
         writer.put(b"1\n")
         assert not outlet.called.acquire(timeout=0.02)  # what the loop does first is not delayed
         writer.put(b"2\n")
-        while not outlet.called.acquire(blocking=False):
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(outlet.await_call)
 
     asyncio.run(asyncio.wait_for(restart(), TIMEOUT_S))
     writer.close(TIMEOUT_S)
