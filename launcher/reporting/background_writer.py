@@ -36,7 +36,7 @@ class BackgroundWriter:
         Args:
             outlet: receives the lines.
             lost_line: returns the line for a number of lost lines and the reason.
-            failed: is called by ``put`` and ``close``, once per outage, with the reason.
+            failed: is called once per outage, with the reason; not in the thread.
             max_bytes: limit of the lines that wait.
         """
         self._outlet = outlet
@@ -73,6 +73,7 @@ class BackgroundWriter:
             self._wake()
         else:
             loop.call_later(_GATHER_S, self._wake)
+            loop.call_later(2 * _GATHER_S, self._tell)
 
     def _wake(self) -> None:
         if self._thread.ident is None:

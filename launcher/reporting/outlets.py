@@ -161,23 +161,22 @@ class UnixSocket:
         self._socket: socket.socket | None = None
 
     def write(self, line: bytes) -> None:
-        """Send a line.
+        """Send a line, to the next reader if the last one is gone.
 
         Raises:
             OSError: no process reads from it; the next call connects again.
         """
-        if self._socket is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if self._socket is not None:
             try:
-                connection.connect(self._path)
+                return self._socket.sendall(line)
             except OSError:
-                connection.close()
-                raise
-            self._socket = connection
+                self.close()  # a part of the line may be sent: the next reader gets all of it
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            self._socket.connect(self._path)
             self._socket.sendall(line)
         except OSError:
-            self.close()  # a part of the line may be sent: the next reader gets all of it
+            self.close()
             raise
 
     def close(self) -> None:
