@@ -1,6 +1,7 @@
 """Turns a forked process into the equivalent of ``python -u script.py`` and runs the script.
 
-The interpreter does its own start-up work where it offers that (``PyRun_SimpleFile``, ``runpy``).
+The interpreter does its own work where it offers that (``PyRun_SimpleFile``, ``runpy``): it also
+reports the exception that ends the program.
 The rest follows CPython's ``Modules/main.c`` and ``Python/pathconfig.c``.
 ``docs/reference/preload.md`` lists the differences that remain.
 """
@@ -12,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from ...training.worker import start, store_wait
@@ -46,7 +47,7 @@ _TORCH_CONSTANT_SEED = 67280421310721
 """``c10::detail::default_rng_seed_val`` of torch's c10/core/GeneratorImpl.h."""
 
 _FAILED = -1
-"""What the functions above return when a program ended with an exception that they reported."""
+"""What ``_run_file`` and ``_run_string`` return when a program ended with an exception."""
 
 
 class Program(NamedTuple):
@@ -55,15 +56,6 @@ class Program(NamedTuple):
     function: Callable[..., object]
     arguments: tuple[object, ...]
 
-    def report(self, error: BaseException) -> int:
-        """Print an exception of the program as the interpreter does, without launcher frames."""
-        trace = error.__traceback__
-        error.__traceback__ = trace = trace.tb_next if trace is not None else None
-        _show(error, trace)
-        if isinstance(error, KeyboardInterrupt):
-            _remember_interrupt()
-        return _FAILED
-
     def end(self, status: object) -> None:
         """Exit as after the program's last line: return on success, else raise ``SystemExit``.
 
@@ -71,9 +63,6 @@ class Program(NamedTuple):
         """
         if status == _FAILED and getattr(sys, "last_type", None) is not KeyboardInterrupt:
             raise SystemExit(1)
-
-
-# --- before the program -------------------------------------------------------------------------
 
 
 def first_path(argv: list[str]) -> str | None:
@@ -207,9 +196,9 @@ def _program(argv: list[str]) -> Program:
 
 
 def _module(name: str, *, alter_argv: bool) -> Program:
-    import runpy  # the interpreter itself imports this here
-
-    return Program(runpy._run_module_as_main, (name, alter_argv))  # type: ignore[attr-defined]  # it is private
+    # Not called from here: the interpreter reports the exception of what it runs itself.
+    call = f"__import__('runpy')._run_module_as_main({name!a}, {alter_argv})\n"
+    return Program(_run_string, (call.encode(), None))
 
 
 def _is_archive(script: str) -> bool:
@@ -310,42 +299,3 @@ def _freshen() -> None:
     threading = sys.modules.get("threading")
     if threading is not None:
         threading.main_thread()._set_native_id()
-
-
-# --- after the program --------------------------------------------------------------------------
-
-
-def _show(error: BaseException, trace: TracebackType | None) -> None:
-    """Do the same as ``PyErr_Print``."""
-    kind = type(error)
-    sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
-    if sys.version_info >= (3, 12):
-        sys.last_exc = error
-    hook = getattr(sys, "excepthook", None)
-    if hook is None:
-        sys.stderr.write("sys.excepthook is missing\n")
-        sys.__excepthook__(kind, error, trace)
-        return
-    sys.audit("sys.excepthook", hook, kind, error, trace)
-    try:
-        hook(kind, error, trace)
-    except SystemExit:
-        raise
-    except BaseException as second:
-        inner = second.__traceback__
-        second.__traceback__ = inner = inner.tb_next if inner is not None else None
-        sys.stderr.write("Error in sys.excepthook:\n")
-        sys.__excepthook__(type(second), second, inner)
-        sys.stderr.write("\nOriginal exception was:\n")
-        sys.__excepthook__(kind, error, trace)
-
-
-def _remember_interrupt() -> None:
-    """Record in the interpreter that an interrupt ended the program, as it does for its own."""
-    shown = sys.last_type, sys.last_value, sys.last_traceback
-    hook, sys.excepthook = sys.excepthook, lambda *_: None
-    try:
-        _run_string(b"raise KeyboardInterrupt", None)
-    finally:
-        sys.excepthook = hook
-        sys.last_type, sys.last_value, sys.last_traceback = shown

@@ -24,13 +24,4 @@ from ft_run.launcher.spawner.forkserver import Bare, serve  # noqa: E402 - from 
 
 _program = serve(int(sys.argv[1]), Bare(*_bare))
 # From here on this process is a worker: this frame is the only one below its program's.
-_error: "BaseException | None" = None
-try:
-    _status = _program.function(*_program.arguments)
-except SystemExit:
-    raise
-except BaseException as error:
-    _error = error
-if _error is not None:  # reported here: an excepthook finds no exception that is being handled
-    _status = _program.report(_error)
-_program.end(_status)
+_program.end(_program.function(*_program.arguments))
