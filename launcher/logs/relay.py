@@ -22,8 +22,8 @@ from collections import deque
 from typing import Any, Final
 
 from ..processes.ipc import close_all_but
+from .console import open_consoles
 from .log_file import Route, Stream, StreamPlan
-from .relay_console import open_consoles
 from .relay_stream import RelayedStream
 
 IDLE_EXIT_S: Final = 5.0

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable
 from typing import Final
 
+from .console import Console
 from .log_file import LogFile, StreamPlan
-from .relay_console import Console
 
 CHUNK_BYTES: Final = 64 * 1024
 """One read: what a pipe holds by default, and the unit of fairness between streams."""

@@ -1,4 +1,4 @@
-"""The relay's way to the console: whole lines, written without ever waiting."""
+"""The way of the agent and of the relay to the console: whole lines, written without waiting."""
 
 import errno
 import os
@@ -46,6 +46,10 @@ class Console:
     def unshown(self) -> int:
         """How many bytes the console has not yet taken."""
         return len(self._pending)
+
+    def is_writable(self, timeout_s: float) -> bool:
+        """Wait until the console takes something; return False when the time is over."""
+        return self._file is not None and self._file.is_writable(timeout_s)
 
     def write(self, lines: bytes) -> None:
         """Write whole lines, now or as soon as the console takes them."""
