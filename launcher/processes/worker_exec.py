@@ -25,24 +25,18 @@ class Started(NamedTuple):
     pids: Sequence[int] = ()
     """Process ids, in the order of the workers; 0: no process was created."""
     errors: Sequence[tuple[int, int]] = ()
-    """Index and code (``error_code``) of each worker that could not execute its program; it exits
-    with 127."""
-    unforked: Sequence[tuple[int, int]] = ()
-    """Index and errno of each worker for which no process was created."""
+    """Index and code (``error_code``) of each worker that was not started: it could not execute its
+    program, and exits with 127, or no process was created."""
 
     @classmethod
     def none(cls, workers: Sequence[dict[str, Any]], error: OSError) -> "Started":
         """Return the result of workers for which no process was created."""
-        unforked = [(worker["index"], error.errno or errno.EIO) for worker in workers]
-        return cls([0] * len(workers), (), unforked)
+        errors = [(worker["index"], error.errno or errno.EIO) for worker in workers]
+        return cls([0] * len(workers), errors)
 
     def together(self, other: "Started") -> "Started":
         """Return the results of these workers, followed by those of others."""
-        return Started(
-            [*self.pids, *other.pids],
-            [*self.errors, *other.errors],
-            [*self.unforked, *other.unforked],
-        )
+        return Started([*self.pids, *other.pids], [*self.errors, *other.errors])
 
 
 def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Started:
@@ -55,7 +49,6 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
     """
     pids: list[int] = []
     errors: list[tuple[int, int]] = []
-    unforked: list[tuple[int, int]] = []
     pipes: list[tuple[int, int]] = []
     streams = iter(fds)
     for worker in workers:
@@ -64,7 +57,7 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
             pid, errors_from = fork_worker(worker, mine)
             pipes.append((worker["index"], errors_from))
         except OSError as error:
-            unforked.append((worker["index"], error.errno or errno.EIO))
+            errors.append((worker["index"], error.errno or errno.EIO))
         pids.append(pid)
     for index, pipe in pipes:
         # End-of-file means that the program was started; otherwise four bytes are the error code.
@@ -72,7 +65,7 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
             data = file.read(4)
         if data:
             errors.append((index, code_from(data)))
-    return Started(pids, errors, unforked)
+    return Started(pids, errors)
 
 
 def fork_worker(

@@ -6,7 +6,6 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from ...errors import NoProcessError
 from ...events.preload import PreloadSource, PreloadState
@@ -47,13 +46,10 @@ class Spawned:
 
     round: int
     pids: tuple[int, ...]
-    """Process ids, by local rank."""
+    """Process ids, by local rank; 0: no process was created."""
     errors: Mapping[int, int] = field(default_factory=dict)
-    """The code (``worker_exec.error_code``) of each worker, by local rank, that could not
-    execute its program; such a worker exits with 127."""
-    unforked: Mapping[int, int] = field(default_factory=dict)
-    """The errno of each worker, by local rank, for which no process was created; its process id
-    is 0."""
+    """The code (``worker_exec.error_code``) of each worker, by local rank, that was not started;
+    such a worker exits with 127."""
 
     def why_not(self, programs: Sequence[str]) -> dict[int, str]:
         """Return the reason for each worker, by local rank, that could not be started.
@@ -61,14 +57,16 @@ class Spawned:
         Args:
             programs: the programs of the workers, by local rank.
         """
-        why = {rank: explained(code, programs[rank]) for rank, code in self.errors.items()}
-        for rank, code in self.unforked.items():
-            why[rank] = no_process(OSError(code, os.strerror(code)))
-        return why
+        return {
+            rank: explained(code, programs[rank])
+            if self.pids[rank]
+            else no_process(OSError(code, os.strerror(code)))
+            for rank, code in self.errors.items()
+        }
 
     def is_shortage(self, local_rank: int) -> bool:
         """Return whether a worker could not be started for lack of a resource."""
-        return local_rank in self.unforked or is_shortage(self.errors.get(local_rank, 0))
+        return not self.pids[local_rank] or is_shortage(self.errors.get(local_rank, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,10 +333,8 @@ class SpawnerClient:
 
 def _parse(event: dict[str, object]) -> SpawnerEvent:
     match event:
-        case {"event": "spawned", "round": int(number), "pids": list(pids), **rest}:
-            unforked: Any = rest["unforked"]
-            errors: Any = rest["errors"]
-            return Spawned(number, tuple(pids), dict(errors), dict(unforked))
+        case {"event": "spawned", "round": int(number), "pids": list(pids), "errors": list(errors)}:
+            return Spawned(number, tuple(pids), dict(errors))
         case {"event": "exited", "round": int(number), "index": int(index), "status": int(status)}:
             return Exited(number, index, status)
         case {"event": "empty"}:

@@ -218,14 +218,14 @@ class Spawner:
     def _spawned(self, request: dict[str, Any], started: Started) -> None:
         """Supervise what was started, and report it to the agent."""
         number, workers = request["round"], request["workers"]
+        self.send({"event": "spawned", "round": number, **started._asdict()})
         for pid, worker in zip(started.pids, workers, strict=True):
             if pid:
                 self._workers[pid] = (number, worker["index"])
                 if worker["service"]:
                     self._services.add(pid)
-        self.send({"event": "spawned", "round": number, **started._asdict()})
-        for index, _ in started.unforked:
-            self._send_exit(number, index, NOT_EXECUTED)
+            else:
+                self._send_exit(number, worker["index"], NOT_EXECUTED)
 
     def _signal(self, number: int) -> None:
         for pid in self._workers.keys() - self._services:

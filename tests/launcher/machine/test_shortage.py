@@ -34,7 +34,5 @@ def test_the_limit_on_open_files_is_that_of_this_process() -> None:
 
 
 def test_what_is_a_shortage() -> None:
-    spawned = Spawned(
-        0, (0, 0, 0, 7), errors={0: errno.ENOENT, 1: errno.EAGAIN}, unforked={2: errno.EPERM}
-    )
+    spawned = Spawned(0, (5, 6, 0, 7), errors={0: errno.ENOENT, 1: errno.EAGAIN, 2: errno.EPERM})
     assert [spawned.is_shortage(rank) for rank in range(4)] == [False, True, True, False]
