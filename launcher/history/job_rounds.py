@@ -1,7 +1,6 @@
 """Rounds, steps, restarts and failures of a job: parts of ``job_summary``."""
 
 from collections.abc import Mapping
-from statistics import median
 from typing import Any, Final
 
 from ...events.record import Record
@@ -10,11 +9,9 @@ from ...values import names, replace
 from ..history.recorded_error import recorded, recorded_traceback
 from .accounting import Phase
 from .answers import FailureNote, Restart, Restarts, Training
+from .overlaps import BestHour
 from .steps import is_late
 
-_HOUR_S: Final = 3600.0
-_SAMPLES_MIN: Final = 10
-"""Of an hour that the rate is compared with."""
 _DATA_WAIT_MIN_S: Final = 20.0
 """Training between two reports, of which a share is meaningful."""
 _LINES: Final = 20
@@ -83,7 +80,8 @@ class StepFold:
         self._data_wait: float | None = None
         self._waited_s = self._training_s = 0.0
         """In this round, by the last report that ``data_wait`` is of."""
-        self._hours = _Rates()
+        self._hours: dict[int, BestHour] = {}
+        """By the number of workers."""
 
     def add(self, record: Record, at_s: float, world_size: int) -> None:
         """Take the next event of that node; ``world_size`` is that of the round."""
@@ -107,7 +105,7 @@ class StepFold:
         self._waits(record)
         self._rate = 0.0 if is_late(rate, idle_s) else rate
         if self._rate:
-            self._hours.add(at_s, world_size, rate)
+            self._hours.setdefault(world_size, BestHour()).add(1 / rate)
 
     def _waits(self, record: Record) -> None:
         """Take how long the workers have waited for data; the longest wait of a rank counts."""
@@ -122,7 +120,8 @@ class StepFold:
     def training(self, phase: Phase, world_size: int, *, has_ended: bool) -> Training:
         """Return the answers, for the phase of that node."""
         is_training = phase is Phase.TRAINING and not has_ended and self._rate != 0.0
-        best, rate = self._hours.best(world_size), self._rate
+        hours, rate = self._hours.get(world_size), self._rate
+        best = 1 / hours.step_s if hours is not None and hours.step_s else None
         return Training(
             phase.value,
             is_training,
@@ -133,35 +132,6 @@ class StepFold:
             best / rate if best and rate else None,
             self._data_wait,
         )
-
-
-class _Rates:
-    """The best median rate of all hours, by the number of workers."""
-
-    def __init__(self) -> None:
-        self._began_s, self._workers = 0.0, 0
-        self._samples: list[float] = []
-        self._best: dict[int, float] = {}
-
-    def add(self, at_s: float, workers: int, steps_per_s: float) -> None:
-        is_over = at_s - self._began_s >= _HOUR_S
-        if not self._samples or is_over or workers != self._workers:
-            self._close()
-            self._began_s, self._workers = at_s, workers
-        self._samples.append(steps_per_s)
-
-    def best(self, workers: int) -> float | None:
-        """Return the median of the best hour; None: there are too few samples."""
-        known = [self._best[workers]] if workers in self._best else []
-        if self._workers == workers and len(self._samples) >= _SAMPLES_MIN:
-            known.append(median(self._samples))
-        return max(known, default=None)
-
-    def _close(self) -> None:
-        if len(self._samples) >= _SAMPLES_MIN:
-            best = self._best.get(self._workers, 0.0)
-            self._best[self._workers] = max(best, median(self._samples))
-        self._samples = []
 
 
 class RestartFold:

@@ -11,8 +11,8 @@ SLOW_STEPS: Final = "slow steps"
 _TRAINING: Final = "training"
 _MINUTE_S = 45.0
 """The shortest training time whose mean is used: there is a report a minute, or more."""
-_HOUR_MINUTES = 60
-_LEAST_MINUTES = 10
+_HOUR_MINUTES: Final = 60
+_LEAST_MINUTES: Final = 10
 """A median of fewer is not meaningful."""
 
 
@@ -52,8 +52,33 @@ class Overlaps:
         return more_s
 
 
+class BestHour:
+    """The lowest median time of a step of all hours, from a time a minute."""
+
+    def __init__(self) -> None:
+        self._minutes: list[float] = []
+        """Of the current hour."""
+        self._best_s: float | None = None
+        """Of the hours that have ended."""
+
+    def add(self, step_s: float) -> None:
+        """Add the time of a step in a minute."""
+        self._minutes.append(step_s)
+        if len(self._minutes) == _HOUR_MINUTES:
+            self._best_s = self.step_s
+            self._minutes.clear()
+
+    @property
+    def step_s(self) -> float | None:
+        """The current hour's median counts from a few minutes on; None: there were fewer."""
+        if len(self._minutes) < _LEAST_MINUTES:
+            return self._best_s
+        current_s = median(self._minutes)
+        return current_s if self._best_s is None else min(self._best_s, current_s)
+
+
 class SlowSteps:
-    """The training time and steps of a job, and the best hour's time of a step.
+    """The training time and steps of a job, compared with the best hour's time of a step.
 
     The sum of (step - median) over all steps is the training time less that of as many median
     steps. The median is that of the means of minutes: a minute has too many steps to see each.
@@ -62,10 +87,8 @@ class SlowSteps:
     def __init__(self) -> None:
         self._open = (0.0, 0)
         """Training time and steps of the current minute."""
-        self._minutes: list[float] = []
-        """Mean step times of the current hour."""
-        self._best_s: float | None = None
-        """The lowest median of an hour that has ended."""
+        self._hours = BestHour()
+        """Of mean step times."""
         self._total = (0.0, 0)
 
     def add(self, training_s: float, steps: int) -> None:
@@ -75,23 +98,13 @@ class SlowSteps:
         if seconds < _MINUTE_S or not count:
             return
         self._open, self._total = (0.0, 0), (self._total[0] + seconds, self._total[1] + count)
-        self._minutes.append(seconds / count)
-        if len(self._minutes) == _HOUR_MINUTES:
-            self._best_s = self._best_of_hours()
-            self._minutes.clear()
+        self._hours.add(seconds / count)
 
     @property
     def seconds(self) -> float | None:
         """The time beyond as many steps of the best hour's median; None: not known yet."""
-        best_s = self._best_of_hours()
+        best_s = self._hours.step_s
         if best_s is None:
             return None
         training_s, steps = self._total
         return max(0.0, training_s - steps * best_s)
-
-    def _best_of_hours(self) -> float | None:
-        """Return the lowest median, the current hour's included if it has enough minutes."""
-        if len(self._minutes) < _LEAST_MINUTES:
-            return self._best_s
-        current_s = median(self._minutes)
-        return current_s if self._best_s is None else min(self._best_s, current_s)
