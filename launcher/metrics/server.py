@@ -60,8 +60,11 @@ def on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[T]]) -
         raise NotReadyError("this process ends") from None
 
 
-class MetricsServer:
+class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     """Listens from the start, and answers once it has a source of metrics; ``close`` it."""
+
+    daemon_threads = True
+    allow_reuse_port = False  # two servers would share the scrapes
 
     def __init__(
         self, address: Endpoint, tls: "ssl.SSLContext | None" = None, bearer: str = ""
@@ -76,20 +79,27 @@ class MetricsServer:
         Raises:
             OSError: it cannot listen there.
         """
-        self._server = _Server(address, tls, bearer)
-        self._scheme = "https" if tls is not None else "http"
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.bearer = bearer
+        self.read: Collect | None = None
+        self.reading = threading.Lock()
+        """One scrape at a time reads the values."""
+        self._tls = tls
+        self._free = threading.Semaphore(_CLIENTS_MAX)
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        super().__init__((address.host, address.port), _Handler)
 
     @property
     def url(self) -> str:
         """Where it listens."""
-        host, port = self._server.server_address[:2]
-        return f"{self._scheme}://{join_host_port(str(host), int(port))}{PATH}"
+        host, port = self.server_address[:2]
+        scheme = "https" if self._tls is not None else "http"
+        return f"{scheme}://{join_host_port(str(host), int(port))}{PATH}"
 
     def serve(self, collect: Collect) -> None:
         """Answer scrapes from now on."""
-        self._server.read = collect
+        self.read = collect
         # The interpreter does not wait at its end for a thread that is a daemon.
         self._thread = threading.Thread(target=self._run, name="ft-run metrics", daemon=True)
         self._thread.start()
@@ -99,28 +109,13 @@ class MetricsServer:
         self._is_closed = True
         if self._thread is not None:
             with suppress(OSError):
-                self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+                self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
             self._thread.join(1.0)
-        self._server.server_close()
+        self.server_close()
 
     def _run(self) -> None:
         while not self._is_closed:
-            self._server.handle_request()
-
-
-class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    daemon_threads = True
-    allow_reuse_port = False  # two servers would share the scrapes
-
-    def __init__(self, address: Endpoint, tls: "ssl.SSLContext | None", bearer: str) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self.bearer = bearer
-        self.read: Collect | None = None
-        self.reading = threading.Lock()
-        """One scrape at a time reads the values."""
-        self._tls = tls
-        self._free = threading.Semaphore(_CLIENTS_MAX)
-        super().__init__((address.host, address.port), _Handler)
+            self.handle_request()
 
     def server_bind(self) -> None:
         """Bind, without asking the DNS for a name as ``HTTPServer`` does."""
@@ -162,7 +157,7 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _Server
+    server: MetricsServer
     timeout = _CLIENT_S
 
     def do_GET(self) -> None:
