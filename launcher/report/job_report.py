@@ -103,6 +103,11 @@ class JobReport:
     damaged: int
     """Events whose fields have other types than the schema has."""
 
+    @property
+    def began_s(self) -> float:
+        """When the first node has started."""
+        return min((lane.starts_s[0] for lane in self.lanes if lane.starts_s), default=0.0)
+
 
 def make_report(
     records: Iterable[Record], again: Callable[[Sequence[str]], Iterator[Record]]

@@ -36,7 +36,7 @@ def json_of(report: JobReport, reading: Reading) -> str:
 
 def page_of(report: JobReport, reading: Reading) -> str:
     """Return the page."""
-    began_s = _began_s(report)
+    began_s = report.began_s
     data = _data(report, reading) | {
         "began_s": began_s,
         "phases": list(report.names),
@@ -109,11 +109,6 @@ def _node(lane: Lane) -> dict[str, Any]:
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
-
-
-def _began_s(report: JobReport) -> float:
-    starts = [lane.starts_s[0] for lane in report.lanes if lane.starts_s]
-    return min(starts, default=0.0)
 
 
 def _coded(lane: Lane, began_s: float) -> list[int]:

@@ -21,8 +21,7 @@ _PHASES, _RESTARTS = 1, 2
 
 def trace_of(report: JobReport) -> str:
     """Return the trace as JSON."""
-    starts = [lane.starts_s[0] for lane in report.lanes if lane.starts_s]
-    began_s = min(starts, default=0.0)
+    began_s = report.began_s
     events = list(_events(report, began_s))
     about = {"job": report.summary.job, "began_s": began_s}
     trace = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}

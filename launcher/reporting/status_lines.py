@@ -4,11 +4,11 @@ Is it training? How much would be lost? How often was it restarted, and why? Whi
 missing? Is it slower than it was, and is it the data? The status is that of ``status_dict``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ...events.node import nodes_wanted
-from ..history.steps import is_late, rate
+from ..history.steps import counted, is_late, rate
 from .live_status import duration
 
 Status: TypeAlias = Mapping[str, Any]
@@ -73,8 +73,12 @@ def _job(status: Status) -> Iterator[str]:
 
 
 def furthest_worker(status: Status) -> Mapping[str, Any] | None:
+    """Return the worker of the job with the most steps; None: none has shown progress."""
+    return furthest(worker for node in status["nodes"] for worker in node["workers"])
+
+
+def furthest(workers: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the worker with the most steps; None: none has shown progress."""
-    workers = [worker for node in status["nodes"] for worker in node["workers"]]
     # Ranks that train together differ by one step, and some may do none by design.
     return max(workers, key=lambda worker: (worker["steps"], -worker["idle_s"]), default=None)
 
@@ -133,11 +137,9 @@ def _restarts(status: Status) -> str:
     restarts = _part(status, "restarts")
     if not restarts.get("count"):
         return ""
-    count = restarts["count"]
-    kinds = ", ".join(f"{kind}: {number}" for kind, number in restarts["by_kind"].items())
     last = restarts["last"][-1]
     age, cause = _age(status, last["at_s"]), last["cause"]["summary"]
-    return f"{count} restart{'s' * (count != 1)} ({kinds}) · last {age} ago: {cause}"
+    return f"{counted(restarts['by_kind'])} · last {age} ago: {cause}"
 
 
 def _nodes(status: Status) -> str:

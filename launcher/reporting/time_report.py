@@ -9,6 +9,7 @@ from ...events.tuning import TuningAdvised
 from ..history.event_history import EventHistory
 from ..history.overlaps import DATA_WAIT, SLOW_STEPS
 from ..history.recorder import Recorder
+from ..history.steps import counted
 from .display import Display
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def table(event: TimeAccounted, advised: TuningAdvised | None = None) -> str:
     if event.restarts:
         parts = _joined(_largest_first(event.restart_phases))
         took = duration(sum(event.restart_phases.values()))
-        lines.append(f"{_counted(event.restarts)}, {took}: {parts}")
+        lines.append(f"{counted(event.restarts)}, {took}: {parts}")
     if event.goodput is not None:
         lost = f", training lost: {_joined(event.lost.items())}" if event.lost else ""
         lines.append(f"Goodput {event.goodput:.1%}{lost}")
@@ -121,12 +122,6 @@ def _joined(amounts: Iterable[tuple[str, float]]) -> str:
 
 def _cut(name: str) -> str:
     return name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS - 1]}…"
-
-
-def _counted(restarts: Mapping[str, int]) -> str:
-    count = sum(restarts.values())
-    kinds = ", ".join(f"{kind}: {number}" for kind, number in restarts.items())
-    return f"{count} restart{'s' * (count != 1)} ({kinds})"
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from ...printable import printable
 from ..history.steps import is_late
 from .live_status import duration
-from .status_lines import Status, data_waits, is_spare, pace, ranks, status_lines
+from .status_lines import Status, data_waits, furthest, is_spare, pace, ranks, status_lines
 
 _TITLES: Final = ("NODE", "HOST", "RANKS", "PHASE", "STEP", "STEPS/S", "LAST STEP")
 _HOST: Final = _TITLES.index("HOST")
@@ -113,17 +113,17 @@ def _row(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
 def in_order(status: Status) -> list[Mapping[str, Any]]:
     """Return the nodes, those that need attention first."""
     nodes = status["nodes"]
-    workers = [_worker(node) for node in nodes]
-    furthest = max((worker["steps"] for worker in workers if worker), default=0)
+    workers = [furthest(node["workers"]) for node in nodes]
+    steps = max((worker["steps"] for worker in workers if worker), default=0)
     rates = sorted(worker["steps_per_s"] for worker in workers if worker)
     usual = rates[len(rates) // 2] if rates else 0.0
 
     def key(node: Mapping[str, Any]) -> tuple[Any, ...]:
-        worker = _worker(node)
+        worker = furthest(node["workers"])
         if not worker:
             return node["attached"], is_spare(node, status), 0.0, 0, 0.0, node["node_rank"]
         late_s = worker["idle_s"] if _is_late(worker) else 0.0
-        behind = furthest - worker["steps"]
+        behind = steps - worker["steps"]
         # In tenths: nodes that are about as fast as each other keep their place.
         speed = round(worker["steps_per_s"] / usual, 1) if usual else 0.0
         return (
@@ -139,7 +139,7 @@ def in_order(status: Status) -> list[Mapping[str, Any]]:
 
 
 def _cells(node: Mapping[str, Any], status: Status) -> tuple[str, ...]:
-    worker = _worker(node)
+    worker = furthest(node["workers"])
     phase = "spare" if is_spare(node, status) else node["phase"]
     return (
         "-" if node["node_rank"] < 0 else str(node["node_rank"]),
@@ -152,12 +152,6 @@ def _cells(node: Mapping[str, Any], status: Status) -> tuple[str, ...]:
     )
 
 
-def _worker(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the furthest worker of a node; empty: none has shown progress."""
-    workers: Sequence[Mapping[str, Any]] = node["workers"]
-    return max(workers, key=lambda worker: (worker["steps"], -worker["idle_s"]), default={})
-
-
 def _is_late(worker: Mapping[str, Any]) -> bool:
     return is_late(worker["steps_per_s"], worker["idle_s"])
 
@@ -167,7 +161,7 @@ def _style(node: Mapping[str, Any], status: Status) -> str:
         return "red"
     if is_spare(node, status):
         return "dim"
-    worker = _worker(node)
+    worker = furthest(node["workers"])
     return "yellow" if worker and _is_late(worker) else ""
 
 
