@@ -263,28 +263,6 @@ class StacksKept(RoundEvent):
     line = "{at} stacks of all ranks: {path}"
 
 
-class CollectivesRecorded(RoundEvent):
-    """NCCL's flight recorder has written the last collectives of workers that hang."""
-
-    written: tuple[int, ...]
-    """Ranks that have answered."""
-    late: tuple[int, ...]
-    """Ranks that did not answer in time."""
-    files: str
-    """Prefix of the file names; the rank follows."""
-
-    name = "hang.collectives_recorded"
-
-    def __str__(self) -> str:
-        found = []
-        if self.written:
-            ranks = _joined(self.written)
-            found.append(f"wrote the last collectives of rank(s) {ranks}: {self.files}*")
-        if self.late:
-            found.append(f"rank(s) {_joined(self.late)} did not answer in time")
-        return f"{self.at} NCCL's flight recorder: {'; '.join(found)}"
-
-
 # --- the end of workers ----------------------------------------------------------------------
 
 

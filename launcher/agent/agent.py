@@ -469,8 +469,6 @@ class Agent:
         if stop.is_stale:
             self._workers.kill()
             return
-        if stop.is_hung:
-            self._hangs.report_recordings(group)
         if self._starter.log_dir.keeps_files:
             self._hangs.keep(stop, group)
         self._workers.stop(StopWorkers(lets_settle=stop.lets_settle, is_hung=stop.is_hung))

@@ -89,11 +89,6 @@ class FlightRecorders:
         """The ranks whose files are complete, as of the last poll."""
         return tuple(rank for rank, dump in self._dumps.items() if dump.is_written)
 
-    @property
-    def late(self) -> tuple[int, ...]:
-        """The ranks with a request and without a complete file."""
-        return tuple(rank for rank, dump in self._dumps.items() if not dump.is_written)
-
     def _signature(self, rank: int) -> _Signature:
         try:
             found = os.stat(f"{self.files}{rank}")

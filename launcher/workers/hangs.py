@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 
 from ...events.event import Event
-from ...events.workers import CollectivesRecorded, HangDismissed, HangSuspected, StacksKept
+from ...events.workers import HangDismissed, HangSuspected, StacksKept
 from ...rendezvous.protocol.collectives import GROUPS_MAX, GROUPS_OF_NODE_MAX, RankCollectives
 from ...rendezvous.protocol.messages import HangSpec, Stop
 from ...rendezvous.protocol.stacks import NoHang, RankStack, StackReport, Suspicion
@@ -17,7 +17,7 @@ from ...tasks import show_bug
 from ...values import replace
 from ..stacks import recorded
 from ..stacks.collect import AskedWorker, collect
-from ..stacks.flight_recorder import PIPES, FlightRecorders
+from ..stacks.flight_recorder import FlightRecorders
 from ..stacks.lateness import Lateness
 from .worker_group import WorkerGroup, WorkerGroupState
 
@@ -137,16 +137,6 @@ class Hangs:
                 file.write(f"{stop.reason}\n\n{stop.stacks}\n")
             at = group.assignment
             self._note(StacksKept(at.round, at.node_rank, path))
-
-    def report_recordings(self, group: WorkerGroup) -> None:
-        """Report where NCCL's flight recorders have written the collectives of hung workers.
-
-        Without effect unless the user has set the pipes: other files are removed at the end.
-        """
-        if (recorders := self._recorders) is not None and PIPES in os.environ:
-            at = group.assignment
-            found = recorders.written, recorders.late, recorders.files
-            self._note(CollectivesRecorded(at.round, at.node_rank, *found))
 
     def close(self) -> None:
         """Stop watching, and send no further report."""

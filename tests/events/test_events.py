@@ -18,7 +18,6 @@ from ft_run.events.node import (
 from ft_run.events.preload import PreloadChanged, PreloadSource, PreloadState
 from ft_run.events.schema import event_classes
 from ft_run.events.workers import (
-    CollectivesRecorded,
     RestartBegun,
     WorkersStarted,
     WorkersStopped,
@@ -83,17 +82,6 @@ CASES: list[tuple[Event, int, str]] = [
         "waiting for nodes: 1 of 2:3 connected; missing: host-7 (gives up in 10 min)",
     ),
     (NodeSignalled("SIGTERM", 0), Severity.WARNING, "received SIGTERM: leaving the job"),
-    (
-        CollectivesRecorded(1, 0, (0, 2), (1,), "/tmp/trace_"),
-        Severity.INFO,
-        "round=1 node_rank=0 NCCL's flight recorder: wrote the last collectives of rank(s) 0,2: "
-        "/tmp/trace_*; rank(s) 1 did not answer in time",
-    ),
-    (
-        CollectivesRecorded(1, 0, (), (0, 1), "/tmp/trace_"),
-        Severity.INFO,
-        "round=1 node_rank=0 NCCL's flight recorder: rank(s) 0,1 did not answer in time",
-    ),
     (
         NodeSignalled("SIGINT", 2),
         Severity.WARNING,

@@ -10,10 +10,9 @@ from typing import Any, cast
 
 import pytest
 from ft_run.events.event import Event
-from ft_run.events.workers import CollectivesRecorded, HangDismissed, HangSuspected, StacksKept
+from ft_run.events.workers import HangDismissed, HangSuspected, StacksKept
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.stacks.collect import AskedWorker
-from ft_run.launcher.stacks.flight_recorder import FlightRecorders
 from ft_run.launcher.workers import hangs as module
 from ft_run.launcher.workers.hangs import Hangs
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
@@ -254,19 +253,6 @@ def test_the_stacks_of_a_hang_are_kept(node: Node, tmp_path: Path) -> None:
     path = tmp_path / "hang.txt"
     assert path.read_text() == "rank 4 hangs\n\nrank 4\n  a.py:1\n"
     assert node.told == [StacksKept(2, 1, str(path))]
-
-
-@pytest.mark.parametrize("is_of_user", [True, False])
-def test_where_the_collectives_were_written_is_told_if_the_files_stay(
-    node: Node, monkeypatch: pytest.MonkeyPatch, *, is_of_user: bool
-) -> None:
-    node.hangs.report_recordings(node.group)  # none was asked for
-    recorders = FlightRecorders({"TORCH_FR_DUMP_TEMP_FILE": "/files_"})
-    node.hangs._recorders = recorders
-    if is_of_user:
-        monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/pipe_")
-    node.hangs.report_recordings(node.group)
-    assert node.told == ([CollectivesRecorded(2, 1, (), (), "/files_")] if is_of_user else [])
 
 
 def test_a_full_disk_does_not_matter(node: Node) -> None:
