@@ -14,7 +14,7 @@ from ... import defaults
 from ...training.worker.device_memory import SUFFIX, samples_of
 from ...training.worker.starter.capture import SURVIVED_S, SURVIVED_SUFFIX
 from ...values import dataclass
-from .regular_file import head_of_file
+from ..processes.regular_file import head_of_file
 
 MESSAGE_MAX_CHARS = 4096
 _READ_MAX_BYTES = 16 * defaults.ERROR_FILE_MAX_BYTES

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol
 
-from ...events.checkpoints import CheckpointFailed
-from ...events.record import Record
 from ...rendezvous.protocol.messages import Assignment
 from ..history.event_history import EventHistory
 from ..history.phases import Account, Phase
@@ -56,17 +54,15 @@ class NodeEndpoint:
         self.job = JobMetrics()
         """Follows the master, if it is in this process."""
         self._fold = NodeFold()
-        self._failed_saves = 0
 
     def serve(self, agent: Observed, recorder: Recorder, history: EventHistory) -> None:
         """Answer scrapes from now on, in their threads.
 
         Args:
             agent: its workers and snapshots.
-            recorder: has the events of this node from now on.
-            history: has those until now.
+            recorder: of this node.
+            history: has the events of this node.
         """
-        recorder.add(self._save_failed, frozenset({CheckpointFailed.name}))
         loop = asyncio.get_running_loop()
         read = partial(self._read, agent, recorder, history)
 
@@ -83,19 +79,17 @@ class NodeEndpoint:
         self._server.close()
         self._gpus.close()
 
-    def _save_failed(self, _: Record) -> None:
-        self._failed_saves += 1
-
     async def _read(
         self, agent: Observed, recorder: Recorder, history: EventHistory
     ) -> tuple[Samples, dict[int, int]]:
         """Return the samples, and the process ids by rank."""
         agent.report_phases()
-        accounting = history.folded().account(recorder.node)
+        folded = history.folded()
+        accounting = folded.account(recorder.node)
         samples = self.job.now()
         samples.put(c.JOB_INFO, 1, recorder.job, recorder.attempt, recorder.node, VERSION)
         samples.put(c.NODE_RANK, accounting.node_rank)
-        samples.put(c.CHECKPOINT_FAILURES, self._failed_saves)
+        samples.put(c.CHECKPOINT_FAILURES, folded.summary().saves.failed_in_all)
         add_account(samples, accounting.account(recorder.uptime_s))
         self._fold.add(samples, agent, time.monotonic(), time.time())
         return samples, {worker.rank: worker.pid for worker in agent.running}

@@ -7,10 +7,8 @@ or imports anything.
 """
 
 import io
-import os
 import pickle
 import re
-import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -22,6 +20,7 @@ from ...rendezvous.protocol.collectives import (
     GroupCollectives,
     RankCollectives,
 )
+from ..processes.regular_file import head_of_file
 
 FILE_MAX_BYTES = 64 << 20
 """A dump of the default 2,000 collectives has about 2 MB."""
@@ -75,15 +74,12 @@ def read(path: str) -> Mapping[str, Any]:
     Raises:
         BadDumpError: it is something else, or too long.
     """
+    data = head_of_file(path, FILE_MAX_BYTES + 1)
+    if data is None or len(data) > FILE_MAX_BYTES:
+        raise BadDumpError
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_MAX_BYTES:
-                raise BadDumpError
-            data = file.read(FILE_MAX_BYTES)
         dump = _Reader(io.BytesIO(data)).load()
-    except (OSError, *_FAULTS) as error:
+    except _FAULTS as error:
         raise BadDumpError from error
     if not isinstance(dump, dict):
         raise BadDumpError

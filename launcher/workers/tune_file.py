@@ -16,8 +16,8 @@ from ...events.event import Event
 from ...events.tuning import TuneFileIgnored, TuneFileNotWritten
 from ...training.worker.tuned_values import OMP_NUM_THREADS, is_key, is_plain
 from ...values import dataclass
-from ..logs.regular_file import head_of_file
 from ..options import LaunchOptions, ScriptMode
+from ..processes.regular_file import head_of_file
 
 _VERSION = 1
 _READ_MAX_BYTES = 1 << 20

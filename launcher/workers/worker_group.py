@@ -17,7 +17,7 @@ from ...rendezvous.protocol.steps import STEPS_MAX
 from ...values import dataclass
 from ..logs.log_dir import AttemptLogs, console_prefix
 from ..logs.log_file import Route, Stream, StreamPlan, open_log
-from ..logs.regular_file import tail_of_file
+from ..processes.regular_file import tail_of_file
 from ..processes.worker_watch import WorkerWatch
 from ..spawner.client import Exited, Spawned, WorkerCommand
 from ..stacks.collect import AskedWorker

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ft_run.launcher.logs.regular_file import head_of_file, tail_of_file
+from ft_run.launcher.processes.regular_file import head_of_file, tail_of_file
 
 
 def test_the_beginning_and_the_end_of_a_file(tmp_path: Path) -> None:
