@@ -80,8 +80,8 @@ from ..stacks.collect import AskedWorker
 from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
 from ..workers.hangs import Hangs
-from ..workers.learnt_preload import Preload
 from ..workers.orphans import adopt_orphans, kill_orphans
+from ..workers.preload import Preload
 from ..workers.shared_work import SharedWork
 from ..workers.snapshots import HeldSnapshots, NodeOffers
 from ..workers.step_events import StepEvents

@@ -67,7 +67,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
             after_all.callback(shutil.rmtree, recordings, ignore_errors=True)
         if plan.tune_file is not None and plan.tune_file.ignored is not None:
             display.event(plan.tune_file.ignored)
-        options = _preloaded(options, plan, display, starter.spawner)
+        options = _preloaded(options, starter, display)
         new_crew = None
         if check_spawner is not None:
             from ..workers.check_workers import check_crew
@@ -155,11 +155,9 @@ def _recordings(options: LaunchOptions, environ: dict[str, str]) -> str:
     return ""
 
 
-def _preloaded(
-    options: LaunchOptions, plan: _Plan, display: Display, spawner: SpawnerClient
-) -> LaunchOptions:
+def _preloaded(options: LaunchOptions, starter: WorkerStarter, display: Display) -> LaunchOptions:
     """Start the fork server of ``--preload``; return the options, without it if it is unusable."""
-    remark = start_preload(options, plan.commands, os.environ, spawner, plan.tune_file)
+    remark = start_preload(options, starter)
     if remark is None:
         return options
     display.event(LogMessage(remark, Severity.WARNING))

@@ -1,30 +1,28 @@
-"""``--preload``: decides whether workers can be forked here, and starts the fork server."""
+"""``--preload``: whether workers can be forked here, from which modules, and what became of it."""
 
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ...events.preload import PreloadSource
+from ...events.event import Event
+from ...events.preload import NothingToPreload, PreloadChanged, PreloadSource, PreloadState
+from ...training.worker.imported import names_of
 from ...training.worker.tuned_values import OMP_NUM_THREADS
 from ..flags.values import AUTO_PRELOAD, shown
 from ..options import LaunchOptions, ScriptMode
-from ..spawner.client import SpawnerClient
-from .worker_command import WorkerCommands
+from ..spawner.client import ForkServerEvent
 
 if TYPE_CHECKING:
-    from .tune_file import TuneFile
+    from .worker_group import WorkerGroup
+    from .worker_starter import WorkerStarter
 
 
-def start_preload(
-    options: LaunchOptions,
-    commands: WorkerCommands,
-    environ: Mapping[str, str],
-    spawner: SpawnerClient,
-    tune_file: "TuneFile | None" = None,
-) -> str | None:
+def start_preload(options: LaunchOptions, starter: "WorkerStarter") -> str | None:
     """Have the spawner start a fork server, if ``--preload`` was given and it can be used.
 
     With ``auto`` it is started only if the modules are known from an earlier start.
@@ -39,37 +37,32 @@ def start_preload(
         return None
     if options.mode is ScriptMode.COMMAND:
         return "--preload is ignored with --no-python: the program is started as it is"
-    if remark := other_interpreter(environ):
+    if remark := _other_interpreter():
         return remark
     if options.script.startswith("-"):
         return "--preload is ignored: the script is not a file; falling back to normal worker start"
     if options.preload == AUTO_PRELOAD:
-        if modules := remembered(tune_file):
-            import_modules(modules, PreloadSource.TUNE_FILE, commands, spawner, tune_file)
+        if modules := _remembered(starter):
+            import_modules(modules, PreloadSource.TUNE_FILE, starter)
         return None
-    refuse_missing_modules(options.preload, options.script)
+    _refuse_missing_modules(options.preload, options.script)
     if not options.only_checks:  # otherwise only check workers are started
-        import_modules(options.preload, PreloadSource.OPTION, commands, spawner, tune_file)
+        import_modules(options.preload, PreloadSource.OPTION, starter)
     return None
 
 
-def remembered(tune_file: "TuneFile | None") -> tuple[str, ...]:
+def _remembered(starter: "WorkerStarter") -> tuple[str, ...]:
     """Return the modules that an earlier start of the job has learnt."""
-    return tune_file.values.preload if tune_file is not None else ()
+    return starter.tune_file.values.preload if starter.tune_file is not None else ()
 
 
-def import_modules(
-    modules: Sequence[str],
-    source: PreloadSource,
-    commands: WorkerCommands,
-    spawner: SpawnerClient,
-    tune_file: "TuneFile | None",
-) -> None:
+def import_modules(modules: Sequence[str], source: PreloadSource, starter: "WorkerStarter") -> None:
     """Have the spawner start a fork server for the workers."""
-    env, settings = commands.job_env(), tune_file.values.settings if tune_file is not None else ()
+    commands, file = starter.commands, starter.tune_file
+    env, settings = commands.job_env(), file.values.settings if file is not None else ()
     if (threads := dict(settings).get(OMP_NUM_THREADS)) and OMP_NUM_THREADS not in os.environ:
         env[OMP_NUM_THREADS] = str(threads)  # which torch reads when it is imported
-    spawner.preload(
+    starter.spawner.preload(
         modules,
         commands.argv(0),
         env,
@@ -79,7 +72,7 @@ def import_modules(
     )
 
 
-def refuse_missing_modules(modules: Sequence[str], script: str = "") -> None:
+def _refuse_missing_modules(modules: Sequence[str], script: str) -> None:
     """Reject a module that no worker would find, most likely because of a spelling error.
 
     Only the top-level package is looked up, which imports nothing.
@@ -109,9 +102,9 @@ def refuse_missing_modules(modules: Sequence[str], script: str = "") -> None:
             )
 
 
-def other_interpreter(environ: Mapping[str, str]) -> str | None:
+def _other_interpreter() -> str | None:
     """Return why workers cannot be forked, if their interpreter is another one."""
-    python = environ.get("PYTHON_EXEC")
+    python = os.environ.get("PYTHON_EXEC")
     if not python or _is_this_interpreter(python):
         return None
     return (
@@ -128,3 +121,55 @@ def _is_this_interpreter(python: str) -> bool:
     found = os.path.abspath(shutil.which(python) or python)
     same_folder = os.path.samefile(os.path.dirname(found), os.path.dirname(sys.executable))
     return same_folder and os.path.samefile(found, sys.executable)
+
+
+class Preload:
+    """What the fork server imports, and what it has reported."""
+
+    def __init__(
+        self,
+        options: LaunchOptions,
+        starter: "WorkerStarter",
+        note: Callable[[Event], None],
+        keep: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        """Create it after ``start_preload``.
+
+        Args:
+            options: of this node.
+            starter: the resources that workers are started with.
+            note: receives events.
+            keep: keeps the modules of ``auto`` for the next start of the job.
+        """
+        self._starter, self._note, self._keep = starter, note, keep
+        self._source, self._modules = PreloadSource.OPTION, options.preload
+        self._may_learn = False
+        if options.preload == AUTO_PRELOAD:
+            self._source, self._modules = PreloadSource.TUNE_FILE, _remembered(starter)
+            self._may_learn = not self._modules
+
+    def learn(self, group: "WorkerGroup") -> None:
+        """Preload what all workers of this node had imported by their first step, once.
+
+        Args:
+            group: the workers, of which at least one has done a step.
+        """
+        if not self._may_learn:
+            return
+        self._may_learn = False
+        found = [watch.imported() for watch in group.watches if watch is not None]
+        self._source = PreloadSource.WORKERS
+        self._modules = names_of(reduce(and_, filter(None, found), -1) if any(found) else 0)
+        if self._modules:
+            import_modules(self._modules, self._source, self._starter)
+        else:
+            self._note(NothingToPreload(group.assignment.round, group.assignment.node_rank))
+
+    def changed(self, event: ForkServerEvent) -> None:
+        """Report a change of the fork server."""
+        self._note(PreloadChanged(event.state, self._modules, event.text, source=self._source))
+        if self._source is not PreloadSource.OPTION:
+            if event.state is PreloadState.READY:
+                self._keep(self._modules)
+            elif event.state is PreloadState.FAILED:
+                self._keep(())

@@ -8,8 +8,7 @@ from ft_run.events.event import Event
 from ft_run.events.preload import NothingToPreload, PreloadChanged, PreloadSource, PreloadState
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner.client import ForkServerEvent
-from ft_run.launcher.workers.learnt_preload import Preload
-from ft_run.launcher.workers.preload import import_modules
+from ft_run.launcher.workers.preload import Preload, import_modules
 from ft_run.launcher.workers.tune_file import TunedValues
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.training.worker.imported import FORKABLE, bits_of, names_of
@@ -121,5 +120,6 @@ def test_modules_are_imported_with_the_threads_of_the_tune_file(
     file: Any = SimpleNamespace(values=TunedValues(settings=(("OMP_NUM_THREADS", 4),)))
     options = LaunchOptions("a.py", RendezvousOptions())
     commands = WorkerCommands(options, 2, {})
-    import_modules(["torch"], PreloadSource.TUNE_FILE, commands, spawner, file)
+    starter: Any = SimpleNamespace(commands=commands, spawner=spawner, tune_file=file)
+    import_modules(["torch"], PreloadSource.TUNE_FILE, starter)
     assert [env.get("OMP_NUM_THREADS") for env in envs] == [expected]
