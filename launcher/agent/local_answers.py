@@ -70,11 +70,10 @@ class LocalAnswers:
 
 async def _stacks(master: Master, ranks: object) -> dict[str, Any]:
     from ...rendezvous.diagnosis.hang import group_stacks
-    from ..reporting.stack_answer import stacks_dict, stacks_lines
+    from ..reporting.stack_answer import stacks_answer
 
     found = await master.whereabouts()
     wanted = set(ranks) if isinstance(ranks, list) else set()
     stacks = [stack for stack in found.stacks if not wanted or stack.rank in wanted]
     groups = [(group.ranks, group.stack) for group in group_stacks(stacks)]
-    answer = stacks_dict(master.group.round, groups, found.silent)
-    return answer | {"lines": list(stacks_lines(groups, found.silent))}
+    return stacks_answer(master.group.round, groups, found.silent)

@@ -57,13 +57,12 @@ class MasterCalls:
         from ...protos import rendezvous_pb2 as pb
         from ...rendezvous.protocol.stacks import RankStack
         from ...rendezvous.transport.codec import from_part
-        from ..reporting.stack_answer import stacks_dict, stacks_lines
+        from ..reporting.stack_answer import stacks_answer
 
         reply = await self._ask("Stacks", pb.StacksRequest(ranks=ranks), pb.StacksReply)
         groups = [(tuple(one.ranks), from_part(RankStack, one.stack)) for one in reply.groups]
         silent = list(reply.silent)
-        answer = stacks_dict(reply.round, groups, silent)
-        return answer | {"lines": list(stacks_lines(groups, silent))}
+        return stacks_answer(reply.round, groups, silent)
 
     async def _ask(self, method: str, request: Any, reply: Any, *, is_patient: bool = False) -> Any:
         """Return the master's answer.

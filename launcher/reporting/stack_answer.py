@@ -1,6 +1,6 @@
-"""The answer of ``ft-run stacks``, as JSON values and as lines."""
+"""The answer of ``ft-run stacks``: JSON values, with the lines for a person."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ...events.record import json_value
@@ -11,7 +11,7 @@ Groups: TypeAlias = Sequence[tuple[Sequence[int], RankStack]]
 """The ranks that are at the same place, and the stack of the first; the smallest group first."""
 
 
-def stacks_dict(round_number: int, groups: Groups, silent: Sequence[str]) -> dict[str, Any]:
+def stacks_answer(round_number: int, groups: Groups, silent: Sequence[str]) -> dict[str, Any]:
     """Return the answer as JSON values.
 
     Args:
@@ -19,6 +19,11 @@ def stacks_dict(round_number: int, groups: Groups, silent: Sequence[str]) -> dic
         groups: the stacks.
         silent: the nodes that did not answer, in words.
     """
+    lines = [f"{node}: no answer" for node in silent]
+    if not groups:
+        lines.append("none of the requested workers is running")
+    for ranks, stack in groups:  # the largest is the last
+        lines += stack_lines(tuple(ranks), stack)
     return {
         "round": round_number,
         "groups": [
@@ -34,14 +39,5 @@ def stacks_dict(round_number: int, groups: Groups, silent: Sequence[str]) -> dic
             for ranks, stack in groups
         ],
         "silent_nodes": list(silent),
+        "lines": lines,
     }
-
-
-def stacks_lines(groups: Groups, silent: Sequence[str]) -> Iterator[str]:
-    """Yield readable lines; the largest group is the last."""
-    for node in silent:
-        yield f"{node}: no answer"
-    if not groups:
-        yield "none of the requested workers is running"
-    for ranks, stack in groups:
-        yield from stack_lines(tuple(ranks), stack)

@@ -21,7 +21,6 @@ from collections.abc import Callable, MutableMapping
 
 from ...errors import UsageError
 
-_ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 _MAX_TIMERS = 10_000
 _READ_BYTES = 65_536
@@ -101,14 +100,12 @@ class FileTimers:
         self._expired(pid, scope, number)
 
 
-def make_file_timers(environ: MutableMapping[str, str]) -> FileTimers | None:
-    """Return the timers and set the FIFO's variable in ``environ``, if the user enabled timers.
+def make_file_timers(environ: MutableMapping[str, str]) -> FileTimers:
+    """Return the timers and set the FIFO's variable in ``environ``; the user has enabled timers.
 
     Raises:
         UsageError: no FIFO can be created at the user's path.
     """
-    if environ.get(_ENABLED) != "1":
-        return None
     made_up = os.path.join(tempfile.gettempdir(), f"watchdog_timer_{uuid.uuid4()}")
     timers = FileTimers(environ.get(TIMER_FILE) or made_up)
     environ[TIMER_FILE] = timers.path
