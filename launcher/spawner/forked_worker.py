@@ -8,7 +8,6 @@ The rest follows CPython's ``Modules/main.c`` and ``Python/pathconfig.c``.
 
 import builtins
 import ctypes
-import io
 import os
 import sys
 from collections.abc import Callable
@@ -145,7 +144,6 @@ def become(
     if worker["captures_errors"]:
         capture.install_or_say(os.environ["TORCHELASTIC_ERROR_FILE"])
     set_process_title(argv)
-    _reopen(worker["targets"])
     _set_arguments(argv)
     _set_path(path0, first_path(argv))
     for finder in sys.meta_path:  # folders may have changed since the preload
@@ -246,37 +244,6 @@ def _renew_main() -> None:
     for name, module in list(sys.modules.items()):
         if module is old:
             sys.modules[name] = new
-
-
-def _reopen(targets: list[int]) -> None:
-    """Reopen the standard streams: a stream determines only once whether its file can seek.
-
-    The stream objects are kept, since modules may hold references to them. A replacement that a
-    module installed writes through them, or to the same descriptor (``detoured``), and is kept too.
-    """
-    for fd in targets:
-        stream: Any = getattr(sys, f"__{_STREAMS[fd]}__")
-        if not _is_the_interpreters(stream, fd):
-            continue
-        name, mode = stream.name, stream.mode
-        given = {
-            "encoding": stream.encoding,
-            "errors": stream.errors,
-            "newline": "\n",
-            "line_buffering": stream.line_buffering,
-            "write_through": stream.write_through,
-        }
-        raw: Any = io.FileIO(fd, "rb" if fd == 0 else "wb", closefd=False)
-        raw.name = name
-        stream.__init__(io.BufferedReader(raw) if fd == 0 else raw, **given)
-        stream.mode = mode
-
-
-def _is_the_interpreters(stream: Any, fd: int) -> bool:
-    """Return whether the interpreter opened a stream and no module has closed it."""
-    with suppress(AttributeError, ValueError):  # not made by the interpreter, or already detached
-        return type(stream) is io.TextIOWrapper and stream.fileno() == fd and bool(stream.mode)
-    return False
 
 
 def _freshen() -> None:

@@ -63,10 +63,9 @@ seen = {
     "locale": [locale.setlocale(locale.LC_ALL), locale.getpreferredencoding()],
     "streams": [
         [s.name, s.mode, s.encoding, s.errors, s.newlines, s.line_buffering, s.write_through,
-         s.isatty(), s.seekable(), type(s.buffer).__name__, s.fileno(), s is original]
+         s.isatty(), type(s.buffer).__name__, s.fileno(), s is original]
         for s, original in streams
     ],
-    "position": sys.stdout.tell(),
     "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__,
               sys.gettrace(), sys.getprofile(), sys.getrecursionlimit(), sys.getswitchinterval()],
     "source": inspect.getsource(function),
