@@ -22,21 +22,11 @@ class NotBoundError(OSError):
 class Started(NamedTuple):
     """The result of starting workers."""
 
-    pids: Sequence[int] = ()
+    pids: Sequence[int]
     """Process ids, in the order of the workers; 0: no process was created."""
-    errors: Sequence[tuple[int, int]] = ()
+    errors: Sequence[tuple[int, int]]
     """Index and code (``error_code``) of each worker that was not started: it could not execute its
     program, and exits with 127, or no process was created."""
-
-    @classmethod
-    def none(cls, workers: Sequence[dict[str, Any]], error: OSError) -> "Started":
-        """Return the result of workers for which no process was created."""
-        errors = [(worker["index"], error.errno or errno.EIO) for worker in workers]
-        return cls([0] * len(workers), errors)
-
-    def together(self, other: "Started") -> "Started":
-        """Return the results of these workers, followed by those of others."""
-        return Started([*self.pids, *other.pids], [*self.errors, *other.errors])
 
 
 def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Started:

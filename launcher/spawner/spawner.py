@@ -26,6 +26,7 @@ not extend it: the agent may be stopped, or get no CPU time. After that time the
 workers and starts none.
 """
 
+import errno
 import math
 import os
 import select
@@ -33,13 +34,14 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from ..processes.ipc import Incoming, close_all, send
 from ..processes.prctl import become_subreaper
 from ..processes.tree import descendants, end_descendants, kill_all, signal_session
-from ..processes.worker_exec import NOT_EXECUTED, Started, start_workers
+from ..processes.worker_exec import NOT_EXECUTED, start_workers
 from .forkserver_host import ForkServerHost
 
 _KILL_AGAIN_MS = 20
@@ -191,7 +193,9 @@ class Spawner:
         try:
             fds = self._incoming.take_fds(sum(worker["fds"] for worker in request["workers"]))
         except OSError as error:
-            self._spawned(request, Started.none(request["workers"], error))
+            code, workers = error.errno or errno.EIO, request["workers"]
+            errors = [(worker["index"], code) for worker in workers]
+            self._spawned(request, [0] * len(workers), errors)
             return
         if _now() >= self._fence_at:
             close_all(fds)
@@ -213,13 +217,15 @@ class Spawner:
         used = sum(worker["fds"] for worker in workers[: len(pids)])
         started = start_workers(workers[len(pids) :], fds[used:])
         close_all(fds)
-        self._spawned(request, Started(pids).together(started))
+        self._spawned(request, [*pids, *started.pids], started.errors)
 
-    def _spawned(self, request: dict[str, Any], started: Started) -> None:
+    def _spawned(
+        self, request: dict[str, Any], pids: list[int], errors: Sequence[tuple[int, int]]
+    ) -> None:
         """Supervise what was started, and report it to the agent."""
         number, workers = request["round"], request["workers"]
-        self.send({"event": "spawned", "round": number, **started._asdict()})
-        for pid, worker in zip(started.pids, workers, strict=True):
+        self.send({"event": "spawned", "round": number, "pids": pids, "errors": errors})
+        for pid, worker in zip(pids, workers, strict=True):
             if pid:
                 self._workers[pid] = (number, worker["index"])
                 if worker["service"]:
