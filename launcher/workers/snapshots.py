@@ -9,8 +9,10 @@ import asyncio
 import hashlib
 import os
 import socket
+from collections import Counter
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
@@ -22,12 +24,19 @@ from ..machine.network import PortReservation
 from ..processes.worker_socket import WorkerSocket
 from ..saver.saves import NodeShards, Saves
 from .rank_memory import RankMemory
-from .save_orders import Next, SaveOrder, SaveOrders
 
 _MESSAGE_MAX = max(one.size for one in (page.REQUEST, page.REPLICA, page.SAVE, page.WRITTEN))
 NOT_BEGUN = (
     "the snapshots of this node's ranks do not match, or another checkpoint is being written"
 )
+
+
+class SaveOrder(NamedTuple):
+    """A worker's request to save its snapshot of a step."""
+
+    local_rank: int
+    buffer: int
+    step: int
 
 
 class HeldSnapshots:
@@ -51,7 +60,12 @@ class HeldSnapshots:
         self._assignment: Assignment | None = None
         self._local_ranks: dict[socket.socket, int | None] = {}
         """Of workers with memory; None: for replicas, which request no checkpoints."""
-        self._orders = SaveOrders(local_world_size)
+        self._orders: dict[int, SaveOrder] = {}
+        """By local rank, until all ranks of this node have sent theirs."""
+        self._ordered: Counter[int] = Counter()
+        """Number of orders by local rank in this round; equal on all nodes."""
+        self._refused_step: int | None = None
+        """Of an order that did not match the memory: all ranks are answered, so that none waits."""
         self._workers = WorkerSocket(self._answer, lambda at: self._local_ranks.pop(at, None))
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -61,7 +75,9 @@ class HeldSnapshots:
     def begin(self, assignment: Assignment) -> None:
         """Start a round: discard all snapshots except the one that all ranks resume from."""
         self._end_connections()
-        self._orders.begin()
+        self._orders.clear()
+        self._ordered.clear()
+        self._refused_step = None
         if assignment.cause is not None and assignment.cause.kind is FailureKind.NODE_LOST:
             self._saves.node_lost()
         step = self._step_to_keep(assignment)
@@ -235,13 +251,18 @@ class HeldSnapshots:
         memory = self._memory.get(order.local_rank)
         if memory is None:
             return False
-        follows = self._orders.add(order, memory.shard(order.step, order.local_rank))
-        if follows is Next.WAIT:
-            return True
-        orders, snapshot = self._orders.take(), None
-        if follows is Next.SAVE:
-            attempt = self._orders.attempt(order.local_rank)
+        self._orders[order.local_rank] = order
+        self._ordered[order.local_rank] += 1
+        shard, snapshot = memory.shard(order.step, order.local_rank), None
+        if shard is None or shard.buffer != order.buffer:
+            self._refused_step = order.step
+        if shard is not None and order.step != self._refused_step:
+            if not shard.entry.is_replicated and len(self._orders) < self._local_world_size:
+                return True  # other ranks of this node follow
+            attempt = str(self._ordered[order.local_rank])
             snapshot = self._shards(order.local_rank, order.step, attempt)
+        orders = list(self._orders.values())
+        self._orders.clear()
         if snapshot is not None and self._saves.begin(snapshot, partial(self._saved, snapshot)):
             for one in snapshot.shards:
                 self._memory[one.local_rank].held |= 1 << one.buffer
