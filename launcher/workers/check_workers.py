@@ -1,19 +1,21 @@
 """The check workers of this node: as many as training workers, on the same devices."""
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Final
 
 from ...checks.worker_config import CheckWorkerConfig
 from ...events.event import Severity
 from ...events.preload import PreloadChanged
+from ...training.worker.tuned_values import OMP_NUM_THREADS
 from ..flags.values import AUTO_PRELOAD
 from ..options import LaunchOptions, ScriptMode
 from ..preflight.crew import CheckCrew, CrewPlan
 from ..preflight.expected_gpus import gpus_asked_by
 from ..reporting.display import Display
 from ..spawner.client import ForkServerEvent, SpawnerClient
-from .worker_command import WorkerCommands
+from .worker_command import worker_python
 from .worker_starter import WorkerStarter
 
 _WITH_FILE: Final = (ScriptMode.SCRIPT, ScriptMode.RUN_PATH)
@@ -22,19 +24,20 @@ _WITH_FILE: Final = (ScriptMode.SCRIPT, ScriptMode.RUN_PATH)
 def crew_plan(
     node: str,
     options: LaunchOptions,
-    commands: WorkerCommands,
+    starter: WorkerStarter,
     gpus_shown: Mapping[str, str],
-    cpus: tuple[frozenset[int], ...] | None = None,
 ) -> CrewPlan:
     """Return the configuration of the check workers.
 
     Args:
         node: the node id, as in records.
         options: the options of the job.
-        commands: the commands of the training workers.
+        starter: the resources that training workers are started with.
         gpus_shown: the kinds of GPUs found on the machine, and how they were counted.
-        cpus: the CPUs that each worker is bound to.
     """
+    commands = starter.commands
+    threads = commands.environ.get(OMP_NUM_THREADS)
+    is_program = options.mode is ScriptMode.COMMAND
     only_checked = options.checks.log_dir if options.checks is not None else None
     log_dir = only_checked or options.logs.log_dir
     config = CheckWorkerConfig(
@@ -48,10 +51,10 @@ def crew_plan(
     )
     return CrewPlan(
         config,
-        python=commands.python,
+        python=sys.executable if is_program else worker_python(os.environ),
         visible_devices=commands.devices,
-        env=commands.omp_threads,
-        cpus=cpus,
+        env={OMP_NUM_THREADS: threads} if threads is not None else {},
+        cpus=starter.cpus,
         preload=options.preload if options.preload != AUTO_PRELOAD else (),
     )
 
@@ -80,5 +83,5 @@ def check_crew(
         changed = PreloadChanged(event.state, options.preload, event.text, is_of_checks=True)
         display.event(changed, None if options.only_checks else Severity.DEBUG)
 
-    plan = crew_plan(node, options, starter.commands, gpus_shown, starter.cpus)
+    plan = crew_plan(node, options, starter, gpus_shown)
     return CheckCrew(spawner, plan, fork_server_changed)

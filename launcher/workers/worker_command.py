@@ -77,7 +77,8 @@ class WorkerCommands:
         Raises:
             UsageError: ``--virtual-local-rank`` with fewer visible devices than workers.
         """
-        self._options = options
+        self.options = options
+        """Of this node."""
         self.local_world_size = local_world_size
         self.environ = environ
         """The environment to which the variables of a worker are added."""
@@ -85,7 +86,7 @@ class WorkerCommands:
 
     def argv(self, local_rank: int) -> tuple[str, ...]:
         """Return the command line of a worker, ``${local_rank}`` substituted in its arguments."""
-        options = self._options
+        options = self.options
         python = worker_python(os.environ)
         match options.mode:
             case ScriptMode.SCRIPT:
@@ -103,19 +104,9 @@ class WorkerCommands:
         return (*head, *arguments)
 
     @property
-    def separate_store(self) -> bool:
-        """Whether the store of a round is a process beside rank 0."""
-        return self._options.separate_store
-
-    @property
-    def are_watched(self) -> bool:
-        """Whether the workers have the hook of ``training``."""
-        return self._options.are_workers_watched
-
-    @property
     def capture_errors(self) -> bool:
         """Whether the workers write the exception that ends them to their error files."""
-        if not self._options.capture_errors or self._options.mode is ScriptMode.COMMAND:
+        if not self.options.capture_errors or self.options.mode is ScriptMode.COMMAND:
             return False
         # A wrapper of an interpreter, e.g. a shell script or a profiler, is not changed.
         return os.path.basename(worker_python(os.environ)).startswith(("python", "pypy"))
@@ -128,16 +119,16 @@ class WorkerCommands:
 
     def job_env(self) -> dict[str, str]:
         """Return the variables that are the same for every worker in every round."""
-        rendezvous = self._options.rendezvous
+        rendezvous = self.options.rendezvous
         given = {
-            "ROLE_NAME": self._options.role,
+            "ROLE_NAME": self.options.role,
             "LOCAL_WORLD_SIZE": self.local_world_size,
             "TORCHELASTIC_MAX_RESTARTS": rendezvous.max_restarts,
             "TORCHELASTIC_RUN_ID": rendezvous.job_id,
             # False: rank 0 hosts the store, as under srun. The agent never hosts it: no torch here.
-            "TORCHELASTIC_USE_AGENT_STORE": self.separate_store,
+            "TORCHELASTIC_USE_AGENT_STORE": self.options.separate_store,
             # Needed by a worker that starts processes with torch's own PContext.
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(s.name for s in self._options.signals),
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(s.name for s in self.options.signals),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": self.environ.get(
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
             ),
@@ -178,18 +169,6 @@ class WorkerCommands:
         if self.devices:
             env |= self.devices[local_rank]
         return env
-
-    @property
-    def python(self) -> str:
-        """The interpreter of the workers; that of ft-run with ``--no-python``."""
-        is_program = self._options.mode is ScriptMode.COMMAND
-        return sys.executable if is_program else worker_python(os.environ)
-
-    @property
-    def omp_threads(self) -> dict[str, str]:
-        """``OMP_NUM_THREADS`` of each worker, where it is set."""
-        names = ("OMP_NUM_THREADS",)
-        return {name: self.environ[name] for name in names if name in self.environ}
 
 
 def virtual_devices(

@@ -96,7 +96,7 @@ class WorkerGroup:
         fds: list[int] = []
         try:
             for local_rank, logs in enumerate(self.logs.workers):
-                if commands.are_watched:
+                if commands.options.are_workers_watched:
                     self._workers[local_rank].watch = WorkerWatch()
                 requests.append(
                     WorkerCommand(
@@ -109,7 +109,7 @@ class WorkerGroup:
                         captures_errors=commands.capture_errors,
                     )
                 )
-            if commands.separate_store and self.assignment.node_rank == 0:
+            if commands.options.separate_store and self.assignment.node_rank == 0:
                 requests.append(self._store_request(commands, fds))
             self._spawner.spawn(self.assignment.round, requests)
         finally:

@@ -505,7 +505,7 @@ def test_rescale_delay(argv: list[str], expected: float | None) -> None:
 def test_hang_timeouts(argv: list[str], environ: dict[str, str], expected: HangSpec | None) -> None:
     found = launch(*argv, "--on-failure=oom=fail", "train.py", **environ)
     assert found.hang == found.job_spec().hang == expected
-    assert WorkerCommands(found, 1, {}).are_watched is (expected is not None)
+    assert WorkerCommands(found, 1, {}).options.are_workers_watched is (expected is not None)
 
 
 TIME = "a duration in seconds, or with a unit (90s, 5m, 24h)"

@@ -2,12 +2,18 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.options import LaunchOptions
 from ft_run.launcher.workers.check_workers import crew_plan
 from ft_run.launcher.workers.worker_command import WorkerCommands
+
+
+def starter(options: LaunchOptions, workers: int) -> Any:
+    return SimpleNamespace(commands=WorkerCommands(options, workers, {}), cpus=None)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,7 @@ def test_the_folder_of_the_logs_reaches_the_check_workers_and_nothing_is_created
     )
     assert isinstance(options, LaunchOptions)
     assert options.logs.log_dir == os.devnull
-    plan = crew_plan("a/0", options, WorkerCommands(options, 1, {}), {})
+    plan = crew_plan("a/0", options, starter(options, 1), {})
     assert plan.worker.log_dir == (logs if reaches else None)
     assert plan.worker.script is None
 
@@ -37,7 +43,7 @@ def test_what_asks_for_gpus_reaches_the_check_workers(
     options = parse([*command, "--nproc-per-node", "gpu", *script], {})
     assert isinstance(options, LaunchOptions)
     shown = {"nvidia.com/gpu": "device files"}
-    plan = crew_plan("a/0", options, WorkerCommands(options, 2, {}), shown)
+    plan = crew_plan("a/0", options, starter(options, 2), shown)
     assert plan.worker.gpus_asked_by == "--nproc-per-node=gpu"
     assert (plan.worker.gpus_shown, plan.worker.local_world_size) == (shown, 2)
     assert plan.has_gpus
