@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..processes.ipc import Incoming, send
 
@@ -59,34 +59,31 @@ class Blanks:
         _close(self._channels)
 
 
-class Blank(NamedTuple):
-    """A standby worker, as seen from its own process."""
+def wait_for_order(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Wait for the assignment of this standby worker; then start a session of its own.
 
-    channel: socket.socket
-    """The channel to the fork server."""
+    Args:
+        channel: to the fork server; it is closed.
 
-    def wait(self) -> tuple[dict[str, Any], list[int]]:
-        """Wait for the assignment; then start as a worker, in a session of its own.
+    Returns:
+        The parameters of the worker, and its descriptors. A standby worker that is not needed
+        exits.
 
-        Returns:
-            The parameters of the worker, and its descriptors. A standby worker that is not needed
-            exits.
-
-        Raises:
-            OSError: there are too many descriptors for this process.
-        """
-        incoming = Incoming(self.channel)
-        worker = _next_message(incoming)
-        if worker is None:
-            os._exit(0)
-        os.setsid()
-        self.channel.send(_BEGINS)
-        self.channel.close()
-        return worker, incoming.take_fds(1 + worker["fds"])
+    Raises:
+        OSError: there are too many descriptors for this process.
+    """
+    incoming = Incoming(channel)
+    worker = _next_message(incoming)
+    if worker is None:
+        os._exit(0)
+    os.setsid()
+    channel.send(_BEGINS)
+    channel.close()
+    return worker, incoming.take_fds(1 + worker["fds"])
 
 
-def fork_blanks(count: int) -> Blanks | Blank:
-    """Fork standby workers; return the group, or in each forked process its ``Blank``.
+def fork_blanks(count: int) -> Blanks | socket.socket:
+    """Fork standby workers; return the group, or in each forked process its channel.
 
     Raises:
         OSError: no process or descriptor is available; none of them is left running.
@@ -114,7 +111,7 @@ def fork_blanks(count: int) -> Blanks | Blank:
     return Blanks(answer["pids"], channels)
 
 
-def _fork_from_between(channel: socket.socket, channels: Sequence[socket.socket]) -> Blank:
+def _fork_from_between(channel: socket.socket, channels: Sequence[socket.socket]) -> socket.socket:
     """Fork a process for each channel and exit; return only in the forked processes."""
     pids: list[int] = []
     answer: dict[str, Any] = {"pids": pids}
@@ -123,7 +120,7 @@ def _fork_from_between(channel: socket.socket, channels: Sequence[socket.socket]
             pids.append(os.fork())
             if not pids[-1]:
                 _close(one for one in (channel, *channels) if one is not mine)
-                return Blank(mine)
+                return mine
     except OSError as error:
         answer = {"errno": error.errno or errno.EIO}
     with suppress(ConnectionError):

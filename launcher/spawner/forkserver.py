@@ -35,7 +35,7 @@ from ..processes.ipc import Incoming, close_all, send
 from ..processes.tree import children
 from ..processes.worker_exec import NOT_EXECUTED, code_from, error_code, explained
 from . import forked_worker, rank_at_import
-from .blanks import Blank, Blanks, Order, fork_blanks
+from .blanks import Blanks, Order, fork_blanks, wait_for_order
 from .environ_watch import EnvironmentWatch
 from .forked_worker import Program
 from .imported_files import ImportedFiles
@@ -239,13 +239,13 @@ class ForkServer:
         close_all(fds)
         return self._be_blank(forked)
 
-    def _be_blank(self, blank: Blank) -> Program:
+    def _be_blank(self, channel: socket.socket) -> Program:
         """Wait for the assignment of this standby worker."""
         try:
             self._channel.close()
             self._incoming.drop_fds()
             forked_worker.prepare()
-            return self._become_worker(*blank.wait())
+            return self._become_worker(*wait_for_order(channel))
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(NOT_EXECUTED)
