@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ...values import dataclass
 from .cgroups import read_text
-from .nvml import NvmlFailedError, NvmlGpu, gpus_by_process, has_library
+from .nvml import NvmlFailedError, NvmlGpu, gpus_by_process, has_library, visible
 from .visible_devices import Chosen, choose, leading_names
 
 _ROOT: Final = Path("/")
@@ -201,7 +201,7 @@ def _find_nvidia(environ: Mapping[str, str], root: Path) -> Accelerators:
     else:
         if gpus is not None:
             source = f"NVIDIA GPUs by NVML: {len(gpus)}{note}"
-            return Accelerators(kind, _select_nvidia(value, gpus, environ), source)
+            return Accelerators(kind, _select_nvidia(gpus, environ), source)
     files = _names(root / "dev", r"nvidia[0-9]+")
     if files and value is not None and value.startswith(("GPU-", "MIG-")):
         # The UUIDs cannot be verified here; the list is trusted.
@@ -235,31 +235,19 @@ def _gpus_of_machine() -> tuple[tuple[NvmlGpu, ...], str]:
         return (), str(error)
 
 
-def _select_nvidia(
-    value: str | None, gpus: Sequence[NvmlGpu], environ: Mapping[str, str]
-) -> tuple[Device, ...]:
+def _select_nvidia(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices that CUDA shows, with MIG devices in place of their GPU.
 
     CUDA shows a process only one device of a GPU in MIG mode, however the GPU is named: workers get
     different ones only by their names.
     """
-    partitions = [(names, gpu) for gpu in gpus for names in gpu.mig]
-    if value is not None and value.startswith("MIG-"):
-        chosen = choose(value, (), [names for names, _ in partitions])
-        return tuple(Device(entry, partitions[it][1].pci_address) for entry, it in chosen)
-    if value is None:
-        named = [(str(index), index) for index in range(len(gpus))]
-    else:
-        named = choose(value, [(gpu.uuid,) if gpu.uuid else () for gpu in gpus])
-    # By default CUDA starts with the fastest GPU; NVML uses PCI order.
-    models = {gpu.model for gpu in gpus if gpu.model}
-    is_same_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(models) < 2
+    named, is_known = visible(gpus, environ)
     devices = []
     for entry, index in named:
         gpu = gpus[index]
-        is_known = is_same_order or entry.startswith("GPU-")
+        is_whole = is_known and not entry.startswith("MIG-")
+        names = [name for name, *_ in gpu.mig] if is_whole else []
         address = gpu.pci_address if is_known else None
-        names = [name for name, *_ in gpu.mig] if is_known else []
         devices += [Device(name, address) for name in names or [entry]]
     return tuple(devices)
 

@@ -2,7 +2,7 @@
 
 A call into a driver that hangs (XID 79 or 119) never returns, and its process may be impossible to
 kill. So the agent makes no such call: it uses a separate process with a deadline
-(``ask_in_process``). Check workers are separate processes already.
+(``gpus_by_process``). Check workers are separate processes already.
 """
 
 import functools
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from .visible_devices import choose
+from .visible_devices import Chosen, choose
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 _OTHER_DRIVERS: Final = ("/dev/kfd", "/dev/davinci_manager")
@@ -200,23 +200,32 @@ def _mig_devices(nvml: Nvml, gpu: Any, gpu_uuid: str) -> Iterator[tuple[str, ...
         yield tuple(dict.fromkeys((uuid, old)))
 
 
-def visible_gpus(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> list[int]:
-    """Return the GPUs that are visible under ``CUDA_VISIBLE_DEVICES`` of an environment."""
+def visible(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> tuple[Chosen, bool]:
+    """Return what CUDA shows: each entry with the position of its GPU; and whether that is known.
+
+    An entry is that of ``CUDA_VISIBLE_DEVICES``, or an index. By default CUDA starts with the
+    fastest GPU, and NVML has PCI order: with several models, their indices differ.
+    """
     value = environ.get("CUDA_VISIBLE_DEVICES")
-    everything = list(range(len(gpus)))
-    if value is None:
-        return everything
-    if value.startswith("MIG-"):
+    if value is not None and value.startswith("MIG-"):
         parts = [(names, index) for index, gpu in enumerate(gpus) for names in gpu.mig]
         places = choose(value, (), [names for names, _ in parts])
-        return sorted({parts[place][1] for _, place in places})
-    chosen = choose(value, [(gpu.uuid,) if gpu.uuid else () for gpu in gpus])
+        return [(entry, parts[place][1]) for entry, place in places], True
+    if value is None:
+        chosen = [(str(index), index) for index in range(len(gpus))]
+    else:
+        chosen = choose(value, [(gpu.uuid,) if gpu.uuid else () for gpu in gpus])
     in_pci_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     are_alike = len({gpu.model for gpu in gpus if gpu.model}) < 2
-    if chosen and not (value.startswith("GPU-") or in_pci_order or are_alike):
-        # CUDA starts with the fastest GPU: with several models its indices differ from NVML's.
-        return everything
-    return sorted(index for _, index in chosen)
+    return chosen, in_pci_order or are_alike or (value or "").startswith("GPU-")
+
+
+def visible_gpus(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> list[int]:
+    """Return the GPUs that are visible in an environment; all, where it is not known which."""
+    chosen, is_known = visible(gpus, environ)
+    if chosen and not is_known:
+        return list(range(len(gpus)))
+    return sorted({index for _, index in chosen})
 
 
 def used_bytes(nvml: Nvml) -> dict[str, int]:
@@ -258,11 +267,11 @@ def answer_of(output: bytes) -> Any:
     return found["answer"]
 
 
-def ask_in_process(command: tuple[str, ...], deadline_s: float = DEADLINE_S) -> Any:
-    """Run a query in a separate process; return the result.
+def gpus_by_process(command: Sequence[str] = GPUS, deadline_s: float = DEADLINE_S) -> list[NvmlGpu]:
+    """Return the same as ``read_gpus``, without using the driver in this process.
 
     Args:
-        command: of the process.
+        command: of the process that uses it.
         deadline_s: seconds after which the driver counts as hung.
 
     Raises:
@@ -284,17 +293,7 @@ def ask_in_process(command: tuple[str, ...], deadline_s: float = DEADLINE_S) -> 
         assert process.stdout is not None
         process.stdout.close()
         raise NvmlFailedError(f"no answer within {deadline_s:g} s: the driver hangs") from None
-    return answer_of(output)
-
-
-def gpus_by_process() -> list[NvmlGpu]:
-    """Return the same as ``read_gpus``, without using the driver in this process.
-
-    Raises:
-        NvmlFailedError: there is no result, or not in time.
-    """
-    rows = ask_in_process(GPUS)
     return [
         NvmlGpu(index, uuid, address, model, tuple(map(tuple, mig)), domain)
-        for index, uuid, address, model, mig, domain in rows
+        for index, uuid, address, model, mig, domain in answer_of(output)
     ]

@@ -13,7 +13,7 @@ from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.commands import launch
 from ft_run.launcher.machine import accelerators, nvml
 from ft_run.launcher.machine.accelerators import AcceleratorKind, find_accelerators
-from ft_run.launcher.machine.nvml import NvmlFailedError, NvmlGpu, ask_in_process
+from ft_run.launcher.machine.nvml import NvmlFailedError, NvmlGpu, gpus_by_process
 from ft_run.launcher.options import LaunchOptions
 
 DEADLINE_S = 0.5
@@ -42,7 +42,7 @@ def asked_anew():
 )
 def test_why_there_is_no_answer(text, reason):
     with pytest.raises(NvmlFailedError, match=reason):
-        ask_in_process(program(text), 60)
+        gpus_by_process(program(text), 60)
 
 
 def test_a_driver_that_hangs_has_a_deadline(tmp_path):
@@ -53,7 +53,7 @@ def test_a_driver_that_hangs_has_a_deadline(tmp_path):
         f"open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     )
     with pytest.raises(NvmlFailedError, match=r"no answer within 5 s: the driver hangs"):
-        ask_in_process(program(blocks), 5)
+        gpus_by_process(program(blocks), 5)
     pid = int(file.read_text())
     while Path(f"/proc/{pid}/stat").exists() and os.waitpid(pid, os.WNOHANG) == (0, 0):
         time.sleep(0.01)
@@ -63,11 +63,11 @@ def test_a_hung_driver_leaves_the_device_files(monkeypatch, tmp_path):
     asked = []
     blocks = program("import time; time.sleep(600)")
 
-    def hangs(question):
-        asked.append(question)
-        return ask_in_process(blocks, DEADLINE_S)
+    def hangs():
+        asked.append(blocks)
+        return gpus_by_process(blocks, DEADLINE_S)
 
-    monkeypatch.setattr(nvml, "ask_in_process", hangs)
+    monkeypatch.setattr(accelerators, "gpus_by_process", hangs)
     monkeypatch.setattr(accelerators, "has_library", lambda: True)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
@@ -78,19 +78,18 @@ def test_a_hung_driver_leaves_the_device_files(monkeypatch, tmp_path):
     assert len(asked) == 1, "one that hangs is not asked again"
 
 
-def test_what_a_process_tells_is_what_was_read(monkeypatch):
+def test_what_a_process_tells_is_what_was_read():
     gpus = [NvmlGpu(2, "GPU-a", "0000:01:00.0", "H100", (("MIG-a", "MIG-GPU-a/1/0"),))]
     text = f"import json; print(json.dumps({{'answer': {gpus!r}}}))"
     text = "from ft_run.launcher.machine.nvml import NvmlGpu; " + text
-    monkeypatch.setattr(nvml, "GPUS", program(text))
-    assert nvml.gpus_by_process() == gpus
+    assert gpus_by_process(program(text)) == gpus
 
 
 def test_the_program_that_asks_says_why_it_cannot():
     """No driver is here, or there is one that answers."""
     reason = ""
     try:
-        nvml.gpus_by_process()
+        gpus_by_process()
     except NvmlFailedError as error:
         reason = str(error)
     assert reason == ("" if nvml.has_library() else "there is no driver")
