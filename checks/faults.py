@@ -8,8 +8,8 @@
     exit                     the rank's process exits during the phase
     hang                     the rank never answers
     wrong-value              every product and the rank's input to every collective is wrong
-    slow-compute=3           every product and every copy takes three times as long
-    slow-communication=3     every collective takes three times as long
+    slow-compute=3           every product and every copy is reported as three times as long
+    slow-communication=3     every collective is reported as three times as long
 
 Keys: ``node`` (the node's identity), ``local-rank``, ``phase`` (solo, pair, suspects, all). A fault
 without keys applies to every check worker that has the variable. Nothing else in ft-run reads it.
@@ -124,23 +124,16 @@ class ActiveFaults:
         """Whether this rank's products and its input to collectives are wrong."""
         return FaultKind.WRONG_VALUE in self._faults
 
-    def slow_compute(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return ``run``, slowed down where this rank computes slowly."""
-        return self._slowed(FaultKind.SLOW_COMPUTE, run)
+    @property
+    def compute_factor(self) -> float:
+        """How many times as long as measured this rank's products and copies take."""
+        return self._factor(FaultKind.SLOW_COMPUTE)
 
-    def slow_communication(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return ``run``, slowed down where this rank communicates slowly."""
-        return self._slowed(FaultKind.SLOW_COMMUNICATION, run)
+    @property
+    def communication_factor(self) -> float:
+        """How many times as long as measured this rank's collectives take."""
+        return self._factor(FaultKind.SLOW_COMMUNICATION)
 
-    def _slowed(self, kind: FaultKind, run: Callable[[], None]) -> Callable[[], None]:
+    def _factor(self, kind: FaultKind) -> float:
         fault = self._faults.get(kind)
-        if fault is None:
-            return run
-        share = fault.factor - 1.0
-
-        def slowed() -> None:
-            start = time.perf_counter()
-            run()
-            time.sleep(share * (time.perf_counter() - start))
-
-        return slowed
+        return 1.0 if fault is None else fault.factor

@@ -1,7 +1,6 @@
 """One device alone: matrix product, memory, copy from the host. Imports torch."""
 
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ _SLICE_BYTES: Final = 4 << 20
 _GPU_MEMORY_BYTES: Final = 256 << 20
 _GPU_COPIES: Final = 8
 _PINNED_BYTES: Final = 64 << 20
+_PRODUCT: Final = "a matrix product"
 
 _TOLERANCES: Final = {torch.bfloat16: 0.02, torch.float32: 1e-4}
 """Maximum error of the sum of a row, as a fraction of n, by precision. bfloat16: 2⁻⁹, the
@@ -69,13 +69,9 @@ class DeviceProbe:
         target_s = _GPU_PIECE_S if self._on_gpu else _CPU_PIECE_S
         size = largest_within(sizes, self._product_time_s, target_s)
         product = self._product(size)
-        run = self._computing(product.run)
-        run()
+        self._run(product.run)
         product.verify()
-        if self._on_gpu:
-            time_s = settled_time_s(run, self._budget.compute_s, after=product.compare)
-        else:
-            time_s = best_time_s(run, self._budget.compute_s, self._quota)
+        time_s = self._time_s(product.run, self._budget.compute_s, after=product.compare)
         product.verify()
         return 2.0 * size**3 / time_s / 1e12
 
@@ -95,7 +91,7 @@ class DeviceProbe:
             start = next(starts)
             target[start : start + step].copy_(source[start : start + step])
 
-        time_s = best_time_s(self._computing(copy_slice), self._budget.memory_s, self._quota)
+        time_s = self._time_s(copy_slice, self._budget.memory_s)
         return 2.0 * _SLICE_BYTES / time_s / 1e9
 
     def copy_gb_per_s(self) -> float:
@@ -106,9 +102,12 @@ class DeviceProbe:
     def _near_copy_gb_per_s(self) -> float:
         source = torch.zeros(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
         target = torch.zeros(_PINNED_BYTES, dtype=torch.uint8, device=self._device)
-        run = self._computing(lambda: target.copy_(source, non_blocking=True), "a copy")
-        run()
-        return _PINNED_BYTES / settled_time_s(run, self._budget.copy_s) / 1e9
+
+        def copy() -> None:
+            target.copy_(source, non_blocking=True)
+
+        self._run(copy, "a copy")
+        return _PINNED_BYTES / self._time_s(copy, self._budget.copy_s, "a copy") / 1e9
 
     def close(self) -> None:
         """Release the memory that the allocator caches."""
@@ -126,11 +125,9 @@ class DeviceProbe:
         )
 
     def _product_time_s(self, size: int) -> float:
-        run = self._computing(self._product(size).run)
-        run()  # the first call loads kernels and starts threads
-        if self._on_gpu:
-            return settled_time_s(run, 0.0)
-        return best_time_s(run, 0.0, QuotaWatch())  # of a piece, not of its verification
+        run = self._product(size).run
+        self._run(run)  # the first call loads kernels and starts threads
+        return self._time_s(run, 0.0, quota=QuotaWatch())
 
     def _gpu_memory_gb_per_s(self) -> float:
         source = torch.zeros(_GPU_MEMORY_BYTES, dtype=torch.uint8, device=self._device)
@@ -140,33 +137,41 @@ class DeviceProbe:
             for _ in range(_GPU_COPIES):
                 target.copy_(source)
 
-        run = self._computing(copies, "copies within the memory")
-        run()
-        time_s = settled_time_s(run, self._budget.memory_s)
+        what = "copies within the memory"
+        self._run(copies, what)
+        time_s = self._time_s(copies, self._budget.memory_s, what)
         return 2.0 * _GPU_COPIES * _GPU_MEMORY_BYTES / time_s / 1e9
 
-    def _computing(
-        self, work: Callable[[], object], what: str = "a matrix product"
-    ) -> Callable[[], float]:
-        """Return ``work`` as a piece that is complete when it returns its seconds."""
+    def _run(self, work: Callable[[], object], what: str = _PRODUCT) -> None:
+        """Do a piece of work, which is complete then."""
+        work()
+        if self._on_gpu:
+            self._timer.finish(what)
 
-        def run() -> None:
-            work()
-            if self._on_gpu:
-                self._timer.finish(what)
+    def _time_s(
+        self,
+        work: Callable[[], object],
+        budget_s: float,
+        what: str = _PRODUCT,
+        *,
+        after: Callable[[], object] = lambda: None,
+        quota: QuotaWatch | None = None,
+    ) -> float:
+        """Return the time of a piece of work.
 
-        slowed = self._faults.slow_compute(run)
-        if not self._on_gpu:
-            return lambda: _seconds(slowed)
-        # Between the two events of the GPU's clock the host only launches: it may be delayed.
-        launch = work if slowed is run else slowed
-        return lambda: self._timer.time_s(launch, what)
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+        Args:
+            work: on a GPU it is only launched: the host may be delayed, since the GPU's clock
+                counts.
+            budget_s: time limit in seconds.
+            what: name of the work.
+            after: is called after each piece on a GPU, and not timed.
+            quota: None: that of this process.
+        """
+        if self._on_gpu:
+            time_s = settled_time_s(lambda: self._timer.time_s(work, what), budget_s, after=after)
+        else:
+            time_s = best_time_s(work, budget_s, quota or self._quota)
+        return time_s * self._faults.compute_factor
 
 
 def _pci_address(device: torch.device) -> str | None:
