@@ -2,19 +2,17 @@
 
 Work is divided into pieces of about a millisecond, less than a scheduler's time slice, and the best
 piece counts. A neighbour that shares a core interrupts some pieces but never all, so that it does
-not make the node fail. The node's own limits count: a CPU quota (cgroup) lowers the speed in
-proportion to the time that it took away, or would have, if the process had the CPU for itself.
+not make the node fail. The node's own limits count: a CPU quota (cgroup) lowers the speed to what
+it allows in the long run (``cpu_share``), also where a busy machine leaves less than that.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Final
 
-from ..launcher.machine.cgroups import own_directories
 from ..launcher.machine.cpu_limit import quota_cpus
 from .records import Level, Phase
 
@@ -60,82 +58,29 @@ def needed_s(level: Level, phase: Phase) -> float:
     return 0.0
 
 
-class QuotaWatch:
-    """Reads the CPU quotas of this process's cgroups, and for how long they throttled it.
-
-    Sources: ``throttled_usec`` of cgroup v2's ``cpu.stat``, ``throttled_time`` (ns) of v1's.
-    """
-
-    def __init__(self, directories: Sequence[Path] = (), share: float = 1.0) -> None:
-        """Watch the cgroups in ``directories``: this process's own and those above it.
-
-        Args:
-            directories: the directories of their files.
-            share: the sustained fraction of a CPU that this process gets, above 0 and at most 1.
-        """
-        self._files = [directory / "cpu.stat" for directory in directories]
-        self.share = share
-
-    @staticmethod
-    def of_workers(count: int) -> "QuotaWatch":
-        """Watch the cgroups of this process, one of ``count`` workers that are busy at once."""
-        share = min(1.0, (quota_cpus() or math.inf) / count)
-        return QuotaWatch(own_directories(Path("/"), "cpu"), share)
-
-    def throttled_s(self) -> float:
-        """Return the throttled seconds so far, of all CPUs together; 0 where nothing is known."""
-        return sum(map(_throttled_s, self._files))
-
-
-def _throttled_s(file: Path) -> float:
-    try:
-        lines = file.read_text(encoding="ascii").split("\n")
-    except (OSError, ValueError):
-        return 0.0
-    for line in lines:
-        name, _, number = line.partition(" ")
-        if name in ("throttled_usec", "throttled_time") and number.isdecimal():
-            return int(number) / (1e6 if name == "throttled_usec" else 1e9)
-    return 0.0
+def cpu_share(workers: int) -> float:
+    """Return the sustained fraction of a CPU that each of so many busy workers gets, at most 1."""
+    return min(1.0, (quota_cpus() or math.inf) / workers)
 
 
 def best_time_s(
-    run: Callable[[], object],
-    budget_s: float,
-    quota: QuotaWatch,
-    *,
-    clock: Clock = time.perf_counter,
+    run: Callable[[], object], budget_s: float, *, clock: Clock = time.perf_counter
 ) -> float:
     """Return the time of one ``run``: the best of as many as fit the budget.
-
-    Under a CPU quota the time of the best piece is increased by the share of time that the quota
-    took away, but never beyond the average, which includes every interruption: per-CPU times of a
-    quota add up to more than the elapsed time. ``time = min(average, best / (1 - throttled /
-    elapsed))``. It is also never less than the quota's sustained rate allows, ``best /
-    quota.share``: on a busy machine this process may not get as much of a CPU as its quota, which
-    then takes nothing away.
 
     Args:
         run: one piece of work, complete when it returns.
         budget_s: time limit of the repetitions in seconds; at least three are made.
-        quota: provides the throttled time.
         clock: seconds from any origin.
     """
     times: list[float] = []
-    throttled_s = quota.throttled_s()
     start = before = clock()
-    while True:
+    while len(times) < _LEAST_REPETITIONS or before - start < budget_s:
         run()
         now = clock()
         times.append(now - before)
         before = now
-        if now - start >= budget_s and len(times) >= _LEAST_REPETITIONS:
-            break
-    elapsed_s = max(before - start, 1e-9)
-    share = 1.0 - (quota.throttled_s() - throttled_s) / elapsed_s
-    best, average = max(min(times), 1e-9), max(elapsed_s / len(times), 1e-9)
-    observed = best / share if share > best / average else average
-    return max(observed, best / quota.share)
+    return max(min(times), 1e-9)
 
 
 def settled_time_s(

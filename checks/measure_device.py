@@ -9,7 +9,7 @@ import torch
 from ..launcher.machine.locality import near
 from .faults import ActiveFaults
 from .gpu_timer import GpuTimer
-from .measure import Budget, QuotaWatch, best_time_s, largest_within, settled_time_s
+from .measure import Budget, best_time_s, largest_within, settled_time_s
 
 _CPU_SIZES: Final = (128, 192, 256, 320, 384, 512, 768, 1024)
 _GPU_SIZES: Final = (1024, 2048, 4096, 8192, 12288, 16384)
@@ -41,14 +41,15 @@ class DeviceProbe:
         self,
         device: torch.device,
         budget: Budget,
-        quota: QuotaWatch,
+        share: float,
         faults: ActiveFaults,
         timer: GpuTimer | None = None,
     ) -> None:
+        """Measure nothing yet; ``share`` is the fraction of a CPU that this process gets."""
         self._device = device
         self._timer = timer or GpuTimer()
         self._budget = budget
-        self._quota = quota
+        self._share = share
         self._faults = faults
         self._on_gpu = device.type == "cuda"
         if not self._on_gpu:
@@ -127,7 +128,8 @@ class DeviceProbe:
     def _product_time_s(self, size: int) -> float:
         run = self._product(size).run
         self._run(run)  # the first call loads kernels and starts threads
-        return self._time_s(run, 0.0, quota=QuotaWatch())
+        time_s = self._time_s(run, 0.0)
+        return time_s if self._on_gpu else time_s * self._share  # the size of a piece has no quota
 
     def _gpu_memory_gb_per_s(self) -> float:
         source = torch.zeros(_GPU_MEMORY_BYTES, dtype=torch.uint8, device=self._device)
@@ -155,7 +157,6 @@ class DeviceProbe:
         what: str = _PRODUCT,
         *,
         after: Callable[[], object] = lambda: None,
-        quota: QuotaWatch | None = None,
     ) -> float:
         """Return the time of a piece of work.
 
@@ -165,12 +166,11 @@ class DeviceProbe:
             budget_s: time limit in seconds.
             what: name of the work.
             after: is called after each piece on a GPU, and not timed.
-            quota: None: that of this process.
         """
         if self._on_gpu:
             time_s = settled_time_s(lambda: self._timer.time_s(work, what), budget_s, after=after)
         else:
-            time_s = best_time_s(work, budget_s, quota or self._quota)
+            time_s = best_time_s(work, budget_s) / self._share
         return time_s * self._faults.compute_factor
 
 

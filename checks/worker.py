@@ -23,7 +23,7 @@ from . import fact_rules
 from .facts import collect_facts, kind_of_gpus
 from .faults import VARIABLE, ActiveFaults, parse_faults
 from .gpu_facts import throttled_by
-from .measure import BUDGETS, QuotaWatch
+from .measure import BUDGETS, cpu_share
 from .records import Fact, Level, Metrics, Phase, Record, record_to_json
 from .worker_config import (
     ANSWER,
@@ -130,8 +130,8 @@ class CheckWorker:
         device, faults = self._begin(order)
         from .measure_device import DeviceProbe
 
-        quota = QuotaWatch.of_workers(self._config.local_world_size)
-        probe = DeviceProbe(device, BUDGETS[Level(order.level)], quota, faults, self._timer())
+        share = cpu_share(self._config.local_world_size)
+        probe = DeviceProbe(device, BUDGETS[Level(order.level)], share, faults, self._timer())
         self._enter("matrix product")
         metrics = {"compute_tflops": probe.compute_tflops()}
         facts = self._throttled(device)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from ft_run.checks.faults import ActiveFaults, parse_faults
-from ft_run.checks.measure import BUDGETS, Budget, QuotaWatch, settled_time_s
+from ft_run.checks.measure import BUDGETS, Budget, settled_time_s
 from ft_run.checks.records import Level, Phase
 from ft_run.launcher.machine.locality import near, near_cpus
 from ft_run.rendezvous.protocol.check_messages import CheckOrder
@@ -102,7 +102,7 @@ def on_gpu(lab, monkeypatch, fault=""):
 
     faults = ActiveFaults(parse_faults(fault), "n0", 0, Phase.SOLO)
     cpu = torch.device("cpu")
-    probe = measure_device.DeviceProbe(cpu, SHORT, QuotaWatch(), faults, lab.timer())
+    probe = measure_device.DeviceProbe(cpu, SHORT, 0.3, faults, lab.timer())
     probe._on_gpu = True
     monkeypatch.setattr(measure_device, "_GPU_SIZES", (64, 128))
     products = []
@@ -126,12 +126,6 @@ def on_gpu(lab, monkeypatch, fault=""):
 
 def test_a_cpu_quota_lowers_no_figure_of_a_gpu(lab, monkeypatch):
     probe, _, _ = on_gpu(lab, monkeypatch)
-
-    class Throttled(QuotaWatch):
-        def throttled_s(self):
-            return lab.gpu.host_s * 2  # all of its CPUs, all the time
-
-    probe._quota = Throttled([], 0.3)
     assert probe.compute_tflops() == pytest.approx(2 * 64**3 / 0.01 / 1e12)
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from ft_run.checks.faults import ActiveFaults, parse_faults
-from ft_run.checks.measure import Budget, QuotaWatch
+from ft_run.checks.measure import Budget
 from ft_run.checks.records import Phase
 
 SHORT = Budget(0.01, 0.01, 0.01, 0.01, 0.01, 1 << 20, 8 << 20)
@@ -16,9 +16,9 @@ def lab():
     import torch
     from ft_run.checks import measure_device
 
-    def probe(fault="", phase=Phase.SOLO):
+    def probe(fault="", phase=Phase.SOLO, share=1.0):
         faults = ActiveFaults(parse_faults(fault), "n0", 0, phase)
-        return measure_device.DeviceProbe(torch.device("cpu"), SHORT, QuotaWatch(), faults)
+        return measure_device.DeviceProbe(torch.device("cpu"), SHORT, share, faults)
 
     def product(size=64, dtype="float32", **options):
         cpu = torch.device("cpu")
@@ -27,6 +27,7 @@ def lab():
     count = torch.get_num_threads()
     yield SimpleNamespace(
         torch=torch,
+        module=measure_device,
         probe=probe,
         product=product,
         Product=measure_device.Product,
@@ -101,6 +102,15 @@ def test_a_device_that_is_wrong_before_or_after_the_measurement(lab, monkeypatch
     with pytest.raises(lab.WrongValueError, match="is off by"):
         lab.probe().compute_tflops()
     assert len(verified) == (0 if is_wrong_first else 1)
+
+
+def test_a_cpu_quota_counts_also_where_a_busy_machine_leaves_less_than_it(lab, monkeypatch):
+    """Others have the CPU for most of the time: the quota of a quarter is never used up."""
+    monkeypatch.setattr(lab.module, "best_time_s", lambda *_: 0.001)
+    whole, quarter = lab.probe(), lab.probe(share=0.25)
+    assert quarter.memory_gb_per_s() == pytest.approx(whole.memory_gb_per_s() / 4)
+    assert quarter._product_time_s(64) == whole._product_time_s(64) == pytest.approx(0.001)
+    assert quarter.compute_tflops() == pytest.approx(whole.compute_tflops() / 4)
 
 
 def test_a_wrong_product_can_be_injected(lab):
