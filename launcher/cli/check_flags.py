@@ -1,6 +1,6 @@
 """The flags of the checks, for ``--network-check`` and ``ft-run check``, and their options."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ... import defaults
@@ -14,25 +14,20 @@ from ..options import CheckOptions
 from .command_line import Given
 
 
-def _factor(text: str) -> float:
-    right = "a number > 1"
-    try:
-        factor = values.number(text)
-    except BadValue:
-        raise BadValue(right) from None
-    if factor <= 1:
-        raise BadValue(right)
-    return factor
+def _above(least: int) -> Callable[[str], float]:
+    """Return a reader of a number that is greater, and less than 10^9."""
+    right = f"a number > {least}"
 
+    def read(text: str) -> float:
+        try:
+            number = values.number(text)
+        except BadValue:
+            raise BadValue(right) from None
+        if not least < number < 1e9:
+            raise BadValue(right)
+        return number
 
-def _minimum(text: str) -> float:
-    try:
-        number = values.number(text)
-    except BadValue:
-        number = 0.0
-    if not 0 < number < 1e9:
-        raise BadValue("a number > 0")
-    return number
+    return read
 
 
 # --- the flags -------------------------------------------------------------------------------
@@ -82,14 +77,14 @@ _THRESHOLD: Final = CHECKS(
     "--straggler-threshold FACTOR",
     "A node is slow if it is this many times slower than the median of the other nodes (default:"
     f" {defaults.STRAGGLER_THRESHOLD:g}).",
-    _factor,
+    _above(1),
     ours=True,
 )
 _COMPUTE_THRESHOLD: Final = CHECKS(
     "--compute-straggler-threshold FACTOR",
     "Straggler threshold for the matrix product alone, e.g. 1.15, since GPUs of one model differ"
     " by a few percent (default: --straggler-threshold).",
-    _factor,
+    _above(1),
     ours=True,
 )
 STRAGGLERS: Final = (_EXCLUDE, _THRESHOLD, _COMPUTE_THRESHOLD)
@@ -99,12 +94,12 @@ STRAGGLERS: Final = (_EXCLUDE, _THRESHOLD, _COMPUTE_THRESHOLD)
 def _slower(usage: str, what: str) -> Flag:
     text = f"Minimum rate of {what}. Two measurements in a row below it are a warning; a node on"
     text += " which it cannot be measured is unhealthy."
-    return CHECKS(usage, text, _minimum, ours=True)
+    return CHECKS(usage, text, _above(0), ours=True)
 
 
 def _together(usage: str, what: str) -> Flag:
     text = f"{what} between two nodes; a warning if it is missed with two different partners."
-    return CHECKS(usage, text, _minimum, ours=True)
+    return CHECKS(usage, text, _above(0), ours=True)
 
 
 MINIMUMS: Final[Mapping[str, Flag]] = {

@@ -56,7 +56,7 @@ async def aws(service: Service, every_s: float = 5.0) -> float:
     while True:
         if not token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-            reply = await service.ask("PUT", "/latest/api/token", ttl)
+            reply = await service.get("/latest/api/token", ttl, method="PUT")
             _expect(reply, 200)
             token = reply.body.strip()
         reply = await service.get(

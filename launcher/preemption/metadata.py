@@ -29,24 +29,17 @@ class MetadataError(Exception):
 class Service:
     """A metadata service."""
 
-    def __init__(self, host: str, port: int, name: str = "") -> None:
-        """Create the service; this sends no request.
-
-        Args:
-            host: its address.
-            port: its port.
-            name: its name in requests; empty: the host.
-        """
-        self._host, self._port, self._name = host, port, name or host
+    def __init__(self, host: str, port: int) -> None:
+        """Create the service; this sends no request."""
+        self._host, self._port = host, port
 
     async def get(
-        self, path: str, headers: Mapping[str, str], timeout_s: float = ANSWER_S
-    ) -> Reply:
-        """Return the reply to a GET; raises the errors of ``ask``."""
-        return await self.ask("GET", path, headers, timeout_s)
-
-    async def ask(
-        self, method: str, path: str, headers: Mapping[str, str], timeout_s: float = ANSWER_S
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        timeout_s: float = ANSWER_S,
+        *,
+        method: str = "GET",
     ) -> Reply:
         """Return the reply to a request.
 
@@ -67,7 +60,7 @@ class Service:
     def _reply(self, method: str, path: str, headers: Mapping[str, str], timeout_s: float) -> Reply:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         try:
-            connection.request(method, path, headers={"Host": self._name, **headers})
+            connection.request(method, path, headers=dict(headers))
             response = connection.getresponse()
             body = response.read(BODY_MAX)
             if response.length and len(body) < BODY_MAX:

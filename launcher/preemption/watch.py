@@ -20,7 +20,6 @@ _FILE_EVERY_S = 0.5
 _AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 """The delay after consecutive failures."""
 _ADDRESS = "169.254.169.254"
-_GOOGLE_NAME = "metadata.google.internal"
 _DMI = "/sys/class/dmi/id"
 _VENDORS = {
     "gcp": ("sys_vendor", "Google"),
@@ -70,9 +69,7 @@ def _content(path: str) -> str | None:
 
 def _asker(cloud: str, environ: Mapping[str, str]) -> Callable[[], Awaitable[float]]:
     if cloud == "gcp":  # this variable is from Google's libraries, the next one from AWS's
-        host = environ.get("GCE_METADATA_HOST") or _ADDRESS
-        name = _GOOGLE_NAME if host == _ADDRESS else ""
-        service = _service(host, name)
+        service = _service(environ.get("GCE_METADATA_HOST") or _ADDRESS)
         return lambda: google(service)
     if cloud == "aws":
         where = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").removeprefix("http://")
@@ -82,11 +79,11 @@ def _asker(cloud: str, environ: Mapping[str, str]) -> Callable[[], Awaitable[flo
     return lambda: azure(service)
 
 
-def _service(where: str, name: str = "") -> Service:
+def _service(where: str) -> Service:
     host, colon, port = where.rpartition(":")
     if not colon or not port.isdecimal() or not port.isascii() or int(port) > 65535:
-        return Service(where.strip("[]"), 80, name)
-    return Service(host.strip("[]"), int(port), name)
+        return Service(where.strip("[]"), 80)
+    return Service(host.strip("[]"), int(port))
 
 
 async def _persistently(
