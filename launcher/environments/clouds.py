@@ -14,7 +14,6 @@ from .environment import (
     known,
     of_attempt,
     refuse_count,
-    refuse_rank,
 )
 
 
@@ -32,7 +31,6 @@ def skypilot(variables: Variables) -> Environment | None:
     refuse_count(nodes, hosts, addresses.source)
     nodes = nodes or Found(str(len(hosts)), addresses.source)
     rank = variables.whole("SKYPILOT_NODE_RANK")
-    refuse_rank(rank, nodes)
     return Environment(
         "SkyPilot",
         known(
@@ -88,7 +86,6 @@ def aws_batch(variables: Variables) -> Environment | None:
     if rank is None:
         return None
     nodes = variables.whole("AWS_BATCH_JOB_NUM_NODES", low=1)
-    refuse_rank(rank, nodes)
     main = variables.whole("AWS_BATCH_JOB_MAIN_NODE_INDEX")
     address = variables.text("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
     if address is None and main is not None and main.text == rank.text:

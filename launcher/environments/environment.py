@@ -89,21 +89,18 @@ class Variables:
 
 
 def known(**flags: Found | None) -> dict[str, Found]:
-    """Return the flags that are not None."""
-    return {name: taken for name, taken in flags.items() if taken is not None}
-
-
-def refuse_rank(rank: Found | None, nodes: Found | None) -> None:
-    """Refuse a rank that is not less than the number of nodes.
+    """Return the flags that are not None.
 
     Raises:
-        UsageError: has both values.
+        UsageError: the rank is not less than the number of nodes.
     """
+    rank, nodes = flags.get("node_rank"), flags.get("nnodes")
     if rank is not None and nodes is not None and int(rank.text) >= int(nodes.text):
         raise UsageError(
             f"{rank.source} is {rank.text}, but {nodes.source} is {nodes.text}, and the last rank"
             f" is {int(nodes.text) - 1}; expected --nnodes and --node-rank."
         )
+    return {name: taken for name, taken in flags.items() if taken is not None}
 
 
 def refuse_count(nodes: Found | None, hosts: tuple[str, ...], source: str) -> None:

@@ -14,7 +14,6 @@ from .environment import (
     endpoints,
     known,
     of_attempt,
-    refuse_rank,
 )
 
 
@@ -41,7 +40,6 @@ def read(variables: Variables) -> Environment | None:
 def _leader_worker_set(variables: Variables) -> Environment:
     nodes = variables.whole("LWS_GROUP_SIZE", low=1)
     rank = variables.whole("LWS_WORKER_INDEX")
-    refuse_rank(rank, nodes)
     leader = variables.text("LWS_LEADER_ADDRESS")
     assert leader is not None
     name, _, service = leader.text.partition(".")

@@ -7,7 +7,7 @@ import re
 
 from ...errors import UsageError
 from ...values import dataclass
-from .environment import GIVE_COUNT, PORT, Environment, Found, Variables, known, refuse_rank
+from .environment import GIVE_COUNT, PORT, Environment, Found, Variables, known
 
 _PRTERUN = re.compile(r"prterun-(.+)-([0-9]+)@[0-9]+")
 """The job name of version 5: the host of ``mpirun`` and its process id."""
@@ -35,7 +35,6 @@ def _open_mpi(variables: Variables) -> Environment:
     rank = variables.whole("OMPI_COMM_WORLD_RANK")
     nodes = variables.whole("OMPI_COMM_WORLD_SIZE", low=1)
     _refuse_several(variables.whole("OMPI_COMM_WORLD_LOCAL_SIZE"), "Open MPI", _MPIRUN)
-    refuse_rank(rank, nodes)
     flags = known(nnodes=nodes, node_rank=rank)
     mpirun = _mpirun(variables)
     if mpirun is not None:
@@ -89,7 +88,6 @@ def refuse_foreign_mpirun(variables: Variables) -> None:
 def _hydra(variables: Variables) -> Environment:
     rank, nodes = variables.whole("PMI_RANK"), variables.whole("PMI_SIZE", low=1)
     _refuse_several(variables.whole("MPI_LOCALNRANKS"), "MPICH's Hydra", _HYDRA)
-    refuse_rank(rank, nodes)
     return Environment("MPICH's Hydra", known(nnodes=nodes, node_rank=rank), _HYDRA)
 
 

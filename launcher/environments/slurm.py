@@ -15,7 +15,6 @@ from .environment import (
     known,
     of_attempt,
     refuse_count,
-    refuse_rank,
 )
 from .hostlist import BadHostListError, expand
 
@@ -71,7 +70,6 @@ def _step(variables: Variables, nodes: Found, port: int) -> dict[str, Found]:
             f" per node starts all its workers; expected {_SRUN} SCRIPT."
         )
     rank = variables.whole("SLURM_PROCID")
-    refuse_rank(rank, nodes)
     hosts = variables.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     endpoint = None
     if hosts is not None:
