@@ -169,21 +169,34 @@ def _disks(root: Path, log_dir: str | None) -> dict[str, Fact]:
 
 
 def _infiniband(root: Path) -> dict[str, Fact]:
-    """Return state and rate of each InfiniBand or RoCE port."""
+    """Return state, rate and errors of each InfiniBand or RoCE port.
+
+    Of active ports also by how much they are slower than the fastest of the same board.
+    """
     facts: dict[str, Fact] = {}
+    rates: dict[str, dict[str, float]] = {}
+    states = []
     for port in sorted(root.glob("sys/class/infiniband/*/ports/*")):
-        name = f"ib_{port.parent.parent.name}_{port.name}"
+        adapter = port.parent.parent
+        name, state, board = f"ib_{adapter.name}_{port.name}", "", ""
         with suppress(OSError):
             # "4: ACTIVE"
-            facts[f"{name}_state"] = _word(port / "state").partition(":")[2].strip()
+            facts[f"{name}_state"] = state = _word(port / "state").partition(":")[2].strip()
+            states.append(state)
+        with suppress(OSError):
+            board = _word(adapter / "board_id")
         with suppress(OSError, ValueError):
             # "400 Gb/sec (4X NDR)"
-            facts[f"{name}_rate_gbit_per_s"] = float(_word(port / "rate").split()[0])
+            facts[f"{name}_rate_gbit_per_s"] = rate = float(_word(port / "rate").split()[0])
+            if state == "ACTIVE":
+                rates.setdefault(board, {})[name] = rate
         facts |= _port_errors(port, name)
-    states = [value for name, value in facts.items() if name.endswith("_state")]
     if states:
         facts["ib_ports_active"] = states.count("ACTIVE")
-    return facts | _slow_ports(root, facts)
+    for of_board in rates.values():
+        for name, rate in of_board.items():
+            facts[f"{name}_gbit_per_s_missing"] = max(of_board.values()) - rate
+    return facts
 
 
 def _port_errors(port: Path, name: str) -> dict[str, Fact]:
@@ -193,22 +206,6 @@ def _port_errors(port: Path, name: str) -> dict[str, Fact]:
         with suppress(OSError, ValueError):
             counts.append(int(_word(port / "counters" / counter)))
     return {f"{name}_errors": sum(counts)} if counts else {}
-
-
-def _slow_ports(root: Path, facts: Mapping[str, Fact]) -> dict[str, Fact]:
-    """Return by how much active ports are slower than the fastest of the same board."""
-    rates: dict[str, dict[str, float]] = {}
-    for port in root.glob("sys/class/infiniband/*/ports/*"):
-        name, board = f"ib_{port.parent.parent.name}_{port.name}", ""
-        with suppress(OSError):
-            board = _word(port.parent.parent / "board_id")
-        if facts.get(f"{name}_state") == "ACTIVE" and f"{name}_rate_gbit_per_s" in facts:
-            rates.setdefault(board, {})[name] = float(facts[f"{name}_rate_gbit_per_s"])
-    return {
-        f"{name}_gbit_per_s_missing": max(of_board.values()) - rate
-        for of_board in rates.values()
-        for name, rate in of_board.items()
-    }
 
 
 def _gpudirect(root: Path) -> dict[str, Fact]:
