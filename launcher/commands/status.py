@@ -2,20 +2,15 @@
 
 import asyncio
 import json
-import os
-import sys
 from typing import Any
 
 from ... import exit_codes
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
-from ..reporting.standard_output import standard_output
+from ..reporting.standard_output import standard_output, table_console
 from ..reporting.status_lines import data_waits, is_spare, pace, ranks, status_lines
 from .job_list import print_jobs
 from .targets import Target, find_target, one_target
-
-_UNFOLDED = 10_000
-"""Width in columns, larger than any line."""
 
 
 def show_status(options: StatusOptions) -> int:
@@ -57,13 +52,10 @@ def _with_jobs(status: dict[str, Any], target: Target, options: StatusOptions) -
 
 
 def _print_table(status: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # Output to a pipe is not wrapped, so that it can be searched by line.
-    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(file=sys.stdout, highlight=False, width=None if folded else _UNFOLDED)
+    console = table_console()
     for line in status_lines(status):
         console.print(printable(line), markup=False)
     if not status["nodes"]:

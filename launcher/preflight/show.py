@@ -1,9 +1,5 @@
 """Output of the checks: a table, or a line for each verdict, and the report file."""
 
-import os
-import sys
-from typing import TYPE_CHECKING, Final
-
 from ... import exit_codes
 from ...errors import NodeUnfitError, UsageError
 from ...events.checks import ChecksEnded, NodeJudged, NodePassedWithWarning
@@ -11,14 +7,8 @@ from ...events.event import LogMessage, Severity
 from ...rendezvous.protocol.check_messages import CheckVerdict
 from ..options import CheckOptions
 from ..reporting.display import Display
-from ..reporting.standard_output import standard_output
+from ..reporting.standard_output import standard_output, table_console
 from .report_file import write_report
-
-if TYPE_CHECKING:
-    from ...checks.verdict import Verdicts
-
-_UNFOLDED: Final = 10_000
-"""Width in columns, larger than any line."""
 
 
 def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -> None:
@@ -34,14 +24,9 @@ def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -
     """
     has_table = bool(found.report) and display.live and not options.spec.only
     if found.report:
-        if options.spec.only:
-            _print(found.report, as_json=options.json)
-        elif has_table:
-            _show_table(found.report, display)
-        else:
-            _show_lines(found.report, display)
         if options.report is not None:
             _write(found.report, options.report, display)
+        _show_report(found.report, display, options, has_table=has_table)
     if found.exit_code:
         return  # the error is the last line of this agent
     if found.sentence:
@@ -57,40 +42,23 @@ def unfit(found: CheckVerdict) -> NodeUnfitError:
     return NodeUnfitError(f"this node {what}: {found.sentence}.", found.exit_code)
 
 
-def _print_table(verdicts: "Verdicts") -> None:
-    from rich.console import Console
-
-    from ...checks.table import print_verdicts
-
-    # Output to a pipe is not wrapped, so that it can be searched by line.
-    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    print_verdicts(verdicts, Console(highlight=False, width=None if folded else _UNFOLDED))
-
-
-def _print(report: str, *, as_json: bool) -> None:
+def _show_report(report: str, display: Display, options: CheckOptions, *, has_table: bool) -> None:
     from ...checks.report import report_from_json
+    from ...checks.table import has_to_tell, noteworthy_nodes, print_verdicts, table_text
 
-    with standard_output():
-        if as_json:
-            print(report)
-        else:
-            _print_table(report_from_json(report))
-
-
-def _show_table(report: str, display: Display) -> None:
-    from ...checks.report import report_from_json
-    from ...checks.table import noteworthy_nodes, table_text
-
-    verdicts = noteworthy_nodes(report_from_json(report))
-    display.report(table_text(verdicts, display.columns, colour=display.colour), is_styled=True)
-
-
-def _show_lines(report: str, display: Display) -> None:
-    from ...checks.report import report_from_json
-    from ...checks.table import has_to_tell
-
-    for verdict in filter(has_to_tell, report_from_json(report).nodes):
-        display.event(NodeJudged(verdict.node, verdict.standing.value, verdict.text))
+    verdicts = report_from_json(report)
+    if has_table:
+        text = table_text(noteworthy_nodes(verdicts), display.columns, colour=display.colour)
+        display.report(text, is_styled=True)
+    elif not options.spec.only:
+        for verdict in filter(has_to_tell, verdicts.nodes):
+            display.event(NodeJudged(verdict.node, verdict.standing.value, verdict.text))
+    else:
+        with standard_output():
+            if options.json:
+                print(report)
+            else:
+                print_verdicts(verdicts, table_console())
 
 
 def _write(report: str, path: str, display: Display) -> None:
