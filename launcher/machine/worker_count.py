@@ -1,8 +1,8 @@
 """The number of workers of a node, from ``--nproc-per-node`` and ``--accelerator``."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...values import dataclass
@@ -72,11 +72,39 @@ def resolve_worker_count(
         return WorkerCount(count, "fixed number")
     if nproc_per_node == "cpu":
         return _count_cpus(root)
-    from .accelerators import AUTO, AcceleratorKind
+    from .accelerators import AUTO, AcceleratorKind, find_accelerators
 
+    kinds = _kinds(nproc_per_node)
     wanted = None if accelerator == AUTO else AcceleratorKind(accelerator)
-    search = _Search(wanted, environ, root, virtual_local_rank)
-    return _count_auto(search) if nproc_per_node == "auto" else _count(nproc_per_node, search)
+    if wanted is not None:
+        if nproc_per_node != "auto" and wanted not in kinds:
+            raise UsageError(
+                f"--nproc-per-node={nproc_per_node} conflicts with --accelerator={accelerator}; "
+                "give --nproc-per-node=auto, or leave --accelerator out."
+            )
+        kinds = (wanted,)
+    looked_at = [find_accelerators(kind, environ, root=root) for kind in kinds]
+    found = [accelerators for accelerators in looked_at if accelerators.count]
+    if found:
+        return _workers(*found, virtual_local_rank=virtual_local_rank)
+    if nproc_per_node != "auto":
+        noun = "Intel GPU" if nproc_per_node == "xpu" else "NVIDIA or AMD GPU"
+        seen = "; ".join(accelerators.source for accelerators in looked_at)
+        raise UsageError(
+            f"--nproc-per-node={nproc_per_node} needs an {noun} and none is visible ({seen}); "
+            "make one visible, or give --nproc-per-node=cpu or a number."
+        )
+    if wanted not in (None, AcceleratorKind.CPU):
+        raise UsageError(
+            f"--accelerator={accelerator} finds none of its kind ({looked_at[0].source}); "
+            "make one visible, or give --accelerator=cpu or a number of workers."
+        )
+    from .cpu_limit import read_cpu_limit
+
+    limit = read_cpu_limit(root)
+    if limit is None:
+        return WorkerCount(1, _NOTHING_TO_COUNT)
+    return WorkerCount(limit.cpus, limit.source)
 
 
 def omp_num_threads(
@@ -94,54 +122,29 @@ def omp_num_threads(
     return None if cpu_limit is None else str(cpu_limit.cpus)
 
 
-class _Search(NamedTuple):
-    """The kinds of accelerators to find, and how they count."""
-
-    wanted: "AcceleratorKind | None"
-    environ: Mapping[str, str]
-    root: Path
-    virtual_local_rank: bool
-
-    def look(self, kinds: "Iterable[AcceleratorKind]") -> "list[Accelerators]":
-        from .accelerators import find_accelerators
-
-        return [find_accelerators(kind, self.environ, root=self.root) for kind in kinds]
-
-    def workers(self, accelerators: "Accelerators") -> WorkerCount:
-        if self.virtual_local_rank or accelerators.per_process == accelerators.count:
-            return WorkerCount(accelerators.count, accelerators.source)
-        return WorkerCount(
-            accelerators.per_process,
-            f"{accelerators.source}; a process can use one MIG device, and "
-            "--virtual-local-rank would give each worker its own",
-        )
-
-
-def _count_auto(search: _Search) -> WorkerCount:
+def _kinds(name: str) -> "tuple[AcceleratorKind, ...]":
+    """Return the kinds of accelerators that ``auto``, ``gpu`` or ``xpu`` counts, in order."""
     from .accelerators import AcceleratorKind
-    from .cpu_limit import read_cpu_limit
 
-    wanted = search.wanted
-    in_order = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD, AcceleratorKind.ASCEND)
-    kinds = in_order if wanted is None else (wanted,)
-    looked_at = search.look(kinds)
-    found = [accelerators for accelerators in looked_at if accelerators.count]
-    if found:
-        chosen = search.workers(found[0])
-        ignored = "".join(
-            f"; not counted: {other.count} that --accelerator={other.kind.value} would choose"
-            for other in found[1:]
+    if name == "xpu":
+        return (AcceleratorKind.XPU,)
+    gpus = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
+    return gpus if name == "gpu" else (*gpus, AcceleratorKind.ASCEND)
+
+
+def _workers(
+    chosen: "Accelerators", *others: "Accelerators", virtual_local_rank: bool
+) -> WorkerCount:
+    count, source = chosen.count, chosen.source
+    if not virtual_local_rank and chosen.per_process != count:
+        count = chosen.per_process
+        source += (
+            "; a process can use one MIG device, and --virtual-local-rank would give each worker"
+            " its own"
         )
-        return WorkerCount(chosen.count, chosen.source + ignored)
-    if wanted not in (None, AcceleratorKind.CPU):
-        raise UsageError(
-            f"--accelerator={wanted.value} finds none of its kind ({looked_at[0].source}); "
-            "make one visible, or give --accelerator=cpu or a number of workers."
-        )
-    limit = read_cpu_limit(search.root)
-    if limit is None:
-        return WorkerCount(1, _NOTHING_TO_COUNT)
-    return WorkerCount(limit.cpus, limit.source)
+    for other in others:
+        source += f"; not counted: {other.count} that --accelerator={other.kind.value} would choose"
+    return WorkerCount(count, source)
 
 
 def _count_cpus(root: Path) -> WorkerCount:
@@ -152,30 +155,3 @@ def _count_cpus(root: Path) -> WorkerCount:
         return WorkerCount(limit.cpus, limit.source)
     count = len(allowed_cpus())
     return WorkerCount(count, f"no CPU limit, {count} CPUs to run on")
-
-
-def _count(name: str, search: _Search) -> WorkerCount:
-    """Count the devices of ``gpu`` or ``xpu``; ``--accelerator`` restricts the kinds."""
-    from .accelerators import AcceleratorKind
-
-    kinds: tuple[AcceleratorKind, ...]
-    if name == "gpu":
-        noun, kinds = "NVIDIA or AMD GPU", (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
-    else:
-        noun, kinds = "Intel GPU", (AcceleratorKind.XPU,)
-    if search.wanted is not None:
-        if search.wanted not in kinds:
-            raise UsageError(
-                f"--nproc-per-node={name} conflicts with --accelerator={search.wanted.value}; "
-                "give --nproc-per-node=auto, or leave --accelerator out."
-            )
-        kinds = (search.wanted,)
-    looked_at = search.look(kinds)
-    for accelerators in looked_at:
-        if accelerators.count:
-            return search.workers(accelerators)
-    seen = "; ".join(accelerators.source for accelerators in looked_at)
-    raise UsageError(
-        f"--nproc-per-node={name} needs an {noun} and none is visible ({seen}); "
-        "make one visible, or give --nproc-per-node=cpu or a number."
-    )
