@@ -77,11 +77,10 @@ class Ladder:
         self._records: dict[str, Record] = {}
         self._workers: dict[str, int] = {}
         """By node."""
-        self._knows_devices = bool(self._results.vouched & self._known.keys())
-        self._has_gpus = any(
-            _shows_gpus(self._known[node].facts, self._known[node].metrics)
-            for node in self._results.vouched & self._known.keys()
-        )
+        self._has_gpus: bool | None = None
+        """Whether GPUs are checked; None: nothing is known of the nodes."""
+        for node in self._results.vouched & self._known.keys():
+            self._learn_devices(self._known[node].facts, self._known[node].metrics)
         self._alone_s = {Phase.FACTS: 0.0, Phase.SOLO: 0.0}
         """The time of the slowest node that passed in these phases, including the import of
         torch: the maximum for a node whose check workers have to be restarted."""
@@ -115,21 +114,18 @@ class Ladder:
         return self._revived_s or sum(self._alone_s.values())
 
     @property
-    def _on_gpus(self) -> bool:
-        """Whether GPUs are checked; if nothing is known of the nodes, they may be."""
-        return self._has_gpus or not self._knows_devices
-
-    @property
     def _timeout_s(self) -> float:
         """The time limit of all steps together."""
         if self._spec.timeout_s:
             return self._spec.timeout_s
-        return defaults.CHECK_TIMEOUT_GPUS_S if self._on_gpus else defaults.CHECK_TIMEOUT_S
+        if self._has_gpus is False:
+            return defaults.CHECK_TIMEOUT_S
+        return defaults.CHECK_TIMEOUT_GPUS_S
 
     def _least_s(self, nodes: int) -> float:
         """Return the minimum time limit of a meeting of this many nodes."""
         least_s = max(1.5 * needed_s(self._level, Phase.PAIR), self._timeout_s * _LEAST_SHARE)
-        if not self._on_gpus:
+        if self._has_gpus is False:
             return least_s
         # A node that ran alone created a communicator as well; its other time there is not counted.
         alone_s = min(self._alone_s[Phase.SOLO], self._timeout_s * _SHARES[Phase.PAIR])
@@ -198,12 +194,15 @@ class Ladder:
             self._revived_s = max(self._revived_s, took_s)
             return
         self._alone_s[phase] = max(self._alone_s[phase], took_s)
-        self._knows_devices = True
-        shown = _shows_gpus(record.facts, record.metrics)
-        self._has_gpus = self._has_gpus or shown
+        self._learn_devices(record.facts, record.metrics)
         workers = record.facts.get("local_world_size")
         if isinstance(workers, int):
             self._workers[node_id] = workers
+
+    def _learn_devices(self, facts: Mapping[str, Fact], metrics: Mapping[str, float]) -> None:
+        # Only a GPU has a copy from the host.
+        shown = bool(facts.get("gpus")) or "copy_gb_per_s" in metrics
+        self._has_gpus = self._has_gpus or shown
 
     def silent(self, node_id: str, why: str) -> None:
         """Record that a node has not answered in the present step, which counts as its failure."""
@@ -261,11 +260,6 @@ class Ladder:
             answered = Answered(self._step, self._records)
             self._results = replace(self._results, steps=(*self._results.steps, answered))
         self._step, self._records = None, {}
-
-
-def _shows_gpus(facts: Mapping[str, Fact], metrics: Mapping[str, float]) -> bool:
-    """Return whether a node has checked GPUs: only a GPU has a copy from the host."""
-    return bool(facts.get("gpus")) or "copy_gb_per_s" in metrics
 
 
 def _progress(results: Results, step: Step, known: Collection[str] | None = None) -> str:
