@@ -35,11 +35,8 @@ def main(words: Sequence[str]) -> int:
             the entry point; and the words that ``ft-run`` takes. ``PET_*`` variables are not read,
             as by torch's API.
     """
-    folder, caller, name, *argv = words
-    return _run(folder, int(caller), name, argv)
-
-
-def _run(folder: str, caller: int, name: str, argv: Sequence[str]) -> int:
+    folder, pid, name, *argv = words
+    caller = int(pid)
     open_standard_streams()
     _end_with(caller)
     outcome: dict[str, Any] = {"failures": [], "workers": {}}
