@@ -9,7 +9,6 @@ for a round is that of gRPC, protobuf and asyncio on this machine.
 
 import asyncio
 import gc
-import resource
 import sys
 from collections.abc import AsyncIterator, Iterator
 
@@ -19,7 +18,7 @@ from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.transport.channel_options import SERVICE, server_options
 from ft_run.rendezvous.trust.wire import listen
-from swarm import WORKERS, trust_of_environment
+from swarm import WORKERS, raise_open_files_limit, trust_of_environment
 
 _REASON = "rank 0 on node 0 (node-0) was killed by SIGKILL"
 
@@ -116,8 +115,7 @@ async def _serve(agents: int) -> None:
 
 def main() -> int:
     """Serve until the end of standard input."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_open_files_limit()
     gc.set_threshold(50_000, 20, 100)  # as the master's
     asyncio.run(_serve(int(sys.argv[1])))
     return 0

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from figures import facts_line, machine_facts, number, summarize, table
+from figures import counts, facts_line, machine_facts, number, summarize, table
 from jobs import Launcher, ended, environment, free_port
 
 LIMIT_S = 120.0
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument(
-        "--nodes", type=_counts, default=[1, 2, 8], metavar="N,...", help="default 1,2,8"
+        "--nodes", type=counts, default=[1, 2, 8], metavar="N,...", help="default 1,2,8"
     )
     parser.add_argument("--runs", type=int, default=5, help="runs of each size (default 5)")
     parser.add_argument("--level", choices=("light", "full"), default="light")
@@ -87,13 +87,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
     return parser.parse_args(argv)
-
-
-def _counts(text: str) -> list[int]:
-    counts = [int(part) for part in text.split(",")]
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return counts
 
 
 @contextlib.contextmanager

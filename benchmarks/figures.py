@@ -1,5 +1,6 @@
 """Medians, ratios, tables and system information for benchmarks."""
 
+import argparse
 import importlib.metadata
 import math
 import os
@@ -77,6 +78,14 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
     rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
     return "\n".join([line(rows[0]), f"|{rule}|", *map(line, rows[1:])])
+
+
+def counts(text: str) -> list[int]:
+    """Parse the numbers of ``1,2,8``, for argparse."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return found
 
 
 def machine_facts() -> dict[str, object]:

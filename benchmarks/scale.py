@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from figures import facts_line, machine_facts, number, table
+from figures import counts, facts_line, machine_facts, number, table
 from jobs import environment, free_port
 
 TARGETS_S = {1_000: 0.3, 10_000: 3.0}
@@ -71,7 +71,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument(
         "--agents",
-        type=_sizes,
+        type=counts,
         default=[32, 1000, 10000],
         metavar="N,...",
         help="default 32,1000,10000",
@@ -121,13 +121,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             f"{hard}: raise it (ulimit -Hn)"
         )
     return args
-
-
-def _sizes(text: str) -> list[int]:
-    sizes = [int(part) for part in text.split(",")]
-    if min(sizes) < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return sizes
 
 
 def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
