@@ -209,7 +209,7 @@ def visible(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> tuple[Chosen
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is not None and value.startswith("MIG-"):
         parts = [(names, index) for index, gpu in enumerate(gpus) for names in gpu.mig]
-        places = choose(value, (), [names for names, _ in parts])
+        places = choose(value, [names for names, _ in parts])
         return [(entry, parts[place][1]) for entry, place in places], True
     if value is None:
         chosen = [(str(index), index) for index in range(len(gpus))]

@@ -18,7 +18,7 @@ Chosen = list[tuple[str, int]]
 """The valid entries, each with the position of its device in the list it selects from."""
 
 
-def choose(value: str, devices: Sequence[Names], partitions: Sequence[Names] = ()) -> Chosen:
+def choose(value: str, devices: Sequence[Names]) -> Chosen:
     """Return the visible devices of a list.
 
     The list is read up to its first invalid entry; an empty list, -1, or a repeated device results
@@ -28,14 +28,12 @@ def choose(value: str, devices: Sequence[Names], partitions: Sequence[Names] = (
 
     Args:
         value: the value of the variable.
-        devices: the GPUs, in the order of their indices.
-        partitions: the MIG devices of all GPUs; only a list that starts with ``MIG-`` selects them.
+        devices: the GPUs, in the order of their indices; or, if the list starts with ``MIG-``, the
+            MIG devices of all GPUs.
     """
     entries = value.split(",")
-    if value.startswith("GPU-"):
-        return _by_name(leading_names(entries, "GPU-"), devices)
-    if value.startswith("MIG-"):
-        return _by_name(leading_names(entries, "MIG-"), partitions)
+    if value.startswith(("GPU-", "MIG-")):
+        return _by_name(leading_names(entries, value[:4]), devices)
     return _by_index(entries, len(devices))
 
 
