@@ -282,9 +282,9 @@ def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
     """Return the GPUs that checks should find; called before the event loop, since it may block."""
     if options.checks is None:
         return {}
-    from ..preflight.expected_gpus import shown_gpus
+    from ..machine.accelerators import shown_gpus
 
-    return shown_gpus(options.accelerator)
+    return shown_gpus(options.accelerator, os.environ)
 
 
 def _file_timers(environ: dict[str, str]) -> "FileTimers | None":

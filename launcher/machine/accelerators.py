@@ -36,6 +36,9 @@ class AcceleratorKind(enum.Enum):
     CPU = "cpu"
 
 
+GPUS: Final = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
+"""The kinds that are torch's ``cuda`` devices."""
+
 AUTO: Final = "auto"
 ACCELERATOR_CHOICES: Final = (AUTO, "nvidia.com/gpu", "amd.com/gpu", "ascend-npu", "cpu")
 """What ``--accelerator`` accepts."""
@@ -141,6 +144,25 @@ def device_names(accelerator: str, environ: Mapping[str, str]) -> list[str]:
                     models = [gpu.model for gpu in _nvidia_gpus() or ()]
             return [kind.value] * found.count + sorted(set(models))
     return []
+
+
+def gpus_asked_by(nproc_per_node: str, accelerator: str) -> str:
+    """Return the option that requires GPUs, as the user wrote it; empty if no option does."""
+    if accelerator in {kind.value for kind in GPUS}:
+        return f"--accelerator={accelerator}"
+    return "--nproc-per-node=gpu" if nproc_per_node == "gpu" and accelerator == AUTO else ""
+
+
+def shown_gpus(
+    accelerator: str, environ: Mapping[str, str], *, root: Path = _ROOT
+) -> dict[str, str]:
+    """Return the kinds of GPUs that checks should find, and how they were counted, as text.
+
+    The machine is inspected with ``auto`` only.
+    """
+    kinds = GPUS if accelerator == AUTO else ()
+    found = [find_accelerators(kind, environ, root=root) for kind in kinds]
+    return {gpus.kind.value: gpus.source for gpus in found if gpus.count}
 
 
 def nvlink_domain() -> str:

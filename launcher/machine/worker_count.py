@@ -124,12 +124,11 @@ def omp_num_threads(
 
 def _kinds(name: str) -> "tuple[AcceleratorKind, ...]":
     """Return the kinds of accelerators that ``auto``, ``gpu`` or ``xpu`` counts, in order."""
-    from .accelerators import AcceleratorKind
+    from .accelerators import GPUS, AcceleratorKind
 
     if name == "xpu":
         return (AcceleratorKind.XPU,)
-    gpus = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
-    return gpus if name == "gpu" else (*gpus, AcceleratorKind.ASCEND)
+    return GPUS if name == "gpu" else (*GPUS, AcceleratorKind.ASCEND)
 
 
 def _workers(

@@ -10,9 +10,9 @@ from ...events.event import Severity
 from ...events.preload import PreloadChanged
 from ...training.worker.tuned_values import OMP_NUM_THREADS
 from ..flags.values import AUTO_PRELOAD
+from ..machine.accelerators import gpus_asked_by
 from ..options import LaunchOptions, ScriptMode
 from ..preflight.crew import CheckCrew, CrewPlan
-from ..preflight.expected_gpus import gpus_asked_by
 from ..reporting.display import Display
 from ..spawner.client import ForkServerEvent, SpawnerClient
 from .worker_command import worker_python

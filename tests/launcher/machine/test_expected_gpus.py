@@ -2,7 +2,7 @@
 
 import pytest
 from ft_run.launcher.machine import accelerators
-from ft_run.launcher.preflight.expected_gpus import gpus_asked_by, shown_gpus
+from ft_run.launcher.machine.accelerators import gpus_asked_by, shown_gpus
 
 
 @pytest.mark.parametrize(
