@@ -9,7 +9,7 @@
     hang                     the rank never answers
     wrong-value              every product and the rank's input to every collective is wrong
     slow-compute=3           every product and every copy is reported as three times as long
-    slow-communication=3     every collective is reported as three times as long
+    slow-communication=3     every collective takes three times as long
 
 Keys: ``node`` (the node's identity), ``local-rank``, ``phase`` (solo, pair, suspects, all). A fault
 without keys applies to every check worker that has the variable. Nothing else in ft-run reads it.
@@ -129,10 +129,18 @@ class ActiveFaults:
         """How many times as long as measured this rank's products and copies take."""
         return self._factor(FaultKind.SLOW_COMPUTE)
 
-    @property
-    def communication_factor(self) -> float:
-        """How many times as long as measured this rank's collectives take."""
-        return self._factor(FaultKind.SLOW_COMMUNICATION)
+    def slow_communication(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Return ``run``, slowed down where this rank communicates slowly: its partners wait."""
+        share = self._factor(FaultKind.SLOW_COMMUNICATION) - 1.0
+        if not share:
+            return run
+
+        def slowed() -> None:
+            start = time.perf_counter()
+            run()
+            time.sleep(share * (time.perf_counter() - start))
+
+        return slowed
 
     def _factor(self, kind: FaultKind) -> float:
         fault = self._faults.get(kind)

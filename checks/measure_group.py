@@ -6,6 +6,7 @@ Every worker of the group calls the same functions in the same order. Values tha
 
 import inspect
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -201,7 +202,9 @@ class _AllReduce:
         self._size = size
         self._workers = workers
         self._timer = timer
-        self._factor = faults.communication_factor
+        run = self._all_reduce
+        self._run: Callable[[], None] = faults.slow_communication(run)
+        self._is_slowed = self._run is not run
 
     def timed(self) -> float:
         """Run once and return its time in seconds.
@@ -213,15 +216,16 @@ class _AllReduce:
         self._buffer.copy_(self._mine)
         if self._timer is None:
             start = time.perf_counter()
-            self._launch()
+            self._run()
             elapsed = time.perf_counter() - start
         else:
             self._timer.finish("the memory")
-            elapsed = self._timer.time_s(self._launch, self._name) / self._calls
+            launch = self._run if self._is_slowed else self._launch
+            elapsed = self._timer.time_s(launch, self._name) / self._calls
         if not torch.equal(self._buffer, self._expected.expand_as(self._buffer)):
             wrong = int((self._buffer != self._expected).sum())
             raise WrongValueError(f"{self._name} returned {wrong} wrong value(s)")
-        return elapsed * self._factor
+        return elapsed
 
     @property
     def _name(self) -> str:
@@ -230,3 +234,8 @@ class _AllReduce:
     def _launch(self) -> None:
         for buffer in self._buffer:
             dist.all_reduce(buffer)
+
+    def _all_reduce(self) -> None:
+        self._launch()
+        if self._timer is not None:
+            self._timer.finish(self._name)

@@ -1,5 +1,7 @@
 """The grammar of injected faults, and where they strike."""
 
+import time
+
 import pytest
 from ft_run.checks.faults import ActiveFaults, Fault, FaultError, FaultKind, InjectedError
 from ft_run.checks.faults import parse_faults as parse
@@ -67,6 +69,19 @@ def test_fail_and_exit():
     assert ended == ["exit"]
 
 
-def test_what_is_slow_takes_as_many_times_as_long():
-    active = ActiveFaults(parse("slow-compute=4"), "n", 0, Phase.SOLO)
-    assert (active.compute_factor, active.communication_factor) == (4.0, 1.0)
+def test_what_is_slow_takes_as_many_times_as_long(monkeypatch):
+    now = [0.0]
+    slept: list[float] = []
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", slept.append)
+
+    def work():
+        now[0] += 2.0
+
+    computes = ActiveFaults(parse("slow-compute=4"), "n", 0, Phase.SOLO)
+    assert computes.compute_factor == 4.0
+    assert computes.slow_communication(work) is work
+    communicates = ActiveFaults(parse("slow-communication=4"), "n", 0, Phase.PAIR)
+    assert communicates.compute_factor == 1.0
+    communicates.slow_communication(work)()
+    assert slept == [6.0]
