@@ -18,6 +18,15 @@ def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state; empty for one that is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
 def guard_of(agent: int) -> int:
     """Return the only guard of an agent, which is the parent of its spawner."""
     (guard,) = [pid for pid in children(agent) if name_of(pid) == "ftrun-guard"]

@@ -10,23 +10,8 @@ import os
 import signal
 
 import pytest
+from ft_run.tests.e2e.processes.test_processes import FAMILY, STUBBORN
 from ft_run.tests.harness import family
-
-# A worker that does everything to stay, as in test_processes, and says nothing when it cannot.
-STUBBORN = """
-import os, signal, threading
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-role = "worker"
-if os.fork() == 0:
-    os.setsid()
-    role = "child"
-    if os.fork() == 0:
-        os.setsid()
-        role = "grandchild"
-os.write(1, b"%s %d\\n" % (role.encode(), os.getpid()))
-threading.Event().wait()
-"""
 
 PROCESSES = ("agent", "guard", "spawner", "fork server", "relay", "worker")
 ALL_GUARDIANS = {"agent", "guard", "spawner"}
@@ -46,7 +31,7 @@ def start(ft, *options):
     command = ft.start(
         *("--standalone", "--nproc-per-node", 2, "--shutdown-timeout", 0.2, *options, script)
     )
-    lines = command.expect(r"(worker|child|grandchild) (\d+)", 6)
+    lines = command.expect(r"(worker|child|grandchild) (\d+)", FAMILY)
     return command, [int(line[2]) for line in lines if line[1] == "worker"]
 
 

@@ -79,7 +79,7 @@ def test_a_store_that_cannot_run_is_named_as_the_cause(ft: "Launcher") -> None:
 STORE = """
 import signal
 signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
-signal.signal(signal.SIGUSR1, lambda *_: print("signalled", flush=True))
+signal.signal(signal.SIGUSR2, lambda *_: print("signalled", flush=True))
 print("serving", flush=True)
 while True:
     signal.pause()
@@ -98,7 +98,7 @@ def test_signals_for_the_workers_are_not_for_it(ft: "Launcher") -> None:
     script = ft.script(
         "import signal\n"
         "signal.signal(signal.SIGTERM, lambda *_: None)\n"  # it stays until it is killed
-        "signal.signal(signal.SIGUSR1, lambda *_: print('signalled', flush=True))\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: print('signalled', flush=True))\n"
         "print('ready', flush=True)\n"
         "while True:\n"
         "    signal.pause()\n"
@@ -110,7 +110,7 @@ def test_signals_for_the_workers_are_not_for_it(ft: "Launcher") -> None:
     command.expect("^ready")
     (log,) = logs.glob("*/attempt_0/store.log")
     ft.wait_until(lambda: log.read_text() == "serving\n", "the store serves")
-    command.send(signal.SIGUSR1)
+    command.send(signal.SIGUSR2)
     command.expect("^signalled")
     command.send(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
