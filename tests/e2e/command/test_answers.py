@@ -16,7 +16,7 @@ FT_RUN = str(Path(sys.executable).with_name("ft-run"))
 
 COMMANDS = pytest.mark.parametrize(
     "arguments",
-    [("--version",), ("policy", "--explain", "oom"), ("policy", "--explain", "oom", "--json")],
+    [("--version",), ("policy", "--explain", "oom", "--json")],
     ids=" ".join,
 )
 

@@ -131,15 +131,20 @@ def work():
     threading.Event().wait()
 
 if __name__ == "__main__":
+    config = LaunchConfig(1, 1, 2, LogsSpecs(sys.argv[1]), max_restarts=0)
     try:
-        elastic_launch(LaunchConfig(1, 1, 2, max_restarts=0), work)()
+        elastic_launch(config, work)()
     except ChildFailedError as error:
         where, failure = error.get_first_failure()
+        message = failure.error_file_data["message"]
+        assert message["message"] == "ValueError: the learning rate is a fish", message
+        assert "is a fish" in message["extraInfo"]["py_callstack"]
         print(error.name, error.exit_code, list(error.failures), where)
         print(failure.rank, failure.exitcode, failure.signal_name(), failure.message)
         print(error)
         raise SystemExit(error.exit_code)
 """,
+        ft.folder / "logs",
     )
     assert command.wait() == 1
     what = r"rank 1 on node 0 \(\S+\) exited with 1: ValueError: the learning rate is a fish"
@@ -149,6 +154,7 @@ if __name__ == "__main__":
     )
     assert "\nwork FAILED\n" in command.stderr
     assert 'raise ValueError("the learning rate is a fish")' in command.stderr
+    assert ProcessFailure(0, 1, -9, "", "", 0, 0, 0, "h").error_file_data == {"message": "<NONE>"}
 
 
 def test_a_script_a_program_and_wrong_usage(ft: "Launcher") -> None:
@@ -316,24 +322,3 @@ if __name__ == "__main__":
         "thread",
     ]
     assert "last line" in command.stdout
-
-
-def test_the_error_file_of_a_failure_is_with_it(ft: "Launcher") -> None:
-    run(
-        ft,
-        """
-def work():
-    raise OSError("out of ink")
-
-if __name__ == "__main__":
-    config = LaunchConfig(1, 1, 1, LogsSpecs(sys.argv[1]), max_restarts=0)
-    try:
-        elastic_launch(config, work)()
-    except ChildFailedError as error:
-        message = error.failures[0].error_file_data["message"]
-        assert message["message"] == "OSError: out of ink", message
-        assert "out of ink" in message["extraInfo"]["py_callstack"]
-""",
-        ft.folder / "logs",
-    )
-    assert ProcessFailure(0, 1, -9, "", "", 0, 0, 0, "h").error_file_data == {"message": "<NONE>"}

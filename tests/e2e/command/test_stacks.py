@@ -87,17 +87,3 @@ def test_each_rank_is_described_by_what_holds_it(ft, free_port):
         [(2, 3), (3, 3)],
     ]
     end(*agents)
-
-
-def test_programs_without_the_hook_run_on(ft, free_port):
-    agents = start_two(ft, *job(free_port, "--watch-workers", "--no-python"), "sleep", 1000)
-    for _ in range(2):
-        said = asked_until(ft, free_port, "ranks 0-3")
-        assert said == "ranks 0-3 · not known (not watched)\n"
-    end(*agents)
-
-
-def test_no_master_is_one_sentence(ft, free_port):
-    asked = ft.run("stacks", f"localhost:{free_port}", "--timeout", 1)
-    assert asked.process.returncode == 40
-    assert f"no ft-run master answers at localhost:{free_port}" in asked.stderr

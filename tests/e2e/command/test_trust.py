@@ -134,14 +134,3 @@ def test_a_node_with_another_token_is_told_so(ft: "Launcher", free_port: int) ->
     assert "unauthenticated" not in master.stderr
     master.send(15)
     assert master.wait() == exit_codes.SIGNAL_BASE + 15
-
-
-def test_a_master_without_a_token_says_that_it_is_open(ft: "Launcher", free_port: int) -> None:
-    for bind, is_open in ((f"127.0.0.1:{free_port}", False), (f":{free_port}", True)):
-        master = ft.start("master", "--bind", bind)
-        master.expect("listening at")
-        if is_open:
-            master.expect("accepts unauthenticated clients: the job has no token")
-        master.send(15)
-        master.wait()
-        assert master.stderr.count("accepts unauthenticated clients") == is_open
