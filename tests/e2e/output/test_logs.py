@@ -168,7 +168,7 @@ ANY_MOMENT = [
 
 @pytest.mark.parametrize(
     ("flag", "victim"),
-    [("--tee", "agent"), ("--tee", "spawner"), ("--tee", "relay"), ("--tee", "all"), ("-r", "all")],
+    [("--tee", "agent"), ("--tee", "relay"), ("-r", "all")],
 )
 def test_a_kill_leaves_readable_logs(ft: "Launcher", flag: str, victim: str) -> None:
     print("seed", SEED)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from ft_run import exit_codes
 
 TIMEOUT_S = 120.0
 
@@ -72,54 +71,6 @@ def test_the_report_begins_a_line_of_its_own_when_a_worker_was_stopped_in_one(ft
     assert lines[lines.index("half a li") + 1].startswith("Root cause: ")
 
 
-def test_the_last_words_of_a_worker_without_a_record_are_in_the_report(ft):
-    script = ft.script(
-        "import os, traceback\n"
-        "try:\n    raise ValueError('the rate is a fish')\n"
-        "except ValueError:\n    traceback.print_exc()\n"
-        "os._exit(1)\n"
-    )
-    command = ft.run("--standalone", "--tee", 2, script)
-    assert command.process.returncode == 1
-    first = command.stderr[command.stderr.index("Root cause:") :].splitlines()[0]
-    assert first.endswith("exited with 1: ValueError: the rate is a fish")
-
-
-def test_the_recorded_traceback_is_in_the_report_and_passed_on(ft):
-    script = ft.script(
-        "import json, os, time\n"
-        "error = {'message': {'message': 'KeyError: fish', 'extraInfo': {\n"
-        "    'py_callstack': 'Traceback (most recent call last):\\n  in the pond\\nKeyError',\n"
-        "    'timestamp': '1700000000'}}}\n"
-        "json.dump(error, open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w'))\n"
-        "raise SystemExit(1)\n"
-    )
-    passed_on = ft.folder / "error.json"
-    command = ft.run("--standalone", script, env={"TORCHELASTIC_ERROR_FILE": str(passed_on)})
-    assert command.process.returncode == 1
-    assert "  traceback : Traceback (most recent call last):\n    in the pond" in command.stderr
-    assert "KeyError: fish" in passed_on.read_text()
-
-
-def test_no_error_file_ends_the_agent_or_silences_the_report(ft):
-    script = ft.script(
-        "import os, sys\n"
-        "path, kind = os.environ['TORCHELASTIC_ERROR_FILE'], sys.argv[1]\n"
-        'record = \'{"message": {"message": "fish", "extraInfo": {"timestamp": %s}}}\'\n'
-        "if kind == 'fifo':\n"
-        "    os.mkfifo(path)\n"
-        "else:\n"
-        "    open(path, 'w').write(record % (17 * 10**17))\n"
-        "raise SystemExit(5)\n"
-    )
-    for kind in ("nanoseconds", "fifo"):
-        command = ft.run("--standalone", "--on-failure", "exit:5=fail", script, kind)
-        assert command.process.returncode == exit_codes.POLICY_ENDED_JOB, kind
-        assert "Root cause: rank 0 on node 0" in command.stderr, kind
-        assert "  exitcode  : 5 (pid: " in command.stderr, kind
-        assert ("exited with 5: fish" in command.stderr) == (kind == "nanoseconds"), kind
-
-
 # Becomes a program whose standard error has no reader.
 UNREAD = """
 import os, sys
@@ -163,7 +114,7 @@ def start_unread(ft, writer: int, *args: object) -> "subprocess.Popen[bytes]":
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_console_that_nothing_reads_does_not_hold_the_end(ft) -> None:
     reader, writer = unread_console()
     script = ft.script("print('y' * 200_000)\nraise SystemExit(7)\n")
