@@ -170,15 +170,6 @@ def test_a_script_called_check_still_runs(ft):
     assert ft.run("./check").stdout == "mine\n"
 
 
-def test_wrong_usage(ft):
-    command = ft.run("check", "node0")
-    assert command.process.returncode == 2
-    assert "unexpected argument 'node0' for ft-run check" in command.stderr
-    command = ft.run("check", "--check-report", ft.folder / "missing" / "report.json")
-    assert command.process.returncode == 2
-    assert "; expected a regular file in a directory" in command.stderr
-
-
 # Notes every interpreter of a check worker.
 STARTED = """
 import sys
