@@ -75,12 +75,6 @@ class Page:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def screenshot(self, path: Path) -> None:
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(shot["data"]))
-
     def _send(self, message: dict[str, Any]) -> None:
         data = json.dumps(message).encode()
         head = struct.pack("!BBH", 0x80 | _TEXT, 0x80 | 126, len(data))

@@ -112,11 +112,6 @@ class Host:
         self._tc("qdisc", "replace", "dev", "eth0", *bucket)
         self._network.switch_tc("qdisc", "replace", "dev", self._port, *bucket)
 
-    def unshape(self) -> None:
-        """Make the link fast again."""
-        self._tc("qdisc", "delete", "dev", "eth0", "root")
-        self._network.switch_tc("qdisc", "delete", "dev", self._port, "root")
-
     # --- processes ---------------------------------------------------------------------------
 
     def pids(self) -> set[int]:

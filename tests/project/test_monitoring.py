@@ -181,16 +181,6 @@ def test_three_restarts_within_an_hour(tmp_path: Path) -> None:
 
 
 @needs_promtool
-def test_two_restarts_within_an_hour_are_no_alert(tmp_path: Path) -> None:
-    job = Job()
-    for minute in (65, 85):
-        job.pause(minute, 2)
-        for later in range(minute + 1, MINUTES + 1):
-            job.restarts[later] += 1
-    check(job, tmp_path, [firing(minute) for minute in range(60, 150, 3)])
-
-
-@needs_promtool
 def test_a_checkpoint_that_is_three_intervals_old(tmp_path: Path) -> None:
     job = Job()
     job.stop(80, "checkpoint")
