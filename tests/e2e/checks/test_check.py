@@ -55,26 +55,20 @@ def test_the_full_level_measures_the_same(ft):
     assert set(node["metrics"]) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}
 
 
-def on_full_disk(ft):
-    """Return ft-run with a full disk, and a report on it.
-
-    The mount namespace ends with its processes.
-    """
-    disk = ft.folder / "disk"
-    disk.mkdir()
-    prepare = (
-        f"mount -t tmpfs -o size=64k none {disk} && "
-        f'{{ cat /dev/zero > {disk}/fill 2>/dev/null; exec "$@"; }}'
-    )
-    return ("unshare", "--mount", "sh", "-c", prepare, "sh", *ft.program), disk / "report.json"
-
-
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_device_that_fails_is_named_and_the_exit_status_is_30_whatever_becomes_of_the_report(ft):
     # Refused beforehand is only what can be known then: not that a disk is full.
     env = {"FT_RUN_CHECK_FAULT": "fail@phase=solo", "COLUMNS": "80"}
-    program, report = on_full_disk(ft)
+    disk = ft.folder / "disk"
+    disk.mkdir()
+    report = disk / "report.json"
+    # The mount namespace ends with its processes.
+    prepare = (
+        f"mount -t tmpfs -o size=64k none {disk} && "
+        f'{{ cat /dev/zero > {disk}/fill 2>/dev/null; exec "$@"; }}'
+    )
+    program = ("unshare", "--mount", "sh", "-c", prepare, "sh", *ft.program)
     command = ft.run("check", "--check-report", report, env=env, program=program)
     assert command.process.returncode == 30
     assert "faulty" in command.stdout
@@ -148,21 +142,16 @@ def wrong_ones_in_the_present_folder(ft):
         ft.script("raise SystemExit('the wrong one')", name)
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_preload_that_fails_and_a_report_without_room_are_told(ft):
-    """Either way the check goes on, and the node passes."""
+def test_a_preload_that_fails_is_told(ft):
+    """The check goes on, and the node passes."""
     command = ft.run("check", "--preload", "no_such_module", "--accelerator", "cpu")
     assert command.process.returncode == 2
     assert "--preload was given 'no_such_module', but Python finds no module" in command.stderr
-    program, report = on_full_disk(ft)
-    args = ("--preload", "json.no_such", "--accelerator", "cpu", "--check-report", report)
-    command = ft.run("check", *args, program=program)
+    command = ft.run("check", "--preload", "json.no_such", "--accelerator", "cpu")
     assert command.process.returncode == 0
     assert "1 of 1 nodes pass" in command.stdout
     told = command.stderr
     assert "there is no module 'json.no_such'; falling back to normal check worker start" in told
-    assert f"cannot write --check-report '{report}': No space left on device." in told
 
 
 def test_a_script_called_check_still_runs(ft):

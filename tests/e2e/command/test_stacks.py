@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 
 # Rank 0 is stopped, rank 1 waits for a lock, the others sleep.
 ALONE = """
@@ -25,46 +24,26 @@ main()
 """
 
 
-def job(port, *more):
-    return (
-        "--nnodes", 2, "--nproc-per-node", 2, "--rdzv-id", "stacks", "--shutdown-timeout", 1,
-        "--rdzv-endpoint", f"localhost:{port}", *more,
-    )  # fmt: skip
-
-
-def asked_until(ft, port, pattern, *more):
-    """Ask until the ranks are where they will stay; return the answer."""
-    deadline = time.monotonic() + 120
-    while True:
-        asked = ft.run("stacks", f"localhost:{port}", *more)
-        assert asked.process.returncode == 0, asked.stderr
-        if re.search(pattern, asked.stdout):
-            return asked.stdout
-        assert time.monotonic() < deadline, asked.stdout
-
-
-def start_two(ft, *args, first=()):
-    """Start two agents, the first with more options; return them when the round has begun."""
-    host = ft.start(*first, *args)
-    host.expect("hosted here")
-    agents = host, ft.start(*args)
-    for agent in agents:
-        agent.expect("started ranks")
-    return agents
-
-
-def end(*agents):
-    for agent in agents:
-        agent.send(signal.SIGTERM)
-    for agent in agents:
-        agent.wait()
-
-
 def test_each_rank_is_described_by_what_holds_it(ft, free_port):
     """The ranks of node 0 are forked, those of node 1 executed."""
-    forked = ("--preload", "colorsys")
-    agents = start_two(ft, *job(free_port, "--watch-workers"), ft.script(ALONE), first=forked)
-    said = asked_until(ft, free_port, r"(?s)stopped.*deadlock.*ranks 2-3.*main")
+    endpoint = f"localhost:{free_port}"
+    job = (
+        *("--nnodes", 2, "--nproc-per-node", 2, "--rdzv-id", "stacks", "--rdzv-endpoint", endpoint),
+        *("--shutdown-timeout", 1, "--watch-workers", ft.script(ALONE)),
+    )
+    host = ft.start("--preload", "colorsys", *job)
+    host.expect("hosted here")
+    agents = (host, ft.start(*job))
+    for agent in agents:
+        agent.expect("started ranks")
+    said = ""
+
+    def are_where_they_stay() -> bool:
+        nonlocal said
+        said = ft.run("stacks", endpoint).stdout
+        return re.search(r"(?s)stopped.*deadlock.*ranks 2-3.*main", said) is not None
+
+    ft.wait_until(are_where_they_stay, "the ranks are where they will stay")
     assert re.sub(r"on node 0 \(\S+\)", "on node 0 (host)", said).splitlines() == [
         "rank 0 on node 0 (host) · step 3 · stopped (by a signal)",
         "rank 1 on node 0 (host) · step 3",
@@ -75,15 +54,18 @@ def test_each_rank_is_described_by_what_holds_it(ft, free_port):
         "  script.py:15 main  time.sleep(1000)",
         "  script.py:16 <module>  main()",
     ]
-    found = json.loads(ft.run("stacks", f"localhost:{free_port}", "--json", "--rank", "1,2").stdout)
+    found = json.loads(ft.run("stacks", endpoint, "--json", "--rank", "1,2").stdout)
     assert [(group["ranks"], group["state"]) for group in found["groups"]] == [
         ([1], "answered"),
         ([2], "answered"),
     ]
     assert found["silent_nodes"] == []
-    nodes = json.loads(ft.run("status", f"localhost:{free_port}", "--json").stdout)["nodes"]
+    nodes = json.loads(ft.run("status", endpoint, "--json").stdout)["nodes"]
     assert [[(w["rank"], w["steps"]) for w in node["workers"]] for node in nodes] == [
         [(0, 3), (1, 3)],
         [(2, 3), (3, 3)],
     ]
-    end(*agents)
+    for agent in agents:
+        agent.send(signal.SIGTERM)
+    for agent in agents:
+        agent.wait()
