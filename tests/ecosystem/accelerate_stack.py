@@ -4,23 +4,9 @@ import sys
 from pathlib import Path
 
 import plain
-import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def plain_loop(world: int) -> nn.Module:
-    """Train without ranks: each step sees the batches of all of them."""
-    model = plain.network()
-    optimizer = sgd(model)
-    for _ in range(plain.EPOCHS):
-        plain.train(model, optimizer, DataLoader(plain.dataset(), batch_size=plain.BATCH * world))
-    return model
 
 
 def main() -> None:
@@ -29,7 +15,7 @@ def main() -> None:
     die = plain.dies_now(victim)
     model = plain.network()
     model, optimizer, loader = accelerator.prepare(
-        model, sgd(model), DataLoader(plain.dataset(), batch_size=plain.BATCH)
+        model, plain.sgd(model), DataLoader(plain.dataset(), batch_size=plain.BATCH)
     )
     done = [int(path.parent.name) for path in folder.glob("*/complete")]
     accelerator.wait_for_everyone()
@@ -47,7 +33,7 @@ def main() -> None:
         (folder / str(epoch) / "complete").touch()
     plain.report(
         accelerator.unwrap_model(model).parameters(),
-        plain_loop(accelerator.num_processes).parameters(),
+        plain.plain_loop(accelerator.num_processes).parameters(),
         launched_by=accelerator.distributed_type.value,
         resumed=bool(done),
     )

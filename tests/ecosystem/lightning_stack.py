@@ -4,16 +4,11 @@ import sys
 from pathlib import Path
 
 import plain
-import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 class Module(LightningModule):
@@ -28,16 +23,7 @@ class Module(LightningModule):
         return nn.functional.mse_loss(self.network(batch[0]), batch[1])
 
     def configure_optimizers(self):
-        return sgd(self)
-
-
-def plain_loop(world: int) -> nn.Module:
-    """Train without ranks: each step sees the batches of all of them."""
-    model = plain.network()
-    optimizer = sgd(model)
-    for _ in range(plain.EPOCHS):
-        plain.train(model, optimizer, DataLoader(plain.dataset(), batch_size=plain.BATCH * world))
-    return model
+        return plain.sgd(self)
 
 
 def main() -> None:
@@ -67,7 +53,7 @@ def main() -> None:
     )
     plain.report(
         module.network.parameters(),
-        plain_loop(trainer.world_size).parameters(),
+        plain.plain_loop(trainer.world_size).parameters(),
         launched_by=type(trainer.strategy.cluster_environment).__name__,
         resumed=resumed,
     )

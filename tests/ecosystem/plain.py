@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS, BATCH = 3, 8
 
@@ -35,6 +35,19 @@ def train(
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), wanted).backward()
         optimizer.step()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def plain_loop(world: int) -> nn.Module:
+    """Train without ranks: each step sees the batches of all of them."""
+    model = network()
+    optimizer = sgd(model)
+    for _ in range(EPOCHS):
+        train(model, optimizer, DataLoader(dataset(), batch_size=BATCH * world))
+    return model
 
 
 def dies_now(victim: int) -> bool:
