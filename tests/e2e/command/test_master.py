@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import re
 import signal
@@ -57,9 +58,9 @@ class Job:
     def agent(self, *options: str) -> "Command":
         return self.ft.start(*options, *self.arguments)
 
-    def master(self, *options: object, **more: Any) -> "Command":
+    def master(self, *options: object) -> "Command":
         """Start a master alone, and wait until it listens."""
-        command = self.ft.start("master", "--bind", self.endpoint, *options, **more)
+        command = self.ft.start("master", "--bind", self.endpoint, *options)
         command.expect("listening at")
         return command
 
@@ -112,6 +113,21 @@ def test_the_master_ends_with_the_job(ft: "Launcher", endpoint: str) -> None:
     assert report["time"]["phases"].keys() >= {"running", "stopping"}
 
 
+def test_the_master_fails_with_the_job(ft: "Launcher", endpoint: str) -> None:
+    job = Job(ft, endpoint, "--max-restarts", 0)
+    master, agents = job.master(), [job.agent(), job.agent()]
+    for agent in agents:
+        up(agent, 0)
+    job.fail(1)
+    assert [agent.wait() for agent in agents] == [exit_codes.WORKERS_FAILED] * 2
+    assert master.wait() == exit_codes.WORKERS_FAILED
+    last = {
+        command.stderr.splitlines()[-1].partition(" ft-run ")[2] for command in [master, *agents]
+    }
+    assert len(last) == 1
+    assert re.search(r"job FAILED: rank 1 on node 1 \(.*\) exited with 3", last.pop())
+
+
 def test_a_new_master_takes_the_running_round_over(ft: "Launcher", endpoint: str) -> None:
     job = Job(ft, endpoint)
     master, agents = job.master(), [job.agent(), job.agent()]
@@ -143,6 +159,31 @@ def test_a_new_master_takes_the_running_round_over(ft: "Launcher", endpoint: str
     assert "1 of 2 restarts used" in successor.stderr.splitlines()[-1]
 
 
+def test_a_node_that_is_preempted_while_the_master_is_away_leaves_by_name(
+    ft: "Launcher", endpoint: str
+) -> None:
+    job = Job(ft, endpoint, "--nnodes", "1:2")
+    master, agents = job.master(), [job.agent(), job.agent()]
+    for agent in agents:
+        up(agent, 0)
+    stays, goes = agents
+    master.send(signal.SIGKILL)
+    master.wait()
+    for agent in agents:
+        agent.expect("no connection to the master at .*workers keep running")
+    # It learns that it is to go when there is a master that it has not yet found.
+    goes.send(signal.SIGSTOP)
+    goes.send(signal.SIGTERM)
+    successor = job.master()
+    goes.send(signal.SIGCONT)
+    assert goes.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+    stays.expect(r"round=1 .*regroup with 1 node\(s\): node \d \(.*\) is leaving: SIGTERM")
+    assert job.status()["restarts"] == 0
+    job.open_gate()
+    assert stays.wait() == 0
+    assert successor.wait() == 0
+
+
 def test_a_node_that_is_preempted_while_the_master_stays_away_goes_in_time(
     ft: "Launcher", endpoint: str
 ) -> None:
@@ -159,6 +200,43 @@ def test_a_node_that_is_preempted_while_the_master_stays_away_goes_in_time(
         assert (
             "no connection to the master: trying for 1 s to report that this node is leaving"
         ) in agent.stderr
+
+
+def test_a_failure_while_the_master_is_away_is_handled_when_it_is_back(
+    ft: "Launcher", endpoint: str
+) -> None:
+    job = Job(ft, endpoint)
+    master, agents = job.master(), [job.agent(), job.agent()]
+    for agent in agents:
+        up(agent, 0)
+    master.send(signal.SIGKILL)
+    master.wait()
+    job.fail(1)
+    agents_say = "\n".join(agent.stderr for agent in agents)
+    assert "restart 1" not in agents_say
+    next(a for a in agents if "rank=1" in a.stdout).expect(r"rank 1 on node 1 .* exited with 3")
+    successor = job.master()
+    for agent in agents:
+        up(agent, 1)
+    job.open_gate()
+    assert [agent.wait() for agent in agents] == [0, 0]
+    assert successor.wait() == 0
+
+
+def test_the_workers_end_when_the_master_stays_away(ft: "Launcher", endpoint: str) -> None:
+    job = Job(ft, endpoint, "--rdzv-conf", "master_timeout=1")
+    master, agents = job.master(), [job.agent(), job.agent()]
+    for agent in agents:
+        up(agent, 0)
+    master.send(signal.SIGTERM)
+    for agent in agents:
+        assert agent.wait() == exit_codes.RENDEZVOUS_FAILED
+        assert agent.stderr.splitlines()[-1] == (
+            f"ft-run: error: no connection to the master at {endpoint} for 1 s (connection "
+            "refused); --rdzv-conf master_timeout=SECONDS sets this limit."
+        )
+    master.wait()
+    ft.wait_until(lambda: not ft.processes(), "everything is gone")
 
 
 # --- a master in an agent ------------------------------------------------------------------------
@@ -178,22 +256,59 @@ def test_a_master_on_this_host_that_is_frozen_is_waited_for(ft: "Launcher", endp
     assert [agent.wait() for agent in (host, other)] == [0, 0]
 
 
+def test_the_first_node_says_which_node_was_refused_and_why(ft: "Launcher", endpoint: str) -> None:
+    job = Job(ft, endpoint)
+    host = job.agent()
+    host.expect("hosted here")
+    for _ in range(2):
+        other = ft.start(*job.arguments[:-2], "--max-restarts", 7, *job.arguments[-2:])
+        assert other.wait() == exit_codes.REFUSED
+    up_agent = job.agent()
+    for agent in (host, up_agent):
+        up(agent, 0)
+    job.open_gate()
+    assert [agent.wait() for agent in (host, up_agent)] == [0, 0]
+    (told,) = re.findall("master: node (.*) refused: (.*)", host.stderr)
+    assert told[1] == "the node's options differ: --max-restarts is 7 (this job: 2)"
+
+
+def test_an_ipv6_endpoint(ft: "Launcher", free_port: int) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", free_port))
+        except OSError:
+            pytest.skip("this host has no IPv6")
+    job = Job(ft, f"[::1]:{free_port}")
+    job.open_gate()
+    agents = [job.agent(), job.agent()]
+    assert [agent.wait() for agent in agents] == [0, 0]
+    assert "store=::1:" in agents[0].stderr
+
+
 # --- status and health ---------------------------------------------------------------------------
+
+
+def test_the_health_service_says_serving(ft: "Launcher", endpoint: str) -> None:
+    master = Job(ft, endpoint).master()
+    with grpc.insecure_channel(endpoint) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as unknown:
+            stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=TIMEOUT_S)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        first = next(
+            iter(stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=TIMEOUT_S))
+        )
+        assert first.status == health_pb2.HealthCheckResponse.SERVING
+    master.send(signal.SIGTERM)
+    master.wait()
 
 
 def test_the_status_of_a_master_that_waits(ft: "Launcher", endpoint: str) -> None:
     job = Job(ft, endpoint)
-    master = job.master(program=("sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh", *ft.program))
-    limits = Path(f"/proc/{master.pid}/limits").read_text()
-    found = re.search(r"Max open files\s+(\d+)\s+(\d+)", limits)
-    assert found is not None
-    assert found[1] == found[2], "as many nodes as there can be"
-    with grpc.insecure_channel(endpoint) as channel:
-        health: Any = health_pb2_grpc.HealthStub(channel)
-        for service in ("", SERVICE):
-            asked = health_pb2.HealthCheckRequest(service=service)
-            answer = health.Check(asked, timeout=TIMEOUT_S)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    master = job.master()
     told = job.status()
     assert (told["job_id"], told["phase"], told["round"]) == ("", "waiting for nodes", -1)
     table = ft.run("status", endpoint)
@@ -212,6 +327,30 @@ def test_the_status_of_a_master_that_waits(ft: "Launcher", endpoint: str) -> Non
         command.send(signal.SIGTERM)
         assert command.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
     assert master.stderr.endswith("master: received SIGTERM, exiting; no nodes are connected\n")
+
+
+def test_the_status_of_a_master_that_waits_for_a_node_again(ft: "Launcher", endpoint: str) -> None:
+    job = Job(ft, endpoint)
+    master = job.master()
+    agents = [job.agent(), job.agent()]
+    for agent in agents:
+        up(agent, 0)
+    agents[0].send(signal.SIGTERM)
+    agents[0].wait()
+    agents[1].expect("waiting for nodes: 1 of 2 connected")
+    lines = ft.run("status", endpoint).stdout.splitlines()
+    assert lines[0] == f"job {job.id} · waiting for nodes"
+    assert lines[1].startswith(
+        "round 0 is over · nodes 1 of 2 connected · restarts 0/2 · master up"
+    )
+    assert lines[2].startswith("last stop: "), lines
+    assert len(lines) == 5
+    master.send(signal.SIGTERM)
+    master.wait()
+    told = "exiting; the workers keep running and their agents wait for a new master"
+    assert told in master.stderr
+    agents[1].send(signal.SIGINT)
+    agents[1].wait()
 
 
 def test_the_status_of_a_running_job(ft: "Launcher", endpoint: str) -> None:
@@ -376,3 +515,17 @@ def test_a_job_starts_among_strangers(ft: "Launcher", endpoint: str) -> None:
     channel.close()
     for stranger in silent:
         stranger.close()
+
+
+def test_the_master_takes_thousands_of_open_files(ft: "Launcher", endpoint: str) -> None:
+    shell = ("sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh")
+    master = ft.start("master", "--bind", endpoint, program=(*shell, *ft.program))
+    master.expect("listening at")
+    limits = Path(f"/proc/{master.pid}/limits").read_text()
+    found = re.search(r"Max open files\s+(\d+)\s+(\d+)", limits)
+    assert found is not None
+    soft, hard = found.groups()
+    assert soft == hard
+    assert int(soft) > 64 or os.geteuid() != 0
+    master.send(signal.SIGTERM)
+    master.wait()
