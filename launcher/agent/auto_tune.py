@@ -24,8 +24,7 @@ from ...values import replace
 from ..machine.cpu_limit import read_cpu_limit
 from ..machine.idle_cpus import IdleCpus
 from ..processes.worker_watch import WorkerWatch
-from ..tuning.loader import NUM_WORKERS, PREFETCH, knobs
-from ..tuning.restarted import of_script, threads
+from ..tuning.knobs import NUM_WORKERS, PREFETCH, of_loader, of_script, threads
 from ..tuning.trial import Order, Reading, Values
 from ..tuning.tuner import Knob, Tried, Tuner
 from ..workers.tune_file import TuneFile
@@ -93,7 +92,7 @@ class AutoTune:
             has_snapshot: returns whether the workers of this node could continue from a snapshot.
         """
         self._machine = machine
-        self._of_loader = knobs(machine.cpus, machine.workers)
+        self._of_loader = of_loader(machine.cpus, machine.workers)
         kept = file.values.settings if file is not None else ()
         self._tuner = Tuner(
             self._of_loader, {name: value for name, value in kept if name in _LOADER}

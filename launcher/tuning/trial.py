@@ -1,14 +1,18 @@
 """One trial: is a new value faster than the old one, and is that so again later? Pure."""
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
-from .comparison import CONFIRMATION, ORDER, gain, is_faster, may_be_faster
 from .rules import RULES
 
 Values = Mapping[str, Any]
 """Numbers, strings or booleans by setting, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``."""
+
+_ORDER = "ABBAAB"
+"""The blocks of a trial: old value (A), new value (B). What drifts evenly hits both alike."""
+_CONFIRMATION = "AB"
 
 _LOOK_MIN_S = 0.1
 _SWITCHES = len("ABAB" + "AB" + "A")
@@ -132,7 +136,7 @@ class Trial:
 
     def _blocks(self) -> Generator[Order, Reading, None]:
         old, new = self._figures["A"], self._figures["B"]
-        for arm in ORDER:
+        for arm in _ORDER:
             yield from self._block(arm)
             if not may_be_faster(old, new):
                 raise _RejectedError("not faster")
@@ -142,7 +146,7 @@ class Trial:
         while (left := RULES.pause_s - (self._reading.at_s - begin.at_s)) > 0:
             yield from self._look(left)
         self._charge()
-        for arm in CONFIRMATION:
+        for arm in _CONFIRMATION:
             yield from self._block(arm)
         if not is_faster(old[-1:], new[-1:]) or not is_faster(old, new):
             raise _RejectedError("faster at first, but not in the second measurement")
@@ -230,3 +234,25 @@ class Trial:
         if self._arm == "B" or self._has_switched:
             self._budget.spent_s += self._excess_s
         self._span, self._has_switched = self._reading, False
+
+
+def is_faster(old: Sequence[float], new: Sequence[float]) -> bool:
+    """Return whether all blocks with the new value, and their median, are fast enough.
+
+    With a single pair of blocks, both conditions are about the same numbers.
+
+    Args:
+        old: seconds a step of the blocks with the old value; at least one.
+        new: of those with the new value; at least one.
+    """
+    return may_be_faster(old, new) and median(new) <= (1 - RULES.median_gain) * median(old)
+
+
+def may_be_faster(old: Sequence[float], new: Sequence[float]) -> bool:
+    """Return whether more blocks can still show that the new value is faster."""
+    return not old or not new or max(new) <= (1 - RULES.block_gain) * min(old)
+
+
+def gain(old: Sequence[float], new: Sequence[float]) -> float:
+    """Return how much faster the new value is, as a share: 0.1 are 10 % more steps a second."""
+    return median(old) / median(new) - 1

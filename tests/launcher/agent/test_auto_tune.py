@@ -11,7 +11,7 @@ from ft_run.events.event import Event
 from ft_run.launcher.agent import auto_tune
 from ft_run.launcher.agent.auto_tune import AutoTune, Machine
 from ft_run.launcher.processes.worker_watch import WorkerWatch
-from ft_run.launcher.tuning import comparison, trial, tuner
+from ft_run.launcher.tuning import trial, tuner
 from ft_run.launcher.tuning.rules import Rules
 from ft_run.launcher.workers.tune_file import TunedValues, TuneFile
 from ft_run.launcher.workers.worker_group import WorkerGroupState
@@ -101,7 +101,7 @@ class Node:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = Rules(skip_steps=2, skip_s=0.05, block_steps=5, block_s=0.1, pause_s=0.1)
-    for module in (comparison, trial, tuner):
+    for module in (trial, tuner):
         monkeypatch.setattr(module, "RULES", replace(rules, cost_share=1000.0))
 
 

@@ -4,8 +4,16 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
 import pytest
-from ft_run.launcher.tuning.comparison import gain, is_faster, may_be_faster
-from ft_run.launcher.tuning.trial import Budget, Order, Outcome, Reading, Trial
+from ft_run.launcher.tuning.trial import (
+    Budget,
+    Order,
+    Outcome,
+    Reading,
+    Trial,
+    gain,
+    is_faster,
+    may_be_faster,
+)
 from ft_run.tests.harness.tuned_machine import NOISES, Noise, TunedMachine, quiet
 
 OLD, NEW = {"n": 1}, {"n": 2}

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from ft_run.launcher.tuning.loader import knobs
-from ft_run.launcher.tuning.restarted import of_script, threads
+from ft_run.launcher.tuning.knobs import of_loader, of_script, threads
 from ft_run.launcher.tuning.trial import Order, Values
 from ft_run.launcher.tuning.tuner import Tuner
 from ft_run.tests.harness.tuned_machine import NOISES, Noise, TunedMachine, quiet
@@ -43,7 +42,7 @@ def names(tuner: Tuner) -> list[tuple[str, int, int, bool]]:
 
 
 def test_one_value_after_the_other_each_once() -> None:
-    tuner = Tuner(knobs(cpus=32, workers=4), {})
+    tuner = Tuner(of_loader(cpus=32, workers=4), {})
     machine = TunedMachine(1, quiet, starved, USERS)
     assert run(tuner, machine) is None
     assert names(tuner) == [
@@ -58,27 +57,27 @@ def test_one_value_after_the_other_each_once() -> None:
 
 
 def test_loaders_get_no_more_processes_than_there_are_cpus() -> None:
-    tuner = Tuner(knobs(cpus=13.5, workers=4), {})
+    tuner = Tuner(of_loader(cpus=13.5, workers=4), {})
     machine = TunedMachine(1, quiet, starved, {"num_workers": 2})
     run(tuner, machine)
     assert names(tuner) == [("num_workers", 2, 3, True), ("num_workers", 3, 1, False)]
-    tuner = Tuner(knobs(cpus=4, workers=1), {})
+    tuner = Tuner(of_loader(cpus=4, workers=1), {})
     run(tuner, TunedMachine(1, quiet, starved, {"num_workers": 2}))
     assert names(tuner) == [("num_workers", 2, 4, True)]  # 2 is known
-    tuner = Tuner(knobs(cpus=2, workers=4), {})
+    tuner = Tuner(of_loader(cpus=2, workers=4), {})
     assert run(tuner, TunedMachine(1, quiet, starved, {"num_workers": 1})) is None
     assert tuner.tried == []
 
 
 def test_at_most_twelve_trials() -> None:
-    tuner = Tuner(knobs(cpus=10**9, workers=1), {})
+    tuner = Tuner(of_loader(cpus=10**9, workers=1), {})
     run(tuner, TunedMachine(1, quiet, lambda values: 1 / values["num_workers"], USERS))
     assert len(tuner.tried) == 12
     assert tuner.kept == {"num_workers": 2**13}
 
 
 def test_training_that_does_not_wait_for_data_stays_as_it_is() -> None:
-    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
+    tuner, machine = Tuner(of_loader(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
     assert run(tuner, machine, waits=0.049) is not None
     assert tuner.tried == []
     assert machine.reading().values == USERS
@@ -88,17 +87,17 @@ def test_training_that_does_not_wait_for_data_stays_as_it_is() -> None:
 
 def test_a_trial_begins_when_its_switches_fit_into_the_budget() -> None:
     machine = TunedMachine(1, quiet, starved, USERS, switch_s=0.5)
-    order = run(Tuner(knobs(32, 4), {}), machine, until_trial=True)
+    order = run(Tuner(of_loader(32, 4), {}), machine, until_trial=True)
     assert order is not None
     assert order.values["num_workers"] == 4
     assert 700 < machine.reading().now_s < 1400
     machine = TunedMachine(1, quiet, starved, USERS, switch_s=50)
-    assert run(Tuner(knobs(32, 4), {}), machine, 60_000) is not None
+    assert run(Tuner(of_loader(32, 4), {}), machine, 60_000) is not None
     assert machine.reading().values == USERS
 
 
 def test_without_a_loader_nothing_is_tried() -> None:
-    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, {})
+    tuner, machine = Tuner(of_loader(32, 4), {}), TunedMachine(1, quiet, starved, {})
     assert run(tuner, machine) is not None
     assert tuner.tried == []
 
@@ -110,7 +109,7 @@ def test_tuning_costs_no_more_than_its_share(noise: Noise, slowness: float) -> N
         return 1.0 if values == USERS else slowness
 
     for seed in range(3):
-        tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(seed, noise, times, USERS)
+        tuner, machine = Tuner(of_loader(32, 4), {}), TunedMachine(seed, noise, times, USERS)
         run(tuner, machine)  # which compares it with the tuner's own account at each moment
         if noise is quiet:
             assert machine.lost_s <= 0.01 * machine.reading().now_s
@@ -118,7 +117,7 @@ def test_tuning_costs_no_more_than_its_share(noise: Noise, slowness: float) -> N
 
 
 def test_a_value_at_which_workers_fail_is_not_tried_again() -> None:
-    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
+    tuner, machine = Tuner(of_loader(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
     run(tuner, machine, until_trial=True)
     tuner.interrupt("rank 3 was killed")
     assert tuner.tried[0].outcome.reason == "failed: rank 3 was killed"
@@ -132,7 +131,7 @@ def test_a_value_at_which_workers_fail_is_not_tried_again() -> None:
 
 
 def test_a_trial_that_only_ended_with_its_round_comes_again() -> None:
-    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
+    tuner, machine = Tuner(of_loader(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
     run(tuner, machine, until_trial=True)
     tuner.interrupt("")
     machine = TunedMachine(1, quiet, starved, USERS)
@@ -141,7 +140,7 @@ def test_a_trial_that_only_ended_with_its_round_comes_again() -> None:
 
 
 def test_accepted_values_hold_in_the_rounds_that_follow() -> None:
-    tuner = Tuner(knobs(32, 4), {"num_workers": 6})  # of a tune file
+    tuner = Tuner(of_loader(32, 4), {"num_workers": 6})  # of a tune file
     machine = TunedMachine(1, quiet, starved, USERS)
     order = tuner.read(machine.reading())
     assert order is not None
@@ -156,7 +155,7 @@ def test_accepted_values_hold_in_the_rounds_that_follow() -> None:
 
 
 def test_time_between_rounds_is_no_training() -> None:
-    tuner = Tuner(knobs(32, 4), {})
+    tuner = Tuner(of_loader(32, 4), {})
     machine = TunedMachine(1, quiet, starved, USERS)
     tuner.read(machine.reading())
     machine.follow(Order(USERS, 100))
@@ -169,7 +168,7 @@ def test_time_between_rounds_is_no_training() -> None:
 
 
 def test_a_loader_that_is_no_longer_read_ends_the_trial() -> None:
-    tuner, machine = Tuner(knobs(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
+    tuner, machine = Tuner(of_loader(32, 4), {}), TunedMachine(1, quiet, starved, USERS)
     run(tuner, machine, until_trial=True)
     order = tuner.read(machine.reading()._replace(values={}))
     assert order is not None
@@ -211,7 +210,7 @@ def test_restarts_need_no_wait_for_data_but_time_and_snapshots() -> None:
 
 
 def test_what_a_loader_needs_is_tried_while_restarts_are_too_expensive() -> None:
-    tuner = Tuner([threads(8, 2), *knobs(4, 2)], {})
+    tuner = Tuner([threads(8, 2), *of_loader(4, 2)], {})
     machine = threaded({**THREADS, "num_workers": 1})
     run(tuner, machine, 10 * DAY_S)
     assert [one.name for one in tuner.tried] == [
