@@ -94,9 +94,9 @@ class Storage(ABC):
             self._retire(old)
         self._clean(step)
 
-    @abstractmethod
     def abandon(self, draft: str) -> None:
         """Remove a draft."""
+        self._remove(draft)
 
     def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
         """Write a marker for the other writers; it is durable when this returns.
@@ -213,9 +213,6 @@ class LocalStorage(Storage):
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         _write_file(Path(draft), name, write)
 
-    def abandon(self, draft: str) -> None:
-        self._remove(draft)
-
     def marks(self, step: int, attempt: str) -> list[str]:
         with suppress(FileNotFoundError):
             # A change makes network file systems refresh their cached names.
@@ -289,26 +286,21 @@ class UrlStorage(Storage):
         return f"{self._url}/{_name(step)}"
 
     def draft(self, step: int, attempt: str = "") -> str:  # noqa: ARG002 - there is one writer
-        return self.path(step)
+        return f"{self._root}/{_name(step)}"
 
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
-        at = f"{self._fs._strip_protocol(draft)}/{name}"
-
         def write_all() -> None:
-            with self._fs.open(at, "wb") as file:
+            with self._fs.open(f"{draft}/{name}", "wb") as file:
                 write(file)
 
         _retry(write_all)
-
-    def abandon(self, draft: str) -> None:
-        self._remove(self._fs._strip_protocol(draft))
 
     def read_mark(self, step: int, attempt: str, name: str) -> bytes:
         at = f"{self._marks(step, attempt)}/{name}"
         return bytes(_retry(lambda: self._fs.cat_file(at)))
 
     def _make(self, folder: str) -> None:
-        _retry(lambda: self._fs.makedirs(self._fs._strip_protocol(folder), exist_ok=True))
+        _retry(lambda: self._fs.makedirs(folder, exist_ok=True))
 
     def _is_complete(self, step: int) -> bool:
         at = f"{self._root}/{_name(step)}/{METADATA}"
