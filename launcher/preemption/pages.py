@@ -25,7 +25,7 @@ class NoticePage:
         self._fd = -1
         self._map: mmap.mmap | None = None
         self._words: memoryview | None = None
-        self._workers = WorkerSocket(self._answer)
+        self._workers = WorkerSocket(notices.SOCKET, self._answer)
         self._asked: set[int] = set()
         self._steps: dict[int, int | None] = {}
         """By rank, the step of the shard that it has saved; None: not yet."""
@@ -39,7 +39,7 @@ class NoticePage:
             self._words = memoryview(self._map).cast("Q")
         except OSError:
             return
-        self._workers.listen(loop, notices.address_of(os.getpid()))
+        self._workers.listen(loop)
 
     def begin(self) -> None:
         """Start a round: its workers have no notice, and none has requested notices."""

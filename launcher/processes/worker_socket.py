@@ -1,10 +1,11 @@
 """A socket for requests of this node's workers to the agent; other users have no access."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 
-from ...training.worker.agent_socket import is_trusted
+from ...training.worker.agent_socket import address_of, is_trusted
 
 _WAITING_MAX = 128
 """The number of simultaneous requests of workers."""
@@ -15,16 +16,18 @@ class WorkerSocket:
 
     def __init__(
         self,
+        what: str,
         answer: Callable[[socket.socket], object],
         gone: Callable[[socket.socket], object] = lambda _: None,
     ) -> None:
         """Listen to nothing yet.
 
         Args:
+            what: the purpose of the socket.
             answer: called with a connection that has data.
             gone: called with a connection that is closed.
         """
-        self._answer, self._gone = answer, gone
+        self._what, self._answer, self._gone = what, answer, gone
         self._server: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connections: set[socket.socket] = set()
@@ -34,11 +37,11 @@ class WorkerSocket:
         """Return the open connections."""
         return tuple(self._connections)
 
-    def listen(self, loop: asyncio.AbstractEventLoop, address: bytes) -> None:
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen for workers; without effect if that is not possible."""
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            server.bind(address)
+            server.bind(address_of(self._what, os.getpid()))
             server.listen(_WAITING_MAX)
         except OSError:
             server.close()

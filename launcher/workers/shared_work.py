@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -35,14 +34,14 @@ class SharedWork:
         self._loops: dict[socket.socket, tuple[Taker, WorkClaim]] = {}
         self._connections: dict[Taker, socket.socket] = {}
         self._opened = 0
-        self._workers = WorkerSocket(self._received, self._gone)
+        self._workers = WorkerSocket(messages.SOCKET, self._received, self._gone)
         self._timer: asyncio.TimerHandle | None = None
         self._ticks_at = math.inf
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen for workers; if that fails, they split work by rank."""
         self._loop = loop
-        self._workers.listen(loop, messages.address_of(os.getpid()))
+        self._workers.listen(loop)
 
     def begin(self, assignment: Assignment) -> None:
         """Start a round."""

@@ -7,7 +7,6 @@ never the buffers.
 
 import asyncio
 import hashlib
-import os
 import socket
 from collections import Counter
 from contextlib import suppress
@@ -66,11 +65,13 @@ class HeldSnapshots:
         """Number of orders by local rank in this round; equal on all nodes."""
         self._refused_step: int | None = None
         """Of an order that did not match the memory: all ranks are answered, so that none waits."""
-        self._workers = WorkerSocket(self._answer, lambda at: self._local_ranks.pop(at, None))
+        self._workers = WorkerSocket(
+            page.SOCKET, self._answer, lambda at: self._local_ranks.pop(at, None)
+        )
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen for workers; if that fails, they take no snapshots."""
-        self._workers.listen(loop, page.address_of(os.getpid()))
+        self._workers.listen(loop)
 
     def begin(self, assignment: Assignment) -> None:
         """Start a round: discard all snapshots except the one that all ranks resume from."""

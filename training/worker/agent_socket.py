@@ -20,8 +20,12 @@ def address_of(what: str, pid: int) -> bytes:
     return f"\0ft-run-{what}-{namespace}-{pid}".encode()
 
 
-def connect(address: bytes) -> socket.socket:
-    """Return a connection to an agent, with a time-out of 10 s per operation.
+def connect(what: str, pid: int) -> socket.socket:
+    """Return a connection to one of an agent's sockets, with a time-out of 10 s per operation.
+
+    Args:
+        what: the purpose of the socket.
+        pid: of the agent, in the PID namespace of this process.
 
     Raises:
         OSError: no agent of this user or of root listens there.
@@ -29,7 +33,7 @@ def connect(address: bytes) -> socket.socket:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         channel.settimeout(_ANSWER_S)
-        channel.connect(address)
+        channel.connect(address_of(what, pid))
         if not is_trusted(channel):
             raise PermissionError("the socket belongs to another user")
     except BaseException:

@@ -10,9 +10,10 @@ import socket
 import struct
 import time
 
-from . import agent_socket
 from .agent_socket import ancestors, connect
 
+SOCKET = "notices"
+"""The socket at which an agent hands out the page."""
 PAGE_BYTES = 4096
 
 UNTIL_NS, IS_WHOLE, SAVES, RESIZES, GROWS = range(5)
@@ -32,11 +33,6 @@ ASK, KEEP, LEFT = range(3)
 """Kinds of requests: get the page; get it, and save a snapshot on notice; report it saved."""
 
 _POLL_S = 0.02
-
-
-def address_of(pid: int) -> bytes:
-    """Return the socket address at which the agent with a process id hands out the page."""
-    return agent_socket.address_of("notices", pid)
 
 
 class Notice:
@@ -118,7 +114,7 @@ def find_notice(rank: int, *, will_save: bool) -> Notice | None:
 def _request(pid: int, rank: int, kind: int, step: int) -> list[int]:
     """Send a request to an agent; return the descriptors of its answer, if any."""
     try:
-        with connect(address_of(pid)) as channel:
+        with connect(SOCKET, pid) as channel:
             channel.send(REQUEST.pack(MAGIC, rank, kind, step))
             data, fds, _, _ = socket.recv_fds(channel, len(MAGIC), 1)
     except OSError:

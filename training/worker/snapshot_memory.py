@@ -112,7 +112,7 @@ def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
         request = page.REPLICA.pack(page.MAGIC, rank, replica)
     for pid in ancestors():
         with suppress(OSError):
-            channel = connect(page.address_of(pid))
+            channel = connect(page.SOCKET, pid)
             memory = _receive_memory(channel, request)
             if memory is not None:
                 return memory
@@ -128,7 +128,7 @@ def report_written(rank: int, step: int) -> None:
         step: completed steps.
     """
     for pid in ancestors():
-        with suppress(OSError), connect(page.address_of(pid)) as channel:
+        with suppress(OSError), connect(page.SOCKET, pid) as channel:
             channel.send(page.WRITTEN.pack(page.MAGIC, rank, step))
             return
 

@@ -13,8 +13,8 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from . import agent_socket
-
+SOCKET = "snapshots"
+"""The socket at which an agent hands out buffers."""
 PAGE_BYTES = 4096
 BUFFERS = 5
 """Two alternate; a third is used while the saver reads one of them, and two more hold steps that
@@ -124,8 +124,3 @@ def tick(page: memoryview) -> None:
 def progress(page: memoryview) -> int:
     """Return a number that changes whenever the saver's storage makes progress."""
     return int(page.cast("Q")[_PROGRESS_START // 8])
-
-
-def address_of(pid: int) -> bytes:
-    """Return the socket address at which the agent with a process id hands out buffers."""
-    return agent_socket.address_of("snapshots", pid)

@@ -2,8 +2,8 @@
 
 import struct
 
-from . import agent_socket
-
+SOCKET = "work"
+"""The socket at which an agent hands out pieces."""
 MAGIC = b"ftrwork1"
 OPEN = struct.Struct("<8sIQQ")
 """The first message on a connection, one for each loop: ``MAGIC``, the worker's rank, the size and
@@ -17,8 +17,3 @@ PIECE = struct.Struct("<q")
 It is sent when a piece is free."""
 OVER, REFUSED = -1, -2
 REASON_BYTES = 2000
-
-
-def address_of(pid: int) -> bytes:
-    """Return the socket address at which the agent with a process id hands out pieces."""
-    return agent_socket.address_of("work", pid)

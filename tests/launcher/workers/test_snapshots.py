@@ -22,7 +22,7 @@ from ft_run.training.checkpoints.layout import Description, digest, packed
 from ft_run.training.checkpoints.storage import LocalStorage
 from ft_run.training.worker import snapshot_memory
 from ft_run.training.worker import snapshot_page as page
-from ft_run.training.worker.agent_socket import connect
+from ft_run.training.worker.agent_socket import address_of, connect
 from ft_run.values import replace
 
 ROUND = Assignment(3, "m", 0, 1, 2, 2, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
@@ -173,7 +173,7 @@ class Worker:
     """A worker of this process, with a sharded state of two ranks."""
 
     def __init__(self, rank: int) -> None:
-        channel = connect(page.address_of(os.getpid()))
+        channel = connect(page.SOCKET, os.getpid())
         memory = snapshot_memory._receive_memory(channel, page.REQUEST.pack(page.MAGIC, rank))
         assert memory is not None
         assert memory.saver is not None
@@ -300,7 +300,7 @@ def test_the_end_saves_what_the_master_says(tmp_path: Path) -> None:
 def test_strangers_do_not_disturb() -> None:
     async def test() -> None:
         async with holding():
-            path = page.address_of(os.getpid())
+            path = address_of(page.SOCKET, os.getpid())
             for words in (b"", b"x", struct.pack("<8sI", b"ftrsnap1", 2), b"y" * 100):
                 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                     stranger.setblocking(False)
@@ -326,7 +326,7 @@ def test_another_user_of_the_host_is_given_no_memory() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
             os.seteuid(user)  # what the kernel tells of this end is as of now
             try:
-                channel.connect(page.address_of(os.getpid()))
+                channel.connect(address_of(page.SOCKET, os.getpid()))
             finally:
                 os.seteuid(0)
             channel.setblocking(False)
