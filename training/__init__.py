@@ -111,8 +111,8 @@ def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Ite
 
     Raises:
         TypeError: size or grain is not a whole number.
-        ValueError: an argument is invalid; or, in the loop, another rank has given another size or
-            grain.
+        ValueError: an argument is invalid; or, in the loop, another loop has the name, or another
+            rank has given another size or grain.
         ConnectionError: in the loop: the agent of this node has ended.
     """
     from .work_loop import shared_work as loop

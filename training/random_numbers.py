@@ -41,13 +41,3 @@ def generators_kept() -> Iterator[None]:
         torch.set_rng_state(states[1])
         if of_numpy is not None:
             numpy.random.set_state(of_numpy)
-
-
-@contextmanager
-def torch_generator_kept() -> Iterator[None]:
-    """Give torch's CPU generator its present state back at the end."""
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)

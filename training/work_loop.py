@@ -29,20 +29,17 @@ def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Ite
         raise ValueError(
             f"invalid value {name!r} for name: expected 1 to {_NAME_MAX} printable characters"
         )
-    items, of_piece = _whole("size", size, 0), _whole("grain", grain, 1)
-    used = (os.getpid(), name)
+    return _loop(name, _whole("size", size, 0), _whole("grain", grain, 1))
+
+
+def _loop(name: str, size: int, grain: int) -> Iterator[range]:
+    pid = os.getpid()
+    used = (pid, name)
     if used in _used:
         raise ValueError(
             f"invalid value {name!r} for name: a loop of this process has used it; expected a name "
             f"for each loop, e.g. {name + '-2'!r}"
         )
-    return _loop(used, items, of_piece)
-
-
-def _loop(used: tuple[int, str], size: int, grain: int) -> Iterator[range]:
-    pid, name = used
-    if used in _used:
-        raise ValueError(f"invalid value {name!r} for name: another loop is using it")
     _used.add(used)
     is_over = False
     try:
@@ -71,7 +68,7 @@ def _connect(name: str, size: int, grain: int) -> socket.socket | None:
     request = messages.OPEN.pack(messages.MAGIC, rank, size, grain) + name.encode()
     for pid in ancestors():
         with suppress(OSError):
-            channel = connect(messages.address_of(pid))
+            channel = connect(messages.SOCKET, pid)
             channel.settimeout(None)  # a piece may be free only when another rank has failed
             channel.send(request)
             return channel

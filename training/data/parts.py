@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from ..random_numbers import torch_generator_kept
+from ..random_numbers import generators_kept
 from . import loader_settings
 from .part_memory import part_memory
 
@@ -171,7 +171,7 @@ def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[
         began_ns = time.monotonic_ns()
         del reading, iterator  # ends their workers before others start
         # To make one draws a seed for the workers, which would change dropout of the step.
-        with torch_generator_kept(), begin(position.step):
+        with generators_kept(), begin(position.step):
             iterator = iter(loader)
         batch = next(iterator)
         loader_settings.began(time.monotonic_ns() - began_ns)
