@@ -1,7 +1,6 @@
 """The steps that ft-run counts of a watched worker are those that the loop, or the library, counts.
 
-Of two optimizers that take turns a step is one of that which steps most; of one in another it is
-the outer one's.
+Of two optimizers that take turns, or one in another, a step is one of that which steps most.
 """
 
 import json

@@ -59,8 +59,6 @@ class Hook:
     def __init__(self, page: Page) -> None:
         self._is_own, self._page = page.is_own, page.words
         self._reports_steps = False
-        self._outermost: tuple[object, Any] | None = None
-        """The optimizer that is stepping, and its frame."""
         self._stepped: dict[int, Any] = {}
         """Optimizers that have stepped since the current step began, by id."""
         self.phases, self.data_wait = Phases(page), DataWait(page)
@@ -97,19 +95,8 @@ class Hook:
             self._page[STEPS] += 1
         self._tick()
 
-    def before_step(self, optimizer: object, *_: object) -> None:
-        """Record that an optimizer begins a step, maybe inside that of its wrapper."""
-        frame = sys._getframe(1)
-        outermost = self._outermost
-        # An optimizer whose step raised an exception never ends it.
-        if outermost is None or outermost[0] is optimizer or not _is_running(outermost[1], frame):
-            self._outermost = optimizer, frame
-
     def after_step(self, optimizer: object, *_: object) -> None:
         """Record that an optimizer has ended a step."""
-        if self._outermost is None or self._outermost[0] is not optimizer:
-            return
-        self._outermost = None
         if not self._is_own():
             return
         if self._is_new_step(optimizer) and not self._reports_steps:
@@ -127,8 +114,8 @@ class Hook:
     def _is_new_step(self, optimizer: object) -> bool:
         """Return whether an optimizer step counts as a step of the script.
 
-        Of several optimizers that alternate, the one that steps most counts. Optimizers that are
-        created for each batch each count.
+        Of several optimizers that alternate, e.g. a wrapper and what it wraps, the one that steps
+        most counts. Optimizers that are created for each batch each count.
         """
         number, stepped = id(optimizer), self._stepped
         known = stepped.get(number)
@@ -169,18 +156,16 @@ class Hook:
             page[MARK_WAIT_NS] = page[WAIT_NS]
 
 
-# A compiled step breaks its graph here and calls these as they are (what torch.compiler.disable
-# sets, without its import).
-for _function in (Hook.before_step, Hook.after_step):
-    _function._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch reads it
-    _function._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
+# A compiled step breaks its graph here and calls this as it is (what torch.compiler.disable sets,
+# without its import).
+Hook.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch reads it
+Hook.after_step._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
 
 
 def _count_steps(optimizers: Any, hook: Hook) -> None:
-    register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
+    register = getattr(optimizers, "register_optimizer_step_post_hook", None)
     if register is not None:  # since torch 2.0
-        register(hook.before_step)
-        optimizers.register_optimizer_step_post_hook(hook.after_step)
+        register(hook.after_step)
 
 
 def _notice_batches(loaders: Any, hook: Hook) -> None:
@@ -226,12 +211,6 @@ def _uses_device() -> bool:
     kinds = (getattr(torch, name, None) for name in ("cuda", "xpu", "npu", "hpu"))
     asked = (getattr(kind, "is_initialized", None) for kind in kinds)
     return any(is_initialized is not None and is_initialized() for is_initialized in asked)
-
-
-def _is_running(frame: Any, inner: Any) -> bool:
-    while inner is not None and inner is not frame:
-        inner = inner.f_back
-    return inner is not None
 
 
 def install(module: ModuleType, page: Page) -> None:
