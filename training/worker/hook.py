@@ -7,7 +7,6 @@ imports nothing of ft-run but the modules beside it, and little that torch has n
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import time
 from weakref import ref
@@ -42,15 +41,17 @@ _CPU_EVERY_NS = 1_000_000_000
 MARK_WAIT_NS, BEFORE_WAIT_NS, FIRST, TOTAL, REPORTS_ITSELF = range(507, 512)
 """Indexes of the waits for data at the start of the same two intervals; of the first step that the
 script has reported plus 1 (0: none); of the steps of the whole training (0: not known), and of
-whether the worker sends its progress to Kubeflow by itself."""
+whether the worker has imported what sends its progress to Kubeflow."""
 
 _OPTIMIZERS = "torch.optim.optimizer"
 _LOADERS = "torch.utils.data.dataloader"
 _GROUPS = "torch.distributed.distributed_c10d"
-_KUBEFLOW = "KUBEFLOW_TRAINER_SERVER_URL"
-"""Set in a TrainJob that shows its progress."""
-_CALLBACKS = "transformers.integrations.integration_utils"
-_KUBEFLOW_SDK = "kubeflow.trainer.backends.kubernetes.utils"
+_REPORTERS = (
+    ("transformers.integrations.integration_utils", "KubeflowCallback"),
+    ("kubeflow.trainer.backends.kubernetes.utils", "update_trainjob_status"),
+)
+"""Modules that send progress to Kubeflow if they have a name: of transformers' ``Trainer`` since
+version 5, and of Kubeflow's SDK."""
 
 
 class Hook:
@@ -81,11 +82,6 @@ class Hook:
         """Record the steps of the whole training."""
         if self._is_own():
             self._page[TOTAL] = total
-
-    def reports_itself(self) -> None:
-        """Record that the worker sends its progress to Kubeflow."""
-        if self._is_own():
-            self._page[REPORTS_ITSELF] = 1
 
     def piece(self) -> None:
         """Record a confirmed piece of ``shared_work``: a step, in a script that does no other."""
@@ -135,11 +131,12 @@ class Hook:
         if not last:
             self.phases.stepped()
             page[IMPORTED] = bits_of(sys.modules)
-            page[USES_DEVICE] = _uses_device()
+            page[USES_DEVICE], page[REPORTS_ITSELF] = _uses_device(), _reports_itself()
             page[CPU_BEGAN_NS], page[WALL_BEGAN_NS] = time.process_time_ns(), now
             # Before the functions that libraries have registered, which may wait for others.
             atexit.register(self.phases.enter, "stopping")
         elif now - page[WALL_BEGAN_NS] - page[CPU_WALL_NS] >= _CPU_EVERY_NS:
+            page[REPORTS_ITSELF] = _reports_itself()
             page[CPU_NS] = time.process_time_ns() - page[CPU_BEGAN_NS]
             page[CPU_WALL_NS] = now - page[WALL_BEGAN_NS]
         if last and now - last > page[LONGEST_NS]:
@@ -191,19 +188,8 @@ def _notice_batches(loaders: Any, hook: Hook) -> None:
     iterators.__next__ = next_batch
 
 
-def _notice_reports(owner: Any, name: str, hook: Hook) -> None:
-    """Record the calls of a function of a module or class that sends progress to Kubeflow."""
-    report = getattr(owner, name, None)
-    if report is None:
-        return
-
-    def reports(*arguments: Any, **named: Any) -> Any:
-        hook.reports_itself()
-        return report(*arguments, **named)
-
-    reports.__name__, reports.__qualname__ = report.__name__, report.__qualname__
-    reports.__doc__, reports.__module__ = report.__doc__, report.__module__
-    setattr(owner, name, reports)
+def _reports_itself() -> bool:
+    return any(hasattr(sys.modules.get(module), name) for module, name in _REPORTERS)
 
 
 def _uses_device() -> bool:
@@ -229,15 +215,6 @@ def install(module: ModuleType, page: Page) -> None:
         leave=hook.phases.leave,
         tuning=TuningPage(page),
     )
-    if os.environ.get(_KUBEFLOW):
-        when_loaded(
-            {
-                _CALLBACKS: lambda module: _notice_reports(
-                    getattr(module, "KubeflowCallback", None), "__init__", hook
-                ),
-                _KUBEFLOW_SDK: lambda sdk: _notice_reports(sdk, "update_trainjob_status", hook),
-            }
-        )
     when_loaded(
         {
             _OPTIMIZERS: lambda optimizers: _count_steps(optimizers, hook),

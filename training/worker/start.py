@@ -6,7 +6,7 @@ half of one. Only the worker's own process writes, not processes that it forks o
 
 Each restart waits for this module, so at start it imports nothing that a bare Python has not
 loaded, e.g. ``typing``, ``__future__`` or ``mmap``, and nothing beside it. ``hook.py`` and what
-that needs are loaded when the script imports a library that they patch, or when ``ft_run.training``
+that needs are loaded when the script imports torch, which they patch, or when ``ft_run.training``
 uses them; the page is mapped then.
 
 Interpreters without ft-run load it too, as a module of a package that has this folder only
@@ -30,8 +30,8 @@ NAME = "_ft_run_hook"
 """The name in ``sys.modules`` under which ``ft_run.training`` finds the hooks."""
 _NAMES = ("progress", "expect", "piece", "enter", "leave", "tuning")
 """The functions and objects of that module."""
-_LIBRARIES = ("torch", "transformers", "kubeflow")
-"""Their import loads the hooks: they patch modules of these."""
+_LIBRARY = "torch"
+"""Its import loads the hooks: they patch modules of it."""
 
 PAGE_BYTES = 4096
 STACKS_SIGNAL = 62
@@ -106,7 +106,7 @@ class Page:
 
 
 class _Hooks:
-    """A finder on ``sys.meta_path`` that loads the hooks on import of a library, and finds nothing.
+    """A finder on ``sys.meta_path`` that loads the hooks on import of torch, and finds nothing.
 
     It is also the ``__getattr__`` of the module ``NAME`` until then.
     """
@@ -118,12 +118,12 @@ class _Hooks:
         self._lock, self._is_loaded = RLock(), False
         sys.modules[NAME] = self._module
         sys.meta_path.insert(0, self)
-        if any(library in sys.modules for library in _LIBRARIES):
+        if _LIBRARY in sys.modules:
             self._load()
 
     def find_spec(self, name: str, *_: object) -> None:
-        """Load the hooks if ``name`` is such a library; the other finders find it."""
-        if name in _LIBRARIES:
+        """Load the hooks if ``name`` is the library; the other finders find it."""
+        if name == _LIBRARY:
             self._load()
 
     def _attribute(self, name: str) -> "Any":

@@ -6,23 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ft_run.launcher.processes.worker_watch import WorkerWatch, starter_env
 from ft_run.training import progress
-
-IN_TRAINJOB = {"KUBEFLOW_TRAINER_SERVER_URL": "https://localhost"}
-
-# As in transformers 5 and in Kubeflow's SDK 0.5.
-CALLBACK = """
-class KubeflowCallback:
-    def __init__(self, *arguments):
-        self.arguments = arguments
-"""
-SDK = """
-def update_trainjob_status(progress_percent, *, metrics=None):
-    return progress_percent, metrics
-"""
+from ft_run.training.worker import hook, start
+from ft_run.training.worker.start import Page
 
 
 @pytest.fixture
@@ -32,22 +22,12 @@ def watch() -> Iterator[WorkerWatch]:
     one.close()
 
 
-def run(watch: WorkerWatch, folder: Path, text: str, **environ: str) -> tuple[int, bool]:
+def run(watch: WorkerWatch, folder: Path, text: str) -> tuple[int, bool]:
     """Run a watched worker; return what its page says."""
-    for name, module in (
-        ("transformers/integrations/integration_utils", CALLBACK),
-        ("kubeflow/trainer/backends/kubernetes/utils", SDK),
-    ):
-        path = folder / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(module)
-        for package in list(path.relative_to(folder).parents)[:-1]:
-            (folder / package / "__init__.py").touch()
     (folder / "work.py").write_text(text)
-    env = {name: value for name, value in os.environ.items() if name not in IN_TRAINJOB} | environ
     subprocess.run(
         [sys.executable, "work.py"],
-        env=env | starter_env(env, watch.fd),
+        env={**os.environ, **starter_env(os.environ, watch.fd)},
         cwd=folder,
         pass_fds=[watch.fd],
         timeout=60,
@@ -58,31 +38,27 @@ def run(watch: WorkerWatch, folder: Path, text: str, **environ: str) -> tuple[in
 
 
 @pytest.mark.parametrize(
-    ("text", "is_sent"),
+    ("module", "name", "is_sent"),
     [
-        (
-            "from transformers.integrations.integration_utils import KubeflowCallback as made\n"
-            "assert made(1).arguments == (1,)",
-            True,
-        ),
-        (
-            "from kubeflow.trainer.backends.kubernetes.utils import update_trainjob_status\n"
-            "assert update_trainjob_status(5, metrics={}) == (5, {})",
-            True,
-        ),
-        ("import transformers.integrations.integration_utils", False),
-        ("import kubeflow.trainer.backends.kubernetes.utils", False),
+        ("transformers.integrations.integration_utils", "KubeflowCallback", True),  # version 5
+        ("transformers.integrations.integration_utils", "MLflowCallback", False),  # version 4
+        ("kubeflow.trainer.backends.kubernetes.utils", "update_trainjob_status", True),
+        ("kubeflow.trainer", "update_trainjob_status", False),
     ],
 )
 def test_a_worker_that_sends_its_progress_by_itself(
-    watch: WorkerWatch, tmp_path: Path, text: str, *, is_sent: bool
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str, *, is_sent: bool
 ) -> None:
-    assert run(watch, tmp_path, text, **IN_TRAINJOB) == (0, is_sent)
-
-
-def test_outside_of_a_trainjob_nothing_is_noticed(watch: WorkerWatch, tmp_path: Path) -> None:
-    text = "import transformers.integrations.integration_utils as made; made.KubeflowCallback()"
-    assert run(watch, tmp_path, text) == (0, False)
+    page = memoryview(bytearray(start.PAGE_BYTES)).cast("Q")
+    watched = hook.Hook(Page(page))
+    found = []
+    with monkeypatch.context() as changed:
+        changed.setattr(hook, "_CPU_EVERY_NS", 0)
+        for modules in ({}, {module: SimpleNamespace(**{name: None})}):
+            changed.setattr(sys, "modules", modules)
+            watched.progress(-1)
+            found.append(bool(page[hook.REPORTS_ITSELF]))
+    assert found == [False, is_sent]
 
 
 def test_the_steps_of_the_whole_training(watch: WorkerWatch, tmp_path: Path) -> None:
