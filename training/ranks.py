@@ -38,11 +38,11 @@ class Ranks:
 
     def minimum(self, *numbers: int) -> list[int]:
         """Return the minimum of each number over all ranks."""
-        return self._reduce(numbers, dist.ReduceOp.MIN)
+        return [-one for one in self.maximum(*(-number for number in numbers))]
 
     def maximum(self, *numbers: int) -> list[int]:
         """Return the maximum of each number over all ranks."""
-        return self._reduce(numbers, dist.ReduceOp.MAX)
+        return PendingMaximum(self.group, numbers).wait()
 
     def all_gather(self, *numbers: int) -> list[list[int]]:
         """Return the numbers of each rank; every rank must pass equally many."""
@@ -92,13 +92,6 @@ class Ranks:
     def begin_maximum(self, *numbers: int) -> "PendingMaximum":
         """Begin an asynchronous ``maximum``."""
         return PendingMaximum(self.group, numbers)
-
-    def _reduce(self, numbers: tuple[int, ...], operation: Any) -> list[int]:
-        if self.group is None:
-            return list(numbers)
-        values = torch.tensor(numbers, dtype=torch.int64)
-        dist.all_reduce(values, operation, group=self.group)
-        return [int(value) for value in values]
 
 
 class PendingMaximum:

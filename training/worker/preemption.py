@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import time
+from functools import cache
 
 from .agent_socket import ancestors, connect
 
@@ -126,17 +127,13 @@ def _request(pid: int, rank: int, kind: int, step: int) -> list[int]:
     return list(fds)
 
 
-class _Cached:
-    """The result of ``find_notice`` for ``preempted``."""
-
-    notice: Notice | None = None
-    pid = 0
-    """The process that has called it; a fork calls it again."""
+@cache
+def _notice_of(_: int) -> Notice | None:
+    """Return the notice for ``preempted``, once for each process id: a fork asks again."""
+    return find_notice(int(os.environ.get("RANK", "0")), will_save=False)
 
 
 def preempted() -> bool:
     """Return whether nodes of this job are being preempted; see ``ft_run.training.preempted``."""
-    if _Cached.pid != os.getpid():
-        _Cached.pid = os.getpid()
-        _Cached.notice = find_notice(int(os.environ.get("RANK", "0")), will_save=False)
-    return _Cached.notice is not None and _Cached.notice.is_given
+    notice = _notice_of(os.getpid())
+    return notice is not None and notice.is_given
