@@ -27,15 +27,15 @@ _NOTHING = object()
 class SnapshotFile:
     """The file in one buffer."""
 
-    def __init__(self, fd: int, *, is_pinned: bool = True) -> None:
+    def __init__(self, fd: int) -> None:
         """Begin without content.
 
         Args:
             fd: of a memory file; the caller closes it.
-            is_pinned: register its memory with the GPU, if this process uses one.
         """
-        self._fd, self._is_pinned = fd, is_pinned
-        self._items: tuple[Item, ...] = ()
+        self._fd = fd
+        self.items: tuple[Item, ...] = ()
+        """Positions of the values."""
         self.description = Description()
         """What turns this file, alone or with those of other ranks, into a checkpoint."""
         self._keys: tuple[str, ...] = ()
@@ -47,11 +47,6 @@ class SnapshotFile:
         """Of the memory with the GPU."""
         self.data_bytes = 0
         self.layout_bytes = 0
-
-    @property
-    def items(self) -> tuple[Item, ...]:
-        """Positions of the values."""
-        return self._items
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -73,7 +68,7 @@ class SnapshotFile:
         Raises:
             pickle.UnpicklingError: an untrusted value is more than plain data.
         """
-        view, item = self._views[index], self._items[index]
+        view, item = self._views[index], self.items[index]
         if item.dtype:
             return view
         assert self._map is not None
@@ -87,7 +82,7 @@ class SnapshotFile:
         """
         found = dict.fromkeys(names, 0)
         for item, key, view, data in zip(
-            self._items, self._keys, self._views, self._pickles, strict=True
+            self.items, self._keys, self._views, self._pickles, strict=True
         ):
             name = str(item.path[0])
             if name in found:
@@ -99,7 +94,7 @@ class SnapshotFile:
 
     def values_of(self, flat: Mapping[str, Any]) -> list[Any] | None:
         """Return the values of a flat state in the order of this file; None: it does not match."""
-        if len(flat) != len(self._items):
+        if len(flat) != len(self.items):
             return None
         found = []
         for key, view in zip(self._keys, self._views, strict=True):
@@ -149,7 +144,7 @@ class SnapshotFile:
         if data == self._pickles[index]:
             return
         self._pickles[index] = b""
-        item = self._items[index]
+        item = self.items[index]
         assert self._map is not None
         self._map[item.start : item.start + item.length] = pad(serialized(value), item.length)
         self._pickles[index] = data
@@ -211,7 +206,7 @@ class SnapshotFile:
         self._map_all(other.data_bytes, other.layout_bytes)
         self.all_bytes.copy_(other.all_bytes)
         self.description = other.description
-        self._use(other._items)
+        self._use(other.items)
         self._pickles = [*other._pickles]
 
     def describe(self, description: Description) -> None:
@@ -220,7 +215,7 @@ class SnapshotFile:
         Raises:
             OSError: there is not enough memory.
         """
-        items, layout = self._items, packed(self._items, description)
+        items, layout = self.items, packed(self.items, description)
         pickles = self._pickles
         os.ftruncate(self._fd, self.data_bytes + len(layout))
         os.pwrite(self._fd, layout, self.data_bytes)
@@ -258,11 +253,11 @@ class SnapshotFile:
         self.data_bytes, self.layout_bytes = data_bytes, layout_bytes
 
     def pin(self) -> None:
-        """Begin to register the memory with the GPU, for faster copies.
+        """Begin to register the memory with the GPU, if this process uses one, for faster copies.
 
         It takes 0.02 to 0.1 s per GB, in the background: the next ``write`` waits for it.
         """
-        if self._is_pinned and self._registration is None and self._map is not None:
+        if self._registration is None and self._map is not None:
             self._registration = register(self.all_bytes, self)
 
     def unpin(self) -> None:
@@ -273,10 +268,10 @@ class SnapshotFile:
 
     def _use(self, items: "list[Item] | tuple[Item, ...]") -> None:
         whole = self.all_bytes
-        self._items = tuple(items)
-        self._keys = tuple(item.key for item in self._items)
-        self._pickles, self._views = [b""] * len(self._items), []
-        for item in self._items:
+        self.items = tuple(items)
+        self._keys = tuple(item.key for item in self.items)
+        self._pickles, self._views = [b""] * len(self.items), []
+        for item in self.items:
             if not item.dtype:
                 self._views.append(None)
                 continue
@@ -293,7 +288,7 @@ class SnapshotFile:
     def _forget(self) -> None:
         """Drop all views of the memory: they would keep it mapped."""
         self.unpin()
-        self._views, self._items, self._keys, self._map = [], (), (), None
+        self._views, self.items, self._keys, self._map = [], (), (), None
         self.description = Description()
         self.data_bytes = self.layout_bytes = 0
 

@@ -120,7 +120,7 @@ class SnapshotManager:
             memory = request_memory(self._rank, replica=len(self._of_others) + 1)
             found = None
             if memory is not None:
-                found = Snapshots(memory, self._rank, self._ranks.size, are_of_others=True)
+                found = Snapshots(memory, self._rank, self._ranks.size)
             if not self._ranks.all_true(found is not None):
                 if found is not None:
                     found.close()

@@ -31,23 +31,20 @@ _CHANGED = "weights or optimizer state were changed before the optimizer's next 
 class Snapshots:
     """The snapshots of this process's rank."""
 
-    def __init__(
-        self, memory: Memory, rank: int, world_size: int, *, are_of_others: bool = False
-    ) -> None:
+    def __init__(self, memory: Memory, rank: int, world_size: int) -> None:
         """Use memory of the agent.
 
         Args:
             memory: from ``request_memory``; this object closes its descriptors.
             rank: of this process.
             world_size: number of ranks of the job.
-            are_of_others: it is for replicas of other ranks' shards, which are not GPU memory.
         """
         self._rank, self._world_size = rank, world_size
         self.resume_step = memory.resume_step
         """The step from which all ranks resume; -1: none."""
         self._fds = (memory.page_fd, *memory.buffer_fds)
         self._page = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
-        self._files = [SnapshotFile(fd, is_pinned=not are_of_others) for fd in memory.buffer_fds]
+        self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
         self.saver = memory.saver
         """Writes checkpoints from the buffers; None: nothing does."""
         if self.saver is not None:

@@ -49,14 +49,14 @@ def cuda(use: Use) -> CudaRuntime:
 
 
 @pytest.fixture
-def new() -> Iterator[Callable[..., Snapshots]]:
+def new() -> Iterator[Callable[[], Snapshots]]:
     """Makes a rank's snapshots."""
     made: list[Snapshots] = []
 
-    def make(**options: Any) -> Snapshots:
+    def make() -> Snapshots:
         fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
         os.ftruncate(fds[0], page.PAGE_BYTES)
-        made.append(Snapshots(Memory(fds[0], tuple(fds[1:]), -1), 0, 1, **options))
+        made.append(Snapshots(Memory(fds[0], tuple(fds[1:]), -1), 0, 1))
         return made[-1]
 
     yield make
@@ -89,14 +89,14 @@ def values(mine: Snapshots, step: int) -> set[float]:
 
 
 def test_each_rank_of_a_node_has_one_context_and_leaves_nothing(
-    use: Use, new: Callable[..., Snapshots]
+    use: Use, new: Callable[[], Snapshots]
 ) -> None:
     contexts: Counter[int] = Counter()
     registered, left = [], []
     for rank in range(8):
         cuda = use(CudaRuntime(contexts))
         cuda.set_device(rank)
-        background, mine, of_others = Background(), new(), new(are_of_others=True)
+        background, mine, of_others = Background(), new(), new()
         for step in range(1, 5):
             said = take(mine, background, step, state_on(cuda, rank, step))
             assert said == ([""] if step > 1 else [])  # the first is laid out, at once
@@ -147,7 +147,7 @@ def test_a_snapshot_waits_for_what_the_gpu_was_given_before(cuda: CudaRuntime) -
 
 @pytest.mark.parametrize("pinnable", [0, 1_000_000])
 def test_a_refused_registration_costs_speed_and_nothing_else(
-    cuda: CudaRuntime, new: Callable[..., Snapshots], pinnable: int
+    cuda: CudaRuntime, new: Callable[[], Snapshots], pinnable: int
 ) -> None:
     cuda.pinnable = pinnable  # nothing, or one of two buffers
     background, mine = Background(), new()
@@ -160,7 +160,7 @@ def test_a_refused_registration_costs_speed_and_nothing_else(
 
 
 def test_memory_that_nobody_uses_any_more_is_not_registered(
-    cuda: CudaRuntime, new: Callable[..., Snapshots]
+    cuda: CudaRuntime, new: Callable[[], Snapshots]
 ) -> None:
     """Not closed, as when a script drops its Checkpointer, in a thread that has set no device."""
     cuda.set_device(2)
@@ -278,7 +278,7 @@ def test_a_lost_host_costs_no_bit_of_sharded_state(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_of_the_gpu_is_an_error_of_torch(
-    cuda: CudaRuntime, new: Callable[..., Snapshots]
+    cuda: CudaRuntime, new: Callable[[], Snapshots]
 ) -> None:
     background, mine = Background(), new()
     for step in (1, 2):
