@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ...rendezvous.protocol.bounded import COUNT_MAX
+from ...rendezvous.protocol.bounds import COUNT_MAX
 from ...rendezvous.protocol.collectives import (
     GROUPS_MAX,
     TEXT_MAX,

@@ -10,7 +10,7 @@ from ...values import replace
 from ..group.events import Hung
 from ..group.group import Group
 from ..group.phases import GroupPhase
-from ..protocol.bounded import COUNT_MAX
+from ..protocol.bounds import COUNT_MAX
 from ..protocol.messages import MasterMessage
 from ..protocol.stacks import NoHang, RankStack, Suspicion
 from .stack_calls import Whereabouts

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...events.master import NodePreemptionNoticed, ScaleUpCancelled, ScaleUpPrepared
 from ...values import replace
-from ..protocol.bounded import COUNT_MAX
+from ..protocol.bounds import COUNT_MAX
 from ..protocol.drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
 from ..protocol.tuned import Retune
 from .outbox import Outbox

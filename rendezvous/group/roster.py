@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 
 from ...values import dataclass
-from ..protocol.bounded import NODES_MAX
+from ..protocol.bounds import NODES_MAX
 from ..protocol.claim import Claim
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, NodeSpec

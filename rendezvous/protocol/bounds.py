@@ -1,7 +1,10 @@
-"""Checks messages of nodes and hosts against the bounds in the types of their fields. Pure.
+"""Types of message fields with their bounds, and the check of incoming messages. Pure.
 
-``bounded`` has the types. ``MAX_FROM_NODE_BYTES`` of ``transport.channel_options`` bounds the total
-size of a message.
+A master accepts only what it can forward, store and show, so that each number, text and list of a
+node or host has bounds, far above the values of an agent. They are part of its type:
+``Annotated[int, Whole(0, 65535)]`` is an ``int`` for everything else. The first check of a message
+raises if a number, text or list has no bounds. ``MAX_FROM_NODE_BYTES`` of
+``transport.channel_options`` bounds the total size of a message.
 """
 
 import enum
@@ -10,12 +13,94 @@ import math
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Final
 
-from ...values import is_value
-from .bounded import Finite, Length, Real, Whole
-from .lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, SuccessionSpec
-from .messages import NodeMessage
+from ... import defaults
+from ...values import dataclass, is_value
+
+COUNT_MAX: Final = 999_999_999
+"""As on the command line. Slightly larger numbers still fit any field of a message."""
+BALLOT_MAX: Final = 2**62
+"""Limit of the numbers and terms of leases; steps of ``acceptor._JUMP_MAX`` never exhaust it."""
+NODES_MAX: Final = 100_000
+SECONDS_MAX: Final = 1e9
+"""As on the command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Bounds of a whole number."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """Bounds of a real number; the minimum is 0."""
+
+    most: float
+    may_be_infinite: bool = False
+    """Infinity is valid beyond ``most``: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Bounds of a text, in characters, or of a list, in entries."""
+
+    most: int
+    is_name: bool = False
+    """Printable characters only, since it is used unchanged on terminals and in environments."""
+    is_needed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The name of an option that must be the same on all nodes, in the error if it differs.
+
+    Without this the name is that of its field: ``--max-restarts``, ``--restart-window in seconds``.
+    """
+
+    words: str
+
+
+Unchecked = Annotated[int, "compared before anything else, and never kept"]
+Count = Annotated[int, Whole(0, COUNT_MAX)]
+CountOrNone = Annotated[int, Whole(-1, COUNT_MAX)]
+"""-1: none."""
+Ballot = Annotated[int, Whole(0, BALLOT_MAX)]
+ExitCode = Annotated[int, Whole(-255, 255)]
+"""As in ``subprocess``: negative for a signal."""
+Workers = Annotated[int, Whole(0, 65_536)]
+"""The number of workers of one node."""
+Port = Annotated[int, Whole(0, 65_535)]
+Age = Annotated[int, Whole(0, 999_999_999)]
+"""In seconds, up to some thirty years; the sum of two still fits an unsigned field."""
+Date = Annotated[int, Whole(0, 99_999_999_999)]
+"""Up to the year 5138: a later time cannot be shown as a date."""
+Seconds = Annotated[float, Real(SECONDS_MAX)]
+SecondsOrNever = Annotated[float, Real(SECONDS_MAX, may_be_infinite=True)]
+Name = Annotated[str, Length(512, is_name=True)]
+"""A host name has at most 253 characters."""
+Names = Annotated[str, Length(4_096, is_name=True)]
+"""Several names, separated by commas."""
+Reason = Annotated[str, Length(512, is_needed=True)]
+ShortText = Annotated[str, Length(512)]
+Text = Annotated[str, Length(4_096)]
+"""Sentences, paths and rules."""
+Report = Annotated[str, Length(256 * 1024)]
+"""The measurements of one node in a step of the checks: a few kB."""
+Rules = Annotated[tuple[Text, ...], Length(100)]
+"""To read the longest regular expression takes 0.04 s."""
+Ages = Annotated[tuple[Age, ...], Length(10_000)]
+"""The ages of the recorded restarts of a node, or of the job within its window."""
+OF_A_NODE = Length(65_536)
+"""The maximum number of workers."""
+Ranks = Annotated[tuple[Count, ...], OF_A_NODE]
+ErrorFile = Annotated[str, Length(defaults.ERROR_FILE_MAX_BYTES)]
+ErrorText = Annotated[str, Length(2 * 4_096)]
+StderrTail = Annotated[str, Length(defaults.STDERR_TAIL_MAX_BYTES)]
+
 
 _Check = Callable[[str, Any], None]
 """Takes the name of a field and its value."""
@@ -25,30 +110,14 @@ class OutOfBounds(Exception):  # noqa: N818 - the sentence reads so
     """Raised for a message that no agent sends; the text is a one-line error."""
 
 
-def check(message: NodeMessage | LeaseAsk | LeaseAnswer | SuccessionSpec) -> None:
-    """Check every number, text and list of a message.
+def check(message: object) -> None:
+    """Check every number, text and list of a message of a node or host.
 
     Raises:
         OutOfBounds: a value is not within its bounds.
     """
-    _each(message)
-
-
-def check_lease(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
-    """Check a message of another one of so many listed hosts; raises as ``check``."""
-    check(message)
-    if isinstance(message, LeaseAsk):
-        _whole(Whole(0, hosts - 1), "host", message.host)
-        _whole(Whole(0, message.number), "term", message.term)
-        _whole(Whole(0, message.term), "round_term", message.round_term)
-    else:
-        _whole(Whole(NO_HOST, hosts - 1), "host", message.host)
-
-
-def _each(value: Any) -> None:
-    kind: Any = type(value)
-    for name, check_field in _checks_of(kind):
-        check_field(name, getattr(value, name))
+    for name, check_field in _checks_of(type(message)):
+        check_field(name, getattr(message, name))
 
 
 @functools.cache
@@ -72,11 +141,9 @@ def _check_of(hint: Any, field: str) -> _Check | None:
         inner, bound, *_ = typing.get_args(hint)
         match bound:
             case Whole():
-                return functools.partial(_whole, bound)
+                return functools.partial(check_whole, bound)
             case Real():
                 return functools.partial(_real, bound)
-            case Finite():
-                return functools.partial(_finite, bound)
             case Length() if inner is str:
                 return functools.partial(_text, bound)
             case Length():
@@ -84,7 +151,7 @@ def _check_of(hint: Any, field: str) -> _Check | None:
             case _:
                 return None
     if is_value(hint):
-        return lambda _, value: _each(value)
+        return lambda _, value: check(value)
     if hint is bool or issubclass(hint, enum.Enum):
         return None
     raise TypeError(f"{field} has no bounds")
@@ -98,7 +165,8 @@ def _unless_none(inner: _Check | None) -> _Check | None:
     return look
 
 
-def _whole(bound: Whole, name: str, value: int) -> None:
+def check_whole(bound: Whole, name: str, value: int) -> None:
+    """Check a whole number with a name; raises as ``check``."""
     if not bound.least <= value <= bound.most:
         raise OutOfBounds(
             f"{name} is {value}, which no agent sends; expected {bound.least} to {bound.most}."
@@ -106,13 +174,9 @@ def _whole(bound: Whole, name: str, value: int) -> None:
 
 
 def _real(bound: Real, name: str, value: float) -> None:
-    if not 0 <= value <= bound.most:  # also for NaN
+    is_never = bound.may_be_infinite and value == math.inf
+    if not (0 <= value <= bound.most or is_never):  # also for NaN
         raise OutOfBounds(f"{name} is {value:g}; expected 0 to {bound.most:g}.")
-
-
-def _finite(bound: Finite, name: str, value: float) -> None:
-    if bound.most < value < math.inf:
-        raise OutOfBounds(f"{name} is {value:g}; expected at most {bound.most:g}.")
 
 
 def _list(bound: Length, inner: _Check | None, name: str, values: tuple[Any, ...]) -> None:

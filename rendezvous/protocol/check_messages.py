@@ -4,8 +4,10 @@ from typing import Annotated
 
 from ... import defaults
 from ...values import dataclass
-from .bounded import Called, Count, Name, Report, Rules, Setting
+from .bounds import Called, Count, Name, Real, Report, Rules, Seconds
 from .offer import Offer
+
+_Factor = Annotated[float, Real(1e9)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +16,13 @@ class CheckSpec:
 
     level: Annotated[Name, Called("--check-level")] = defaults.CHECK_LEVEL
     """Light or full."""
-    timeout_s: Annotated[Setting, Called("--check-timeout in seconds")] = 0.0
+    timeout_s: Annotated[Seconds, Called("--check-timeout in seconds")] = 0.0
     """For all phases together, in seconds; 0: the default, which is longer with GPUs."""
     on_restart: Annotated[Name, Called("--check-on-restart")] = "node"
     """Never, node or always."""
     is_binding: Annotated[bool, Called("--check-mode enforce")] = True
     """Whether a node that fails is rejected; false with ``--check-mode warn``."""
-    straggler_threshold: Setting = defaults.STRAGGLER_THRESHOLD
+    straggler_threshold: _Factor = defaults.STRAGGLER_THRESHOLD
     exclude_straggler: bool = False
     only: Annotated[bool, Called("ft-run check")] = False
     """Whether the job consists of the checks."""
@@ -28,7 +30,7 @@ class CheckSpec:
     """Whether a warning changes the exit status; with ``only``."""
     minimums: Annotated[Rules, Called("the list of minimums (--min-..., --max-...)")] = ()
     """Minimums of metrics, e.g. ``compute_tflops=2.5``."""
-    compute_threshold: Annotated[Setting, Called("--compute-straggler-threshold")] = 0.0
+    compute_threshold: Annotated[_Factor, Called("--compute-straggler-threshold")] = 0.0
     """0: ``straggler_threshold``."""
 
 

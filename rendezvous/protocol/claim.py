@@ -5,7 +5,7 @@ from typing import Annotated
 
 from ... import defaults
 from ...values import dataclass
-from .bounded import NODES_MAX, Age, Ages, Ballot, Count, Length, Name, ShortText, Whole
+from .bounds import NODES_MAX, Age, Ages, Ballot, Count, Length, Name, ShortText, Whole
 from .failure import Failure
 from .steps import STEPS_MAX
 from .tuned import TunedValue, TunedValues

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from ...values import dataclass
-from .bounded import Count, Length, Ranks
+from .bounds import Count, Length, Ranks
 
 GROUPS_MAX = 64
 GROUPS_OF_NODE_MAX = 512

@@ -6,7 +6,7 @@ Nodes are being preempted, or the world grows. Values only.
 from typing import Annotated
 
 from ...values import dataclass
-from .bounded import Count, Reason, Seconds, Whole
+from .bounds import Count, Reason, Seconds, Whole
 from .offer import STEP_MAX
 
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from ...values import dataclass, replace
-from .bounded import (
+from .bounds import (
     Count,
     CountOrNone,
     Date,

@@ -4,7 +4,19 @@ import enum
 from typing import Annotated
 
 from ...values import dataclass
-from .bounded import Ballot, Called, Count, CountOrNone, ExitCode, Name, Names, Setting
+from . import bounds
+from .bounds import (
+    Ballot,
+    Called,
+    Count,
+    CountOrNone,
+    ExitCode,
+    Name,
+    Names,
+    Seconds,
+    SecondsOrNever,
+    Whole,
+)
 
 NO_HOST = -1
 """The value for no host: no host leads."""
@@ -21,10 +33,10 @@ class SuccessionSpec:
 
     endpoints: Annotated[Names, Called("--rdzv-endpoint")]
     """All listed endpoints, in their order, separated by commas."""
-    lease_s: Annotated[Setting, Called("--rdzv-conf lease in seconds")]
-    fence_s: Annotated[Setting, Called("--rdzv-conf fence in seconds")]
-    node_timeout_s: Annotated[Setting, Called("--rdzv-conf node_timeout in seconds")]
-    node_grace_s: Annotated[Setting, Called("--rdzv-conf node_grace in seconds")]
+    lease_s: Annotated[Seconds, Called("--rdzv-conf lease in seconds")]
+    fence_s: Annotated[SecondsOrNever, Called("--rdzv-conf fence in seconds")]
+    node_timeout_s: Annotated[Seconds, Called("--rdzv-conf node_timeout in seconds")]
+    node_grace_s: Annotated[Seconds, Called("--rdzv-conf node_grace in seconds")]
 
 
 class LeaseStep(enum.Enum):
@@ -81,3 +93,14 @@ class LeaseAnswer:
     round: CountOrNone = -1
     host: CountOrNone = NO_HOST
     """The position of the sender in the list of endpoints."""
+
+
+def check(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
+    """Check a message of another one of so many listed hosts; raises as ``bounds.check``."""
+    bounds.check(message)
+    if isinstance(message, LeaseAsk):
+        bounds.check_whole(Whole(0, hosts - 1), "host", message.host)
+        bounds.check_whole(Whole(0, message.number), "term", message.term)
+        bounds.check_whole(Whole(0, message.term), "round_term", message.round_term)
+    else:
+        bounds.check_whole(Whole(NO_HOST, hosts - 1), "host", message.host)

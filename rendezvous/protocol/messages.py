@@ -12,14 +12,15 @@ from typing import Annotated
 
 from ... import defaults
 from ...values import dataclass
-from .bounded import (
+from .bounds import (
     Called,
     Count,
     Length,
     Name,
     Reason,
     Rules,
-    Setting,
+    Seconds,
+    SecondsOrNever,
     ShortText,
     Text,
     Unchecked,
@@ -46,13 +47,13 @@ class PolicySpec:
 
     rules: Annotated[Rules, Called("the list of --on-failure rules")] = ()
     """The user's rules, ``MATCH=ACTION``, in their order."""
-    restart_window_s: Setting = 0.0
+    restart_window_s: Seconds = 0.0
     """How far back restarts and failures of nodes count; 0: all of them."""
     backoff_first_s: Annotated[
-        Setting, Called("the first delay of --restart-backoff in seconds")
+        Seconds, Called("the first delay of --restart-backoff in seconds")
     ] = 0.0
     backoff_max_s: Annotated[
-        Setting, Called("the longest delay of --restart-backoff in seconds")
+        Seconds, Called("the longest delay of --restart-backoff in seconds")
     ] = 0.0
     """The longest delay of a restart; 0: only restarts that are not counted are delayed."""
     max_node_failures: Count = defaults.MAX_NODE_FAILURES
@@ -67,9 +68,9 @@ class PolicySpec:
 class HangSpec:
     """When workers are suspected to hang (docs/internals/hang-detection.md). Times in seconds."""
 
-    timeout_s: Annotated[Setting, Called("--hang-timeout in seconds (0 is auto)")]
+    timeout_s: Annotated[Seconds, Called("--hang-timeout in seconds (0 is auto)")]
     """The time without a step; 0: derived from the longest step so far."""
-    start_s: Annotated[Setting, Called("--hang-timeout-start in seconds")]
+    start_s: Annotated[Seconds, Called("--hang-timeout-start in seconds")]
     """The time until the first step, and for calls that are known to take long."""
 
 
@@ -88,7 +89,7 @@ class JobSpec:
     """None: nodes are not checked."""
     separate_store: Annotated[bool, Called("--store separate")] = False
     """The same on all nodes, since any of them may get rank 0."""
-    rescale_delay_s: Setting | None = None
+    rescale_delay_s: SecondsOrNever | None = None
     """``--rescale-delay``, infinity: never; None: not given, the master's setting applies."""
     hang: HangSpec | None = None
     """None: no worker is suspected to hang."""

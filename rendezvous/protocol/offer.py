@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from ...values import dataclass
-from .bounded import Count, Length, Name, Port, Ranks, Whole
+from .bounds import Count, Length, Name, Port, Ranks, Whole
 from .tuned import TunedValues
 
 STEP_MAX = (1 << 63) - 1

@@ -4,7 +4,7 @@ import enum
 from typing import Annotated
 
 from ...values import dataclass
-from .bounded import OF_A_NODE, Count, CountOrNone, Length, Name, Ranks, Seconds, ShortText
+from .bounds import OF_A_NODE, Count, CountOrNone, Length, Name, Ranks, Seconds, ShortText
 from .collectives import RankCollectives
 
 FRAMES_MAX = 50

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from ...values import dataclass
-from .bounded import OF_A_NODE, Count, Real, Seconds, Whole
+from .bounds import OF_A_NODE, Count, Real, Seconds, Whole
 
 STEPS_MAX = 10**15
 """Higher numbers are sent as this."""

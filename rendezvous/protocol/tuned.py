@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from ...values import dataclass
-from .bounded import Count, Length, Name
+from .bounds import Count, Length, Name
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Pieces are numbered from 0. A set of them is sent as the bounds of its intervals
 from typing import Annotated
 
 from ...values import dataclass
-from .bounded import Count, Length, Real, Whole, Workers
+from .bounds import Count, Length, Real, Whole, Workers
 
 NAME_MAX = 128
 SIZE_MAX = 1 << 53

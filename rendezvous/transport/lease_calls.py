@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 
 from ..lease.succession import Greeting, OtherOptionsError, Succession
 from ..lease.times import LeaseTimes
-from ..protocol import bounds
-from ..protocol.bounded import BALLOT_MAX
+from ..protocol import bounds, lease_messages
+from ..protocol.bounds import BALLOT_MAX
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, SuccessionSpec
 from ..trust.credentials import Trust
@@ -68,7 +68,7 @@ class LeaseCalls:
         try:
             reply = await method(encode(ask), timeout=self._times.renew_s, metadata=self._metadata)
             answer = decode(LeaseAnswer, reply)
-            bounds.check_lease(answer, len(self._endpoints))
+            lease_messages.check(answer, len(self._endpoints))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(host) is channel:
                 del self._channels[host]
@@ -101,7 +101,7 @@ def answered(succession: Succession, request: bytes, metadata: Metadata) -> byte
     """
     theirs = _decoded(metadata.get(SUCCESSION_KEY))
     ask = decode(LeaseAsk, request)
-    bounds.check_lease(ask, len(succession.endpoints))
+    lease_messages.check(ask, len(succession.endpoints))
     return encode(succession.answer(ask, theirs))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ft_run.rendezvous.lease.times import LeaseTimes
-from ft_run.rendezvous.protocol.bounded import BALLOT_MAX, COUNT_MAX
+from ft_run.rendezvous.protocol.bounds import BALLOT_MAX, COUNT_MAX
 from ft_run.rendezvous.protocol.lease_messages import LeaseStep
 from ft_run.tests.harness.invariants import InvariantError
 from ft_run.tests.harness.lease.world import Host, World, job_of

@@ -32,7 +32,7 @@ from ft_run.rendezvous.lease.elector import Elector
 from ft_run.rendezvous.lease.fence import PAUSE_S, Fence
 from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
-from ft_run.rendezvous.protocol import bounds
+from ft_run.rendezvous.protocol import bounds, lease_messages
 from ft_run.rendezvous.protocol.lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, LeaseStep
 from ft_run.rendezvous.protocol.messages import Attend, Challenge, JobSpec, NodeSpec, Start, Stop
 from ft_run.tests.harness.invariants import InvariantError
@@ -396,9 +396,9 @@ class World:
         """Let a listed host answer, unless it sends what makes no sense away."""
         assert process.elector is not None
         try:
-            bounds.check_lease(ask, self.listed)
+            lease_messages.check(ask, self.listed)
             answer = process.elector.answer(ask, process.clock())
-            bounds.check_lease(answer, self.listed)
+            lease_messages.check(answer, self.listed)
         except bounds.OutOfBounds:
             return None
         return answer

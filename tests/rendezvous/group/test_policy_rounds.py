@@ -593,18 +593,6 @@ def test_a_rule_that_makes_no_sense_here_is_refused() -> None:
     assert "invalid rule of --on-failure" in scene.last("a", Refused).sentence
 
 
-def test_there_may_be_a_hundred_rules() -> None:
-    hundred = ["exit:3=fail"] * 100
-    scene = Scene(1, policy=rules(*hundred, "oom=fail"))
-    scene.attend("a")
-    assert scene.last("a", Refused).sentence == (
-        "too many rules of --on-failure (101): expected at most 100."
-    )
-    scene = Scene(1, policy=rules(*hundred))
-    scene.attend("a")
-    assert not scene.all_told("a", Refused)
-
-
 @pytest.mark.parametrize(
     ("job_id", "words"),
     [("other", "is not the job of this master ('job')"), ("job", "options differ")],

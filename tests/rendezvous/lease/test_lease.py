@@ -8,7 +8,7 @@ from ft_run.rendezvous.lease.elector import Elector
 from ft_run.rendezvous.lease.fence import Fence
 from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
-from ft_run.rendezvous.protocol.bounded import BALLOT_MAX, COUNT_MAX
+from ft_run.rendezvous.protocol.bounds import BALLOT_MAX, COUNT_MAX
 from ft_run.rendezvous.protocol.lease_messages import NO_ROUND, LeaseAnswer, LeaseAsk, LeaseStep
 
 TIMES = LeaseTimes(lease_s=3.0, fence_s=6.0, silence_s=4.0)

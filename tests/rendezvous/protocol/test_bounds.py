@@ -3,6 +3,8 @@
 import collections
 import dataclasses
 import enum
+import math
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -165,6 +167,32 @@ def test_names_can_be_shown(name: str) -> None:
         bounds.OutOfBounds, match=rf"^{name} '\\x1b\[2J' has unprintable characters"
     ):
         bounds.check(dataclasses.replace(attend, node=node))
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({"rescale_delay_s": -1.0}, "rescale_delay_s is -1; expected 0 to 1e+09"),
+        ({"rescale_delay_s": math.nan}, "rescale_delay_s is nan; expected 0 to 1e+09"),
+        ({"hang": HangSpec(-1.0, 1.0)}, "timeout_s is -1; expected 0 to 1e+09"),
+        ({"hang": HangSpec(1.0, math.inf)}, "start_s is inf; expected 0 to 1e+09"),
+        ({"checks": CheckSpec(timeout_s=math.inf)}, "timeout_s is inf; expected 0 to 1e+09"),
+        (
+            {"checks": CheckSpec(straggler_threshold=math.nan)},
+            "straggler_threshold is nan; expected 0 to 1e+09",
+        ),
+        ({"policy": PolicySpec(restart_window_s=math.nan)}, "restart_window_s is nan; expected"),
+        ({"policy": PolicySpec(backoff_max_s=-1.0)}, "backoff_max_s is -1; expected 0 to 1e+09"),
+        (
+            {"policy": PolicySpec(("oom=fail",) * 101)},
+            "rules has 101 entries; expected at most",
+        ),
+    ],
+)
+def test_options_that_no_command_line_gives_are_refused(job: dict[str, Any], words: str) -> None:
+    attend = typing.cast(Attend, MESSAGES[0])
+    with pytest.raises(bounds.OutOfBounds, match=re.escape(words)):
+        bounds.check(dataclasses.replace(attend, job=dataclasses.replace(attend.job, **job)))
 
 
 def test_a_job_may_wait_forever_for_a_larger_world() -> None:

@@ -16,7 +16,7 @@ from ft_run.rendezvous.lease.succession import Succession
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.master.link import LinkEvent, LinkUp
 from ft_run.rendezvous.master.master import Lease, Master
-from ft_run.rendezvous.protocol.bounded import COUNT_MAX
+from ft_run.rendezvous.protocol.bounds import COUNT_MAX
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.lease_messages import (
     LeaseAnswer,
