@@ -371,5 +371,5 @@ class LaunchOptions:
             if hasattr(options, name)
         }
         same["checks"] = self.checks.spec if self.checks is not None else None
-        same["succession"] = self.rendezvous.timeouts.succession(self.rendezvous.endpoints)
+        same["succession"] = self.rendezvous.timeouts.succession_spec(self.rendezvous.endpoints)
         return JobSpec(**same)

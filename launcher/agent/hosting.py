@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ... import defaults, exit_codes
+from ... import exit_codes
 from ...errors import PortInUseError, UsageError
 from ...events.event import Event
 from ...events.master import (
@@ -29,7 +29,6 @@ from ...rendezvous.master.master import ALONE, Lease, Master
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import Outcome, Refused, Verdict
-from ...rendezvous.protocol.timeouts import Timeouts
 from ...values import replace
 from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
@@ -91,7 +90,6 @@ class Hosting:
             self.where = f"master at one of {self._options.where}"
             listed = await listed_host(
                 endpoints,
-                self._options.timeouts,
                 self._settings(),
                 self._new_master,
                 self._note,
@@ -229,7 +227,7 @@ class Hosting:
             self._note(MasterMoved(str(self._address)))
 
     def _settings(self) -> GroupSettings:
-        return group_settings(self._options.timeouts)
+        return GroupSettings.of(self._options.timeouts)
 
     def _new_master(self, settings: GroupSettings, lease: Lease = ALONE) -> Master:
         return Master(
@@ -254,7 +252,6 @@ def tell_if_open(address: Endpoint, trust: "Trust | None", note: Note) -> None:
 
 async def listed_host(
     endpoints: Sequence[Endpoint],
-    timeouts: Timeouts,
     settings: GroupSettings,
     new_master: Callable[[GroupSettings, Lease], Master],
     note: Note,
@@ -273,8 +270,8 @@ async def listed_host(
     from ...rendezvous.transport.lease_calls import LeaseCalls
     from ...rendezvous.transport.server import MasterServer
 
-    times = LeaseTimes(timeouts.lease_s, timeouts.fence_s, timeouts.silence_s)
-    spec = timeouts.succession(endpoints)
+    times = LeaseTimes(settings.lease_s, settings.fence_s, settings.silence_s)
+    spec = settings.succession_spec(endpoints)
     assert spec is not None
     for place, endpoint in enumerate(endpoints):
         address = listen_address(endpoint)
@@ -300,20 +297,6 @@ async def listed_host(
         succession.start()
         return succession, server
     return None
-
-
-def group_settings(
-    timeouts: Timeouts, rescale_delay_s: float = defaults.RESCALE_DELAY_S
-) -> GroupSettings:
-    """Return the time limits of a master; ``rescale_delay_s`` applies to jobs that set none."""
-    return GroupSettings(
-        join_timeout_s=timeouts.join_timeout_s,
-        last_call_timeout_s=timeouts.last_call_timeout_s,
-        node_grace_s=timeouts.node_grace_s,
-        rescale_delay_s=rescale_delay_s,
-        drain_timeout_s=timeouts.drain_timeout_s,
-        master_timeout_s=timeouts.master_timeout_s,
-    )
 
 
 def new_examiner() -> Examiner:

@@ -24,7 +24,7 @@ from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import JobSpec, Verdict
 from ...rendezvous.trust.source import read_trust
 from .. import startup
-from ..agent.hosting import group_settings, listed_host, new_examiner, tell_if_open
+from ..agent.hosting import listed_host, new_examiner, tell_if_open
 from ..agent.local_socket import answering
 from ..cli.master_flags import MasterOptions
 from ..history.event_history import EventHistory
@@ -125,7 +125,7 @@ class _LoneMaster:
 
         endpoint, endpoints = self._options.endpoint, self._options.endpoints
         timeouts, note = self._options.timeouts, self._display.event
-        settings = group_settings(timeouts, self._options.rescale_delay_s)
+        settings = GroupSettings.of(timeouts, rescale_delay_s=self._options.rescale_delay_s)
         if not endpoints:
             master = self._new_master(settings)
             server = MasterServer(master, VERSION, timeouts.silence_s, self._trust)
@@ -133,9 +133,7 @@ class _LoneMaster:
             note(MasterListening(str(endpoint), await server.start(endpoint)))
             tell_if_open(endpoint, self._trust, note)
             return server, None
-        listed = await listed_host(
-            endpoints, timeouts, settings, self._new_master, note, self._trust
-        )
+        listed = await listed_host(endpoints, settings, self._new_master, note, self._trust)
         if listed is None:
             raise UsageError(
                 f"none of the endpoints {', '.join(map(str, endpoints))} is of this host and "

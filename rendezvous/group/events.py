@@ -1,30 +1,26 @@
 """What goes into the group's rules and what comes out of them, and the times they are set to."""
 
 import math
+from typing import Any
 
 from ... import defaults
 from ...events.master import MasterEvent
-from ...values import dataclass
+from ...values import dataclass, names
 from ..protocol.failure import Failure
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import MasterMessage, NodeMessage, Verdict
+from ..protocol.timeouts import Timeouts
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """The times of a group, in seconds (docs/reference/rdzv-conf.md)."""
+class GroupSettings(Timeouts):
+    """The times of a group, in seconds."""
 
-    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
-    last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
-    node_grace_s: float = defaults.NODE_GRACE_S
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Where the job has no ``--rescale-delay`` of its own; infinity: never."""
-    drain_timeout_s: float = defaults.DRAIN_TIMEOUT_S
-    """How long ranks may take to save a snapshot before the world grows; 0: they save none."""
     takeover_grace_s: float = defaults.TAKEOVER_GRACE_S
     identity_answer_s: float = defaults.IDENTITY_ANSWER_S
     verdict_grace_s: float = defaults.VERDICT_GRACE_S
-    master_timeout_s: float = defaults.MASTER_TIMEOUT_S
     term: int = 0
     """Of the lease by which this master leads; 0 where there is one endpoint."""
     known: tuple[int, int] = (0, -1)
@@ -35,6 +31,11 @@ class GroupSettings:
     may be alive. A round that is found whole is taken over all the same."""
     succession: SuccessionSpec | None = None
     """With several endpoints: what nodes must have been given as well."""
+
+    @classmethod
+    def of(cls, timeouts: Timeouts, **others: Any) -> "GroupSettings":
+        """Return the settings with these times, and other fields."""
+        return cls(**{name: getattr(timeouts, name) for name in names(Timeouts)}, **others)
 
 
 # --- events ----------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class Timeouts:
     fence_s: float = defaults.FENCE_S
     """With several endpoints: how long workers outlive their leader; infinity: no limit."""
     drain_timeout_s: float = defaults.DRAIN_TIMEOUT_S
+    """How long ranks may take to save a snapshot before the world grows; 0: they save none."""
 
     @property
     def silence_s(self) -> float:
@@ -43,7 +44,7 @@ class Timeouts:
         left = max(self.node_timeout_s - self.node_grace_s, self.node_timeout_s / 2)
         return left * (1 - _ON_THE_WAY)
 
-    def succession(self, endpoints: Sequence[Endpoint]) -> SuccessionSpec | None:
+    def succession_spec(self, endpoints: Sequence[Endpoint]) -> SuccessionSpec | None:
         """Return the options that all hosts and nodes of a list must share; None without a list."""
         if not endpoints:
             return None

@@ -198,7 +198,7 @@ class ThreeHosts:
     def __init__(self, port: int) -> None:
         endpoints = tuple(Endpoint(f"127.0.0.{n}", port) for n in (1, 2, 3))
         options = RendezvousOptions(job_id="j", endpoint=endpoints[0], endpoints=endpoints)
-        self._succession = options.timeouts.succession(endpoints)
+        self._succession = options.timeouts.succession_spec(endpoints)
         self.all = [Hosting(options, lambda _: None) for _ in endpoints]
         self._links: list[MasterLink] = []
 

@@ -19,7 +19,7 @@ from ft_run.tests.rendezvous.master.test_master import attend
 from ft_run.values import replace
 
 ENDPOINTS = [Endpoint("a", 1), Endpoint("b", 1), Endpoint("c", 1)]
-SPEC = Timeouts(lease_s=1.0).succession(ENDPOINTS)
+SPEC = Timeouts(lease_s=1.0).succession_spec(ENDPOINTS)
 assert SPEC is not None
 OTHER_LIST = replace(SPEC, endpoints="a:1,b:1,d:1")
 

@@ -72,7 +72,7 @@ class Hosts:
         """Make them; ``given`` changes what a host was given, by its place."""
         self.trust = trust
         self.endpoints = [Endpoint("127.0.0.1", free_port()) for _ in range(3)]
-        spec = Timeouts(lease_s=1.0, fence_s=1.0).succession(self.endpoints)
+        spec = Timeouts(lease_s=1.0, fence_s=1.0).succession_spec(self.endpoints)
         assert spec is not None
         self.spec, self.given = spec, given
         self.same: list[Sequence[Endpoint]] = []
@@ -183,7 +183,7 @@ class OneListener(Hosts):
         super().__init__()
         port = free_port()
         self.endpoints[:names] = [Endpoint(f"127.0.0.{n + 1}", port) for n in range(names)]
-        spec = Timeouts(lease_s=1.0, fence_s=1.0).succession(self.endpoints)
+        spec = Timeouts(lease_s=1.0, fence_s=1.0).succession_spec(self.endpoints)
         assert spec is not None
         self.spec = spec
 
@@ -524,7 +524,7 @@ def test_a_node_of_another_list_is_refused_also_by_a_host_that_does_not_lead(
         async with Hosts() as hosts:
             leader = await hosts.leader()
             others = [host for place, host in enumerate(hosts.endpoints) if place != leader]
-            spec = Timeouts(fence_s=1.0).succession(others)
+            spec = Timeouts(fence_s=1.0).succession_spec(others)
             assert spec is not None
             said: asyncio.Queue[LinkEvent] = asyncio.Queue()
             link = hosts.link(0, said, spec=spec, listed=others)
