@@ -21,7 +21,7 @@ async def master_samples(job_metrics: JobMetrics, attempt: int) -> Samples:
     samples.put(c.JOB_INFO, 1, job.job_id if job is not None else "", attempt, "", VERSION)
     if master is None or master.group.round < 0:
         return samples
-    found = await master.first_steps()
+    found = await master.steps(only_first=True)
     now = time.time()
     if found.steps:
         idle_s = min(rank.idle_s for rank in found.steps)

@@ -1,9 +1,10 @@
 """Requests of the master to all nodes of a round for the stacks or steps of their workers."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
-from ...values import dataclass
+from ...values import dataclass, replace
 from ..protocol.stacks import RankStack, StackOrder, StackReport
 from ..protocol.steps import RankSteps, StepsOrder, StepsReport
 
@@ -24,98 +25,106 @@ class Whereabouts:
     """If requested, the step of the newest checkpoint (0: none) and its age in seconds."""
 
 
-class StackCalls:
-    """Sends one request at a time; concurrent calls get the same answer."""
+class _Call:
+    """One request, and its reports so far."""
 
-    def __init__(
-        self,
-        send: Callable[[int, StackOrder | StepsOrder], None],
-        numbers: Iterator[int],
-        order: Callable[[int], StackOrder | StepsOrder] = StackOrder,
-    ) -> None:
-        """Send nothing yet.
-
-        Args:
-            send: sends a message on a stream, if connected.
-            numbers: of all requests of the master: their reports are told apart by them.
-            order: creates the request with a number.
-        """
-        self._send = send
-        self._order = order
-        self._numbers = numbers
-        self._number = -1
-        self._names: dict[int, str] = {}
-        """The expected nodes, by stream."""
-        self._reports: dict[int, StackReport | StepsReport] = {}
-        self._missing: list[str] = []
-        self._is_complete = asyncio.Event()
-        self._asking: asyncio.Task[Whereabouts] | None = None
-
-    async def ask(
-        self,
-        nodes: Mapping[int, str],
-        away: tuple[str, ...],
-        timeout_s: float = REPORTS_S,
-        order: Callable[[int], StackOrder | StepsOrder] | None = None,
-    ) -> Whereabouts:
-        """Send the request to nodes; return the reports that arrive in time.
-
-        Args:
-            nodes: their names, by stream.
-            away: names of nodes without a stream.
-            timeout_s: how long the nodes have.
-            order: creates the request, unless one is under way; None: the usual one.
-        """
-        if self._asking is None or self._asking.done():
-            order = order or self._order
-            self._asking = asyncio.create_task(self._ask(nodes, away, timeout_s, order))
-        return await asyncio.shield(self._asking)
+    def __init__(self, nodes: Mapping[int, str], away: Sequence[str]) -> None:
+        self.expected = dict(nodes)
+        """The names of the nodes that have not answered, by stream."""
+        self.missing = list(away)
+        self.reports: list[StackReport | StepsReport] = []
+        self.is_complete = asyncio.Event()
+        self._look()
 
     def take(self, link: int, report: StackReport | StepsReport) -> None:
-        """Process a report of a stream."""
-        if report.number == self._number and link in self._names:
-            self._reports[link] = report
+        if self.expected.pop(link, None) is not None:
+            self.reports.append(report)
             self._look()
 
     def gone(self, link: int) -> None:
-        """Record that a stream has ended."""
-        if link in self._names and link not in self._reports:
-            self._missing.append(self._names.pop(link))
+        if (name := self.expected.pop(link, None)) is not None:
+            self.missing.append(name)
             self._look()
 
     def _look(self) -> None:
-        if len(self._reports) == len(self._names):
-            self._is_complete.set()
+        if not self.expected:
+            self.is_complete.set()
 
-    async def _ask(
-        self,
-        nodes: Mapping[int, str],
-        away: tuple[str, ...],
-        timeout_s: float,
-        make: Callable[[int], StackOrder | StepsOrder],
-    ) -> Whereabouts:
-        self._number = next(self._numbers)
-        self._names, self._reports = dict(nodes), {}
-        self._missing = list(away)
-        self._is_complete.clear()
-        order = make(self._number)
-        for link in nodes:
-            self._send(link, order)
-        self._look()
-        try:
-            await asyncio.wait_for(self._is_complete.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            waiting = self._names.keys() - self._reports.keys()
-            self._missing += [self._names[link] for link in sorted(waiting)]
+    def whereabouts(self) -> Whereabouts:
         stacks: list[RankStack] = []
         steps: list[RankSteps] = []
         checkpoint = (0, 0.0)
-        for report in self._reports.values():
+        for report in self.reports:
             if isinstance(report, StackReport):
                 stacks += report.stacks
             else:
                 steps += report.workers
                 written = (report.checkpoint_step, report.checkpoint_age_s)
                 checkpoint = max(checkpoint, written, key=lambda one: one[0])
-        self._names, self._reports = {}, {}
-        return Whereabouts(tuple(stacks), tuple(self._missing), tuple(steps), checkpoint)
+        silent = (*self.missing, *(self.expected[link] for link in sorted(self.expected)))
+        return Whereabouts(tuple(stacks), silent, tuple(steps), checkpoint)
+
+
+class StackCalls:
+    """Sends requests; concurrent calls for the same get the same answer."""
+
+    def __init__(self, send: Callable[[int, StackOrder | StepsOrder], None]) -> None:
+        """Send nothing yet.
+
+        Args:
+            send: sends a message on a stream, if connected.
+        """
+        self._send = send
+        self._number = 0
+        self._calls: dict[int, _Call] = {}
+        """Those under way, by the number of their order."""
+        self._asking: dict[object, asyncio.Task[Whereabouts]] = {}
+
+    async def ask(
+        self,
+        order: StackOrder | StepsOrder,
+        nodes: Mapping[int, str],
+        away: Sequence[str] = (),
+        timeout_s: float = REPORTS_S,
+    ) -> Whereabouts:
+        """Send an order to nodes; return the reports that arrive in time.
+
+        Args:
+            order: its number is assigned here.
+            nodes: their names, by stream.
+            away: names of nodes without a stream.
+            timeout_s: how long the nodes have.
+        """
+        key = order, frozenset(nodes)
+        if key not in self._asking:
+            asking = asyncio.create_task(self._ask(order, nodes, away, timeout_s))
+            asking.add_done_callback(lambda _: self._asking.pop(key))
+            self._asking[key] = asking
+        return await asyncio.shield(self._asking[key])
+
+    def take(self, link: int, report: StackReport | StepsReport) -> None:
+        """Process a report of a stream."""
+        if (call := self._calls.get(report.number)) is not None:
+            call.take(link, report)
+
+    def gone(self, link: int) -> None:
+        """Record that a stream has ended."""
+        for call in self._calls.values():
+            call.gone(link)
+
+    async def _ask(
+        self,
+        order: StackOrder | StepsOrder,
+        nodes: Mapping[int, str],
+        away: Sequence[str],
+        timeout_s: float,
+    ) -> Whereabouts:
+        self._number += 1
+        call = self._calls[self._number] = _Call(nodes, away)
+        order = replace(order, number=self._number)
+        for link in nodes:
+            self._send(link, order)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(call.is_complete.wait(), timeout_s)
+        del self._calls[order.number]
+        return call.whereabouts()

@@ -5,7 +5,6 @@ in the same process. Everything runs on one asyncio loop, without locks and with
 """
 
 import asyncio
-import itertools
 import os
 import time
 from collections.abc import Callable
@@ -100,11 +99,8 @@ class Master:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Deliver] = {}
-        numbers = itertools.count(1)
-        self._stack_calls = StackCalls(self._send, numbers)
+        self._calls = StackCalls(self._send)
         self._hangs = HangInquiry(self.group, self.whereabouts, self._send, self._handle)
-        self._steps_calls = StackCalls(self._send, numbers, StepsOrder)
-        self._first_calls = StackCalls(self._send, numbers, StepsOrder)
         self._logged_reasons: set[str] = set()
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -124,13 +120,11 @@ class Master:
         if link not in self._streams:
             return
         if isinstance(message, StackReport):
-            self._stack_calls.take(link, self._own_stacks(link, message))
+            self._calls.take(link, self._own_stacks(link, message))
         elif isinstance(message, Suspicion):
             self._hangs.suspect(link, message)
         elif isinstance(message, StepsReport):
-            own = self._own_steps(link, message)
-            self._steps_calls.take(link, own)
-            self._first_calls.take(link, own)
+            self._calls.take(link, self._own_steps(link, message))
         else:
             if isinstance(message, Attend) and self._lease is not ALONE and self._lease.holds():
                 self._send(link, Challenge())  # confirms that the leader has received it
@@ -153,9 +147,7 @@ class Master:
 
     def detach(self, link: int) -> None:
         """Record that a stream has ended."""
-        self._stack_calls.gone(link)
-        self._steps_calls.gone(link)
-        self._first_calls.gone(link)
+        self._calls.gone(link)
         if self._streams.pop(link, None) is not None:
             self._handle(Detached(link))
 
@@ -173,30 +165,23 @@ class Master:
                     nodes[node.link] = name
                 else:
                     away.append(name)
-        return await self._stack_calls.ask(
-            nodes, tuple(away), order=lambda number: StackOrder(number, inquiry)
-        )
+        return await self._calls.ask(StackOrder(0, inquiry), nodes, away)
 
-    async def steps(self) -> Whereabouts:
+    async def steps(self, *, only_first: bool = False) -> Whereabouts:
         """Return the steps of watched ranks, and the newest checkpoint.
 
         Nodes that do not answer at once are left out.
+
+        Args:
+            only_first: of the node with rank 0 only: one message for any number of nodes.
         """
-        group = self.group
         nodes = {
             node.link: node.spec.node_id
-            for node in group.roster
-            if node.link is not None and node.round == group.round
+            for node in self.group.roster
+            if node.link is not None and node.round == self.group.round
+            if node.rank == 0 or not only_first
         }
-        return await self._steps_calls.ask(nodes, (), STEPS_S)
-
-    async def first_steps(self) -> Whereabouts:
-        """Return the same of the node with rank 0 only: one message for any number of nodes."""
-        node = self.group.roster.get(self.group.state.members.get(0, ""))
-        nodes = {}
-        if node is not None and node.link is not None and node.round == self.group.round:
-            nodes[node.link] = node.spec.node_id
-        return await self._first_calls.ask(nodes, (), STEPS_S)
+        return await self._calls.ask(StepsOrder(0), nodes, timeout_s=STEPS_S)
 
     def refused(self, refusal: NodeRefused) -> None:
         """Log that a node was refused, once per reason."""

@@ -1,12 +1,11 @@
 """The master's question where the workers are: every node that is there is asked once."""
 
 import asyncio
-import itertools
 from collections.abc import Coroutine
 from typing import Any
 
 from ft_run.rendezvous.diagnosis.stack_calls import StackCalls, Whereabouts
-from ft_run.rendezvous.protocol.stacks import RankStack, RankState, StackReport
+from ft_run.rendezvous.protocol.stacks import RankStack, RankState, StackOrder, StackReport
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
 
 LONG_S = 100.0
@@ -21,13 +20,12 @@ class Nodes:
     """Streams 1 and 2, and what was said on them."""
 
     def __init__(self) -> None:
-        self.calls = StackCalls(
-            lambda link, order: self.told.append((link, order.number)), itertools.count(1)
-        )
+        self.calls = StackCalls(lambda link, order: self.told.append((link, order.number)))
         self.told: list[tuple[int, int]] = []
 
     async def ask(self, timeout_s: float = LONG_S) -> Whereabouts:
-        return await self.calls.ask({1: "node 0", 2: "node 1"}, ("node 2",), timeout_s)
+        nodes = {1: "node 0", 2: "node 1"}
+        return await self.calls.ask(StackOrder(0), nodes, ("node 2",), timeout_s)
 
     def answer(self, link: int, number: int) -> None:
         self.calls.take(link, StackReport(number, (stack(link),)))
@@ -117,8 +115,8 @@ def test_one_that_no_longer_asks_takes_the_answer_from_no_other() -> None:
 def test_a_master_without_a_round_asks_nobody() -> None:
     async def main() -> None:
         told: list[object] = []
-        calls = StackCalls(lambda link, order: told.append(order), itertools.count(1))
-        assert await calls.ask({}, ()) == Whereabouts((), ())
+        calls = StackCalls(lambda link, order: told.append(order))
+        assert await calls.ask(StackOrder(0), {}) == Whereabouts((), ())
         assert not told
 
     run(main())
@@ -127,9 +125,9 @@ def test_a_master_without_a_round_asks_nobody() -> None:
 def test_steps_are_asked_for_in_the_same_way() -> None:
     async def main() -> None:
         told: list[object] = []
-        calls = StackCalls(lambda link, order: told.append(order), itertools.count(1), StepsOrder)
+        calls = StackCalls(lambda link, order: told.append(order))
         nodes = {1: "node 0", 2: "node 1", 3: "node 2"}
-        asking = asyncio.create_task(calls.ask(nodes, (), LONG_S))
+        asking = asyncio.create_task(calls.ask(StepsOrder(0), nodes, timeout_s=LONG_S))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert told == [StepsOrder(1)] * 3
