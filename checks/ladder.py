@@ -4,7 +4,7 @@ It is an ``Examination`` of ``rendezvous``. The master passes in the answers of 
 time. The plan and the verdict are those of ``plan`` and ``verdict``.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .. import defaults
@@ -212,15 +212,6 @@ class Ladder:
         """Record that a node is lost, which gives no information on its partners."""
         self._results = replace(self._results, lost=self._results.lost | {node_id})
 
-    def progress(self) -> str:
-        """Return the progress of the present step, as text."""
-        if self._step is None:
-            return ""
-        answered = Answered(self._step, self._records)
-        so_far = replace(self._results, steps=(*self._results.steps, answered))
-        known = self._records.keys() | self._results.lost
-        return _progress(self._results, self._step, known) + _slowest(so_far)
-
     def conclude(self) -> Conclusion:
         """Return the conclusion; before the last step, what is not yet known has failed."""
         self._close_step()
@@ -262,28 +253,15 @@ class Ladder:
         self._step, self._records = None, {}
 
 
-def _progress(results: Results, step: Step, known: Collection[str] | None = None) -> str:
-    """Return the progress of a step, as text: the phase, and the nodes that meet.
-
-    Args:
-        results: of the steps before it.
-        step: the step.
-        known: nodes that have answered or are known not to answer; None at the start.
-    """
+def _progress(results: Results, step: Step) -> str:
+    """Return what a step is, after the results of those before it: its phase, who meets."""
     if step.phase is Phase.ALL:
-        nodes = step.meetings[0]
-        count = "" if known is None else f", {sum(n in known for n in nodes)} have answered"
-        return f"{step.phase.title}: all {len(nodes)} together{count}"
+        return f"{step.phase.title}: all {len(step.meetings[0])} together"
     total = len(step.meetings)
     unit = "node" if step.phase in (Phase.FACTS, Phase.SOLO) else "pair"
     what = unit if total == 1 else unit + "s"
-    if known is None:
-        count = f"{total} {what}"
-    else:
-        done = sum(all(node in known for node in meeting) for meeting in step.meetings)
-        count = f"{done} of {total} {what} done"
     more = {Phase.SOLO: ", each alone", Phase.SUSPECTS: f", round {results.rounds + 1}"}
-    return f"{step.phase.title}: {count}{more.get(step.phase, '')}"
+    return f"{step.phase.title}: {total} {what}{more.get(step.phase, '')}"
 
 
 def _slowest(results: Results) -> str:

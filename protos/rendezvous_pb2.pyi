@@ -807,12 +807,6 @@ class CheckOrder(_message.Message):
     progress: str
     def __init__(self, number: _Optional[int] = ..., phase: _Optional[str] = ..., level: _Optional[str] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., deadline_s: _Optional[float] = ..., progress: _Optional[str] = ...) -> None: ...
 
-class CheckProgress(_message.Message):
-    __slots__ = ("text",)
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
-
 class StackOrder(_message.Message):
     __slots__ = ("number", "inquiry")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -890,7 +884,7 @@ class Renamed(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang", "stepsorder", "drain", "mayleave", "canceldrain", "workgrant")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "renamed", "stackorder", "nohang", "stepsorder", "drain", "mayleave", "canceldrain", "workgrant")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -900,7 +894,6 @@ class MasterMessage(_message.Message):
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     CHECKORDER_FIELD_NUMBER: _ClassVar[int]
     CHECKVERDICT_FIELD_NUMBER: _ClassVar[int]
-    CHECKPROGRESS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     STACKORDER_FIELD_NUMBER: _ClassVar[int]
     NOHANG_FIELD_NUMBER: _ClassVar[int]
@@ -918,7 +911,6 @@ class MasterMessage(_message.Message):
     excluded: Excluded
     checkorder: CheckOrder
     checkverdict: CheckVerdict
-    checkprogress: CheckProgress
     renamed: Renamed
     stackorder: StackOrder
     nohang: NoHang
@@ -927,7 +919,7 @@ class MasterMessage(_message.Message):
     mayleave: MayLeave
     canceldrain: CancelDrain
     workgrant: WorkGrant
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ..., canceldrain: _Optional[_Union[CancelDrain, _Mapping]] = ..., workgrant: _Optional[_Union[WorkGrant, _Mapping]] = ...) -> None: ...
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ..., canceldrain: _Optional[_Union[CancelDrain, _Mapping]] = ..., workgrant: _Optional[_Union[WorkGrant, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("until_end",)

@@ -32,7 +32,7 @@ from ...events.workers import WorkersStopped
 from ...rendezvous.lease.fencing import FenceTick, Fencing
 from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
-from ...rendezvous.protocol.check_messages import CheckOrder, CheckProgress, CheckVerdict
+from ...rendezvous.protocol.check_messages import CheckOrder, CheckVerdict
 from ...rendezvous.protocol.drain_messages import CancelDrain, Drain, MayLeave, Notice
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import (
@@ -318,8 +318,6 @@ class Agent:
         match event:
             case CheckOrder():
                 self._take_order(event)
-            case CheckProgress(text):
-                self._show_progress(text)
             case CheckVerdict():
                 await self._take_finding(event)
             case Stop():
@@ -392,12 +390,8 @@ class Agent:
 
     def _take_order(self, order: CheckOrder) -> None:
         if self._life.goes_on and self._checks.take(order):
-            self._show_progress(order.progress)
-
-    def _show_progress(self, text: str) -> None:
-        if self._life.goes_on:
-            self.status.checking = text
-            self._event(ChecksProgressed(text))
+            self.status.checking = order.progress
+            self._event(ChecksProgressed(order.progress))
 
     async def _take_finding(self, found: CheckVerdict) -> None:
         """Continue or leave: the checks of this node are complete."""

@@ -17,7 +17,6 @@ from ..policy.postmortem import Postmortem
 from ..policy.recheck import casts_doubt_on_all, may_be_the_machine
 from ..protocol.check_messages import (
     CheckOrder,
-    CheckProgress,
     CheckResult,
     CheckSpec,
     CheckVerdict,
@@ -31,9 +30,6 @@ from .state import JobState
 
 _ANSWER_GRACE_S = 2.0
 """What an answer may take beyond the time that its order allows: to end a hanging worker."""
-
-_PROGRESS_S = 1.0
-"""How often people are told how far a step is, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +57,6 @@ class _Current:
     limit_s: float = 0.0
     orders: dict[str, CheckOrder] = field(default_factory=dict)
     """Those that are not yet answered."""
-    told_at: float = 0.0
-    """When people were told last how far it is."""
-    has_news: bool = False
-    """A node has answered since."""
 
 
 class Checks:
@@ -235,8 +227,6 @@ class Checks:
             for name in list(current.orders):
                 current.examination.silent(name, f"no answer within {current.limit_s:.0f} s")
             current.orders.clear()
-        if current.orders and current.has_news and current.told_at + _PROGRESS_S <= now:
-            self._tell_progress(current, now)
         while not current.orders:
             remaining_s = current.until - now
             step = current.examination.next_step(remaining_s) if remaining_s > 0 else None
@@ -247,25 +237,11 @@ class Checks:
 
     def deadline(self) -> float | None:
         """Return when the examination has something to do if nothing happens."""
-        current = self._current
-        if current is None:
-            return None
-        until = current.step_until
-        return min(until, current.told_at + _PROGRESS_S) if current.has_news else until
-
-    def _tell_progress(self, current: _Current, now: float) -> None:
-        """Tell one node: to tell all would disturb what they measure."""
-        current.told_at, current.has_news = now, False
-        text = current.examination.progress()
-        there = (node for node in self._roster if node.link is not None)
-        node = next((node for node in there if node.spec.node_id in current.nodes), None)
-        if node is not None:
-            self._out.send(node, CheckProgress(text))
+        return self._current.step_until if self._current is not None else None
 
     def _order(self, current: _Current, step: CheckStep, now: float) -> None:
         self._order_number += 1
-        current.step_begun = current.told_at = now  # each order says how far it is
-        current.has_news = False
+        current.step_begun = now
         current.limit_s = step.limit_s
         # The last answer has its grace too, which is no time for another order.
         current.step_until = now + current.limit_s + _ANSWER_GRACE_S
@@ -306,7 +282,6 @@ class Checks:
             return
         del current.orders[name]
         current.examination.answered(name, result.report, now - current.step_begun)
-        current.has_news = True
 
     def repeat_order(self, node: Node) -> None:
         """A node is back: the order, or the answer to it, may be lost."""

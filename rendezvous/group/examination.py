@@ -67,9 +67,6 @@ class Examination(Protocol):
     def lost(self, node_id: str) -> None:
         """A node is gone: that says nothing of those that it was to meet."""
 
-    def progress(self) -> str:
-        """Return how far the present step is, for people."""
-
     def conclude(self) -> Conclusion:
         """Return the conclusion; before the last step, what is not yet known has failed."""
 

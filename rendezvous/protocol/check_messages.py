@@ -56,14 +56,6 @@ class CheckOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckProgress:
-    """The progress of the checks during a long step; sent to one node of the job."""
-
-    text: str
-    """For display."""
-
-
-@dataclass(frozen=True, slots=True)
 class CheckResult:
     """An order has been carried out, or has failed."""
 

@@ -26,7 +26,7 @@ from .bounds import (
     Unchecked,
     Workers,
 )
-from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
+from .check_messages import CheckOrder, CheckResult, CheckSpec, CheckVerdict
 from .claim import Claim, Past, Progress
 from .drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
 from .failure import Failure
@@ -355,7 +355,6 @@ MasterMessage = (
     | Excluded
     | CheckOrder
     | CheckVerdict
-    | CheckProgress
     | Renamed
     | StackOrder
     | NoHang

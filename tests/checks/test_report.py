@@ -147,9 +147,6 @@ class OneStep:
     def lost(self, _node_id: str) -> None:
         pass
 
-    def progress(self) -> str:
-        return ""
-
     def conclude(self) -> Conclusion:
         return Conclusion({"h/0": NodeFinding(0, "")}, (), "fine", self._report)
 

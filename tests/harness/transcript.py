@@ -64,10 +64,6 @@ class Exam:
         """That says nothing."""
         self._said.pop(node_id, None)
 
-    def progress(self) -> str:
-        """Say how far it is."""
-        return "the nodes meet"
-
     def conclude(self) -> Conclusion:
         """``ok`` and a bad link are no fault of one node; all else is."""
         links = [

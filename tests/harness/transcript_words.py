@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ft_run.rendezvous.protocol.check_messages import (
     CheckOrder,
-    CheckProgress,
     CheckResult,
     CheckVerdict,
 )
@@ -186,8 +185,6 @@ def _from_master(message: NodeMessage | MasterMessage) -> str:
         case CheckVerdict(code, sentence, conclusion):
             mark = f"go with exit {code}: {sentence}" if code else "passed"
             return f"checks: {mark} ({conclusion})"
-        case CheckProgress(text):
-            return f"checks go on: {text}"
     raise TypeError(type(message))
 
 
