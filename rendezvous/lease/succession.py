@@ -126,8 +126,6 @@ class Succession(Lease):
         self._rival: _Rival | None = None
         self._same: set[int] = set()
         """The positions of other endpoints that are this process too: it has their votes."""
-        self._same_since: float | None = None
-        """When that changed; None once it was reported."""
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -246,7 +244,6 @@ class Succession(Lease):
             return
         self._ask(self._elector.due(_now()))
         self._face_rival()
-        self._report_same()
         self._use_lease()
         if self._timer is not None:
             self._timer.cancel()
@@ -306,7 +303,7 @@ class Succession(Lease):
             return
         if answer.host == self.own and host not in self._same:
             self._same.add(host)
-            self._same_since = _now()
+            self._found_same([self.endpoints[one] for one in sorted({self.own, *self._same})])
         self._ask(self._elector.receive(host, ask, answer, _now()))
         self._turn()
 
@@ -337,14 +334,6 @@ class Succession(Lease):
         is_stuck = rival.is_other_list or self.leader() is None
         if is_stuck and _now() - rival.since >= _DIFFERS_S and not self.refused.done():
             self.refused.set_result(rival.sentence)
-
-    def _report_same(self) -> None:
-        """Report that several endpoints are this process, once all of them have been asked."""
-        if self._same_since is None or _now() - self._same_since < self._times.renew_s:
-            return
-        self._same_since = None
-        positions = sorted({self.own, *self._same})
-        self._found_same([self.endpoints[position] for position in positions])
 
 
 def _now() -> float:
