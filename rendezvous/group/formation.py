@@ -10,10 +10,9 @@ from .phases import Checking, Gathering
 from .resumption import Line, resumption
 from .roster import Node, NodePhase, Sizes, sizes_of
 from .rounds import Rounds
-from .segments import order_by_segment
 from .state import JobState
 from .waiting import WaitingNodes
-from .world import form, largest_size
+from .world import form, largest_size, order_by_segment
 
 _ROUNDS_AHEAD_MAX = 10_000
 """No other master came as much further with nodes of this job."""

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 from ft_run.rendezvous.group.roster import Node, NodePhase
-from ft_run.rendezvous.group.segments import order_by_segment
 from ft_run.rendezvous.group.world import (
     form,
     largest_size,
     natural_key,
     order,
+    order_by_segment,
     usable_size,
 )
 from ft_run.rendezvous.protocol.messages import Assignment, NodeSpec
