@@ -170,7 +170,7 @@ class SuccessionSpec(_message.Message):
     def __init__(self, endpoints: _Optional[str] = ..., lease_s: _Optional[float] = ..., fence_s: _Optional[float] = ..., node_timeout_s: _Optional[float] = ..., node_grace_s: _Optional[float] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
-    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank", "is_watched", "segment")
+    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank", "segment")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -178,7 +178,6 @@ class NodeSpec(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     WANTED_RANK_FIELD_NUMBER: _ClassVar[int]
-    IS_WATCHED_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
@@ -187,9 +186,8 @@ class NodeSpec(_message.Message):
     role: str
     local_world_size: int
     wanted_rank: int
-    is_watched: bool
     segment: str
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ..., is_watched: bool = ..., segment: _Optional[str] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ..., segment: _Optional[str] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("step", "world_size", "rank_offset", "is_replicated")

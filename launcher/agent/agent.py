@@ -146,6 +146,13 @@ class Agent:
         """
         self._options, self._display, self._starter = options, display, starter
         self._identity = identity
+        commands, size = starter.commands, starter.commands.local_world_size
+        self._node = node_spec(identity, options, port.offer.address, commands)
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._wake: asyncio.TimerHandle | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+        # What the user sees.
         self._step_events = StepEvents(
             display.event,
             lambda: self._snapshots.held(),
@@ -153,22 +160,34 @@ class Agent:
             lambda group: self._preload.learn(group),
         )
         self._event = self._step_events.note
+        self._link_news = LinkNews(self._event, options.rendezvous.where)
+        self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
+
+        # What is kept from one round to the next.
         self._saves = Saves(self._event)
-        local_world_size = starter.commands.local_world_size
-        self._snapshots = HeldSnapshots(local_world_size, self._saves, options.snapshot_replicas)
+        self._snapshots = HeldSnapshots(size, self._saves, options.snapshot_replicas)
         self._tuning = Tuning(starter.tune_file, self._event, self._new_trials())
         self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)
         self._offers = NodeOffers(
             port, self._snapshots, self._tuning.offered, self._tuning.offered_values
         )
-        self._node = node_spec(identity, options, port.offer.address, starter.commands)
-        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+
+        # What this node does for the job, and how it ends.
         self._link: MasterLink | None = None
-        self._claim = OwnClaim()
-        self._life = Lifecycle(options)
-        self._wake: asyncio.TimerHandle | None = None
+        self._claim, self._life, self._starts = OwnClaim(), Lifecycle(options), Starts()
+        self._fencing = Fencing(
+            options.rendezvous.timeouts,
+            self.post,
+            starter.spawner.fence,
+            may_change=bool(options.rendezvous.endpoints),
+        )
+        self._checks = CheckSession(
+            crew, self._offers.renew, self._send, is_all=options.only_checks
+        )
+
+        # The workers of a round, and what they ask and report.
         self._draining = Draining(self._send, saves=options.save_on_exit)
-        self._work = SharedWork(local_world_size, self._send)
+        self._work = SharedWork(size, self._send)
         self._reports = NodeReports(
             self._claim,
             self._life,
@@ -187,28 +206,14 @@ class Agent:
             self._event,
             self._reports,
         )
-        self._checks = CheckSession(
-            crew, self._offers.renew, self._send, is_all=options.only_checks
-        )
-        environ = starter.commands.environ
         self._hangs = Hangs(
             options.hang,
             self._node.host,
             self._send,
             self._event,
-            environ,
+            commands.environ,
             self._work.node.piece_of,
         )
-        self._fencing = Fencing(
-            options.rendezvous.timeouts,
-            self.post,
-            starter.spawner.fence,
-            may_change=bool(options.rendezvous.endpoints),
-        )
-        self._starts = Starts()
-        self._watching: asyncio.Task[None] | None = None
-        self._link_news = LinkNews(self._event, options.rendezvous.where)
-        self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
 
     def _new_trials(self) -> "AutoTune | None":
         if self._options.auto_tune != "on":
@@ -260,39 +265,28 @@ class Agent:
             RendezvousError: the master cannot be reached.
             SpawnerLostError: the spawner died.
         """
-        loop = asyncio.get_running_loop()
+        self._listen(asyncio.get_running_loop())
+        self._link = connect(self)
+        self._fencing.arm()
+        self._checks.prepare()
+        while not self._life.is_decided or self._workers.group is not None:
+            await self._handle(await self._events.get())
+        await self._end(self._link)
+        return self._life.status()
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive what comes from this node: signals, processes, the sockets of workers."""
         spawner, relay = self._starter.spawner, self._starter.relay
         signals = self._options.signals
         hear(loop, signals, lambda number: self.post(Signalled(number)), pass_on=spawner.signal)
         spawner.listen(self.post)
-        self._workers.listen(loop)
-        self._snapshots.listen(loop)
-        self._draining.listen(loop)
-        self._work.listen(loop)
+        for part in (self._workers, self._snapshots, self._draining, self._work):
+            part.listen(loop)
         if (source := self._options.preemption_notice) is not None:
             self._watch_for_notices(source, loop)
         if relay is not None:
             relay.attach(loop)
-        self._link = connect(self)
-        self._fencing.arm()
-        self._checks.prepare()
         loop.call_soon(adopt_orphans, loop)
-        while not self._life.is_decided or self._workers.group is not None:
-            await self._handle(await self._events.get())
-        if self._watching is not None:
-            self._watching.cancel()
-        for part in (self._workers, self._work, self._hangs, self._step_events, self._fencing):
-            part.close()
-        self._tuning.close()
-        await unless_asked(self._conclude(), self._options.signals)
-        self._saves.close()
-        self._snapshots.close()
-        self._draining.close()
-        await self._checks.rest()  # otherwise the end of the crew would start a new crew
-        await self._link.close()
-        if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
-            self._display.hurry()
-        return self._life.status()
 
     def _watch_for_notices(self, source: str, loop: asyncio.AbstractEventLoop) -> None:
         # Imported here: a job without preemption notices does not load these modules.
@@ -440,7 +434,7 @@ class Agent:
             return
         if (begun := round_begun(assignment, self._options)) is not None:
             self._event(begun)
-        self._event(round_started(assignment, is_watched=self._node.is_watched))
+        self._event(round_started(assignment, is_watched=self._options.are_workers_watched))
         self._tuning.begin(assignment)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
@@ -524,6 +518,22 @@ class Agent:
         """Return whether workers of a round are running here, or have just succeeded."""
         group = self._workers.group
         return group is not None and group.assignment.round == round_number
+
+    async def _end(self, link: MasterLink) -> None:
+        """Close everything, once no worker is left; a second signal ends the waits."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for part in (self._workers, self._work, self._hangs, self._step_events, self._fencing):
+            part.close()
+        self._tuning.close()
+        await unless_asked(self._conclude(), self._options.signals)
+        for kept in (self._saves, self._snapshots, self._draining):
+            kept.close()
+        await self._checks.rest()  # otherwise the end of the crew would start a new crew
+        await link.close()
+        relay, signals = self._starter.relay, self._options.signals
+        if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), signals):
+            self._display.hurry()
 
     async def _conclude(self) -> None:
         """Write the workers' snapshots to storage before this node exits."""

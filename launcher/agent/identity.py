@@ -83,7 +83,6 @@ def node_spec(
         role=options.role,
         local_world_size=commands.local_world_size,
         wanted_rank=options.rendezvous.node_rank,
-        is_watched=options.are_workers_watched,
         segment=options.rendezvous.segment or "",
     )
 

@@ -116,7 +116,8 @@ def check(message: object) -> None:
     Raises:
         OutOfBounds: a value is not within its bounds.
     """
-    for name, check_field in _checks_of(type(message)):
+    kind: Any = type(message)
+    for name, check_field in _checks_of(kind):
         check_field(name, getattr(message, name))
 
 

@@ -113,8 +113,6 @@ class NodeSpec:
     local_world_size: Workers
     wanted_rank: Count | None
     """``--node-rank``; None: not given."""
-    is_watched: bool = False
-    """``--watch-workers``."""
     segment: Name = ""
     """The NVLink domain, rack or block that the node is in; empty: unknown."""
 

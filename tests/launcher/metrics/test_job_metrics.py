@@ -1,7 +1,6 @@
 """The metrics of a job from its master's group, with a clock that only the tests move."""
 
 import asyncio
-import dataclasses
 import time
 from typing import Any
 
@@ -162,7 +161,7 @@ def test_the_master_asks_the_node_with_rank_0_only() -> None:
                 protocol=PROTOCOL_VERSION,
                 version="1",
                 job=JobSpec("run1", 3, 3, 1, 0),
-                node=dataclasses.replace(spec, is_watched=True),
+                node=spec,
                 offer=Offer("127.0.0.1", 1000 + number),
                 claim=None,
             )

@@ -165,13 +165,9 @@ def test_a_node_tells_of_its_own_workers_only() -> None:
 
 
 def test_a_node_counts_the_steps_of_its_own_workers_only() -> None:
-    def watched(number: int) -> Attend:
-        first = attend(number)
-        return dataclasses.replace(first, node=dataclasses.replace(first.node, is_watched=True))
-
     async def test() -> None:
         master = Master(PATIENT, lambda _: None)
-        nodes = [Node(master, watched(number)) for number in range(2)]
+        nodes = [Node(master, attend(number)) for number in range(2)]
         for node in nodes:
             await node.next(Start)
         asking = asyncio.create_task(master.steps())
