@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from ... import defaults
 from ...rendezvous.protocol.claim import Claim, ClaimState, Past
-from ...rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence
+from ...rendezvous.protocol.failure import Failure, FailureKind, evidence
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.tuned import Retune
 from ...values import replace
@@ -17,7 +16,6 @@ class OwnClaim:
 
     def __init__(self) -> None:
         self._claim: Claim | None = None
-        self._failures: list[_Weighed] = []
         self._since = 0.0
         self.is_checked = False
         """Record that this node passed the checks."""
@@ -67,7 +65,6 @@ class OwnClaim:
     def started(self, assignment: Assignment) -> None:
         """Start the claim of a round whose workers are being started."""
         self._since = time.monotonic()
-        self._failures = []
         self._claim = Claim(
             round=assignment.round,
             formed_by=assignment.formed_by,
@@ -91,7 +88,6 @@ class OwnClaim:
     def became_spare(self) -> None:
         """Claim to be in no round's world, so that no later master counts this node as a member."""
         known = self._claim or Claim(0, "", 0, 0, 0, 0, "", ClaimState.STOPPED)
-        self._failures = []
         self._claim = replace(
             known,
             nodes=0,
@@ -105,10 +101,8 @@ class OwnClaim:
     def failed(self, failure: Failure) -> None:
         """Record the failure of a worker of the round."""
         assert self._claim is not None
-        self._failures.append(_Weighed.of(failure))
-        _bound(self._failures)
-        failures = tuple(weighed.failure for weighed in self._failures)
-        self._claim = replace(self._claim, failures=failures)
+        failures = [*self._claim.failures, failure]
+        self._claim = replace(self._claim, failures=_bounded(failures))
 
     def done(self) -> None:
         """Record that the deciding workers have exited with 0."""
@@ -121,29 +115,21 @@ class OwnClaim:
             self._claim = replace(self._claim, state=ClaimState.STOPPED)
 
 
-class _Weighed(NamedTuple):
-    """A failure and its cached sort key, which is slow to compute."""
-
-    can_go: bool
-    evidence: Evidence
-    text_chars: int
-    failure: Failure
-
-    @classmethod
-    def of(cls, failure: Failure) -> "_Weighed":
-        texts = (failure.error_file, failure.error_json, failure.message, failure.stderr_tail)
-        is_stuck = failure.kind is FailureKind.STUCK
-        return cls(not is_stuck, evidence(failure), sum(map(len, texts)), failure)
-
-
-def _bound(failures: list[_Weighed]) -> None:
-    """Drop failures until the claim fits a message, and a verdict shows all of them.
+def _bounded(failures: list[Failure]) -> tuple[Failure, ...]:
+    """Return the failures that fit the claim into a message, and all of which a verdict shows.
 
     Likely root causes are kept, the first among equals, and every worker that survives SIGKILL.
     """
     while len(failures) > 1 and (
         len(failures) > defaults.FAILURES_IN_VERDICT
-        or sum(weighed.text_chars for weighed in failures) > defaults.CLAIM_TEXT_MAX_CHARS
+        or sum(map(_text_chars, failures)) > defaults.CLAIM_TEXT_MAX_CHARS
     ):
-        least = max(range(len(failures)), key=lambda index: (failures[index][:2], index))
+        ranked = [(one.kind is not FailureKind.STUCK, evidence(one)) for one in failures]
+        least = max(range(len(failures)), key=lambda index: (ranked[index], index))
         del failures[least]
+    return tuple(failures)
+
+
+def _text_chars(failure: Failure) -> int:
+    texts = (failure.error_file, failure.error_json, failure.message, failure.stderr_tail)
+    return sum(map(len, texts))

@@ -1,6 +1,7 @@
 """The record of one failure, and which of several is the root cause. Pure."""
 
 import enum
+import functools
 import json
 import re
 import signal
@@ -165,8 +166,9 @@ class Evidence(enum.IntEnum):
     """It evidently follows from another one."""
 
 
+@functools.lru_cache(maxsize=64)
 def evidence(failure: Failure) -> Evidence:
-    """Return the evidence for a failure being a root cause."""
+    """Return the evidence for a failure being a root cause; to search long texts is slow."""
     if failure.after_stop:
         return Evidence.COLLATERAL
     if failure.kind is FailureKind.STUCK:
