@@ -222,7 +222,7 @@ class Drains:
         """Return whether the world will have another size without the nodes that leave."""
         state, job = self._state, self._state.job
         assert job is not None
-        size = state.usable(state.sizes - sizes_of(leaving) + self._rounds.could_join())
+        size = state.usable(state.sizes - sizes_of(leaving) + self._rounds.gate.may_join())
         if not size:  # the others wait for replacements
             return job.min_nodes != job.max_nodes
         workers = {node.spec.local_world_size for node in (*leaving, *self._roster.ready_nodes())}

@@ -39,7 +39,7 @@ class Formation:
         if job is None or now < self._waiting.opens_at:
             return
         ready = self._roster.ready_attached()
-        size = self._state.usable(self._rounds.could_join())
+        size = self._state.usable(self._rounds.gate.may_join())
         # Known nodes that are detached or still stopping are waited for: none that is alive is
         # left out because it was slow.
         settled = ready == len(self._roster)
@@ -184,7 +184,7 @@ class Formation:
     def _potential(self) -> Sizes:
         """Return how many nodes could be in a world if all went well from now on."""
         late = [node for node in self._roster if node.link is None or node.phase is NodePhase.STALE]
-        return self._rounds.could_join() + sizes_of(late)
+        return self._rounds.gate.may_join() + sizes_of(late)
 
     def _too_few(self, found: Findings) -> str:
         assert self._state.job is not None

@@ -207,7 +207,9 @@ class Group:
 
         Nodes with a bad link between them may be enough by their number alone.
         """
-        return self._waiting.last_call() if self.state.usable(self._rounds.could_join()) else None
+        return (
+            self._waiting.last_call() if self.state.usable(self._rounds.gate.may_join()) else None
+        )
 
     def _forget_job(self) -> None:
         """No node is left of a job that has not begun: the next one comes to a job of its own.

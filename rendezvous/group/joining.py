@@ -291,7 +291,7 @@ class Joining:
             self._state.highest = claim.round
             self._state.aftermath.ledger.learn_failures(past.failures, past.since_s, now)
             if past.progress is not None:
-                self._state.aftermath.progress.learn(past.progress)
+                self._state.aftermath.progress.past = past.progress
         if claim.restarts > self._state.restarts:
             self._state.restarts = claim.restarts
             ages = [age + past.since_s for age in past.restart_ages_s]

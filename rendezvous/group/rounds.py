@@ -20,7 +20,7 @@ from .events import Hung
 from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
 from .resumption import Line, savings
-from .roster import Node, NodePhase, Sizes, sizes_of
+from .roster import Node, NodePhase, sizes_of
 from .state import JobState
 from .takeover import TakenOver, Takeover, TakeoverState, over
 from .waiting import WaitingNodes
@@ -328,11 +328,7 @@ class Rounds:
         # Where a node is done, the job is about to end: no restart for a new node.
         if not isinstance(state.phase, Running) or state.job is None or members < state.world_nodes:
             return 0
-        return state.usable(state.sizes + self.could_join()) - members
-
-    def could_join(self) -> Sizes:
-        """Return how many nodes of each segment may pass the checks for a world now."""
-        return self.gate.may_join()
+        return state.usable(state.sizes + self.gate.may_join()) - members
 
     def plan_rescale(self, now: float) -> None:
         """Schedule the end of the round for a larger one, if there are enough nodes."""

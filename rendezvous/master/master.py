@@ -105,7 +105,8 @@ class Master:
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
-        self._is_closed = False
+        self.is_closed = False
+        """Whether it ignores all events."""
         self._handled = asyncio.Event()
         self._finished: asyncio.Future[Verdict] = self._loop.create_future()
 
@@ -200,14 +201,9 @@ class Master:
             self._handled.clear()
             await self._handled.wait()
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it ignores all events."""
-        return self._is_closed
-
     def close(self) -> None:
         """Stop the clock and end all streams: later events are ignored."""
-        self._is_closed = True
+        self.is_closed = True
         self._hangs.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -239,7 +235,7 @@ class Master:
         return now - self.started_at, now - self.round_started_at
 
     def _handle(self, event: Event) -> None:
-        if self._is_closed or not self._lease.holds():
+        if self.is_closed or not self._lease.holds():
             return
         round_before, newest_before = self.group.round, self.group.state.newest
         self._held += self.group.handle(event, self._clock())

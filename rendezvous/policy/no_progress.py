@@ -17,16 +17,8 @@ class ProgressRecord:
     """The known progress of one job."""
 
     def __init__(self) -> None:
-        self._past: PastProgress | None = None
-
-    @property
-    def past(self) -> PastProgress | None:
-        """Return what a later master needs; None before a round is over."""
-        return self._past
-
-    def learn(self, past: PastProgress) -> None:
-        """Take over the record of an earlier master."""
-        self._past = past
+        self.past: PastProgress | None = None
+        """What a later master needs, or this one has learned; None before a round is over."""
 
     def round_over(
         self, reports: Collection[Progress], *, is_complete: bool, has_failed: bool
@@ -39,14 +31,14 @@ class ProgressRecord:
             has_failed: a failure has ended the round.
         """
         furthest = max((progress.furthest for progress in reports), default=-1)
-        before = self._past.furthest if self._past is not None else -1
+        before = self.past.furthest if self.past is not None else -1
         has_stepped = any(progress.has_stepped for progress in reports)
         if furthest > before or (has_stepped and furthest < 0):
-            self._past = PastProgress(max(furthest, before), 0)
+            self.past = PastProgress(max(furthest, before), 0)
         elif is_complete and has_failed:
             # The first round is not a restart.
-            idle = 0 if self._past is None else self._past.idle_restarts + 1
-            self._past = PastProgress(before, idle)
+            idle = 0 if self.past is None else self.past.idle_restarts + 1
+            self.past = PastProgress(before, idle)
 
     def exhausted(self, limit: int) -> str:
         """Return a text if so many restarts brought no progress; empty: they were fewer.
@@ -54,8 +46,8 @@ class ProgressRecord:
         Args:
             limit: how many restarts may bring none; 0: any number.
         """
-        if not limit or self._past is None or self._past.idle_restarts < limit:
+        if not limit or self.past is None or self.past.idle_restarts < limit:
             return ""
-        beyond = f" beyond step {self._past.furthest}" if self._past.furthest >= 0 else ""
+        beyond = f" beyond step {self.past.furthest}" if self.past.furthest >= 0 else ""
         restarts = "1 restart" if limit == 1 else f"{limit} consecutive restarts"
         return f"{restarts} without a step{beyond}: --max-no-progress {limit}"

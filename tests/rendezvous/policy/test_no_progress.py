@@ -73,7 +73,7 @@ def test_a_regroup_is_no_restart_but_its_steps_count() -> None:
 
 def test_what_an_earlier_master_knew_goes_on() -> None:
     found = ProgressRecord()
-    found.learn(PastProgress(9, 2))
+    found.past = PastProgress(9, 2)
     found.round_over([said(9)], is_complete=True, has_failed=True)
     assert found.past == PastProgress(9, 3)
 
