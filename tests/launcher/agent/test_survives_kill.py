@@ -58,7 +58,7 @@ def test_the_memory_of_gpus_is_asked_for_before_there_are_workers(
         memory = mock.Mock()
         memory.remember.side_effect = lambda: asked.append(list(node.spawner.asked))
         node.supervisor.forget()
-        node.supervisor.gpu_memory = memory
+        node.supervisor._gpu_memory = memory
         node.call(node.supervisor.listen, node.clock)
         node.start()
         assert (asked, node.spawner.asked) == ([[]], ["spawn 2"])
