@@ -12,8 +12,6 @@ from .log_file import Stream
 PENDING_MAX_BYTES: Final = 256 * 1024
 """With more than this unwritten, the console is not given further chunks."""
 
-_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 
 class Console:
     """One console. ``accepted`` and ``written`` count bytes since the start."""
@@ -66,7 +64,8 @@ class Console:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno not in _DISK_FULL:
+                # Anything else may pass: a full disk, a file server that does not answer.
+                if error.errno == errno.EPIPE:
                     self._file = None
                 done = len(self._pending)
             self.written += done

@@ -1,6 +1,7 @@
 """Lines on standard error of which the reader is slow, late or gone."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from ft_run.launcher.logs.console_file import ConsoleFile
 from ft_run.launcher.reporting import line_writer
 from ft_run.launcher.reporting.line_writer import LineWriter
 from ft_run.launcher.reporting.standard_output import say_last
@@ -93,6 +95,22 @@ def test_a_line_of_which_a_part_is_written_is_not_torn() -> None:
         writer.put("last\n")
         found += os.read(reader, 100_000)
     assert found.decode() == line + "next\nlast\n"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_an_error_that_passes_costs_only_the_lines_it_met(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with pipe_as_stderr() as reader:
+        writer = LineWriter()
+        with monkeypatch.context() as failing:
+            failing.setattr(ConsoleFile, "write", fail)
+            writer.put("lost\n")
+        writer.put("next\n")
+        assert os.read(reader, 10_000) == b"next\n"
 
 
 def test_what_is_kept_for_a_reader_is_bounded() -> None:
