@@ -1,5 +1,6 @@
 """Rounds, steps, restarts and failures of a job: parts of ``job_summary``."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from ...values import names, replace
 from ..history.recorded_error import recorded, recorded_traceback
 from .accounting import Phase
 from .answers import FailureNote, Restart, Restarts, Training
-from .overlaps import BestHour
+from .overlaps import MINUTE_S, BestHour
 from .steps import is_late
 
 _DATA_WAIT_MIN_S: Final = 20.0
@@ -82,6 +83,8 @@ class StepFold:
         """In this round, by the last report that ``data_wait`` is of."""
         self._hours: dict[int, BestHour] = {}
         """By the number of workers."""
+        self._rated_at_s = -math.inf
+        """When a rate was last added to them: scrapes of metrics cause further reports."""
 
     def add(self, record: Record, at_s: float, world_size: int) -> None:
         """Take the next event of that node; ``world_size`` is that of the round."""
@@ -104,7 +107,8 @@ class StepFold:
         self._done(record["steps"], at_s - idle_s)
         self._waits(record)
         self._rate = 0.0 if is_late(rate, idle_s) else rate
-        if self._rate:
+        if self._rate and at_s - self._rated_at_s >= MINUTE_S:
+            self._rated_at_s = at_s
             self._hours.setdefault(world_size, BestHour()).add(1 / rate)
 
     def _waits(self, record: Record) -> None:

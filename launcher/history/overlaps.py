@@ -9,7 +9,7 @@ from ...events.record import Record
 DATA_WAIT: Final = "data wait"
 SLOW_STEPS: Final = "slow steps"
 _TRAINING: Final = "training"
-_MINUTE_S = 45.0
+MINUTE_S: Final = 45.0
 """The shortest training time whose mean is used: there is a report a minute, or more."""
 _HOUR_MINUTES: Final = 60
 _LEAST_MINUTES: Final = 10
@@ -95,7 +95,7 @@ class SlowSteps:
         """Add training between two reports."""
         seconds, count = self._open[0] + training_s, self._open[1] + steps
         self._open = seconds, count
-        if seconds < _MINUTE_S or not count:
+        if seconds < MINUTE_S or not count:
             return
         self._open, self._total = (0.0, 0), (self._total[0] + seconds, self._total[1] + count)
         self._hours.add(seconds / count)

@@ -74,6 +74,15 @@ def test_it_is_slower_than_in_its_best_hour(job: Job) -> None:
     assert (training.best_hour_steps_per_s, training.slowdown) == (2.0, 4.0)
 
 
+def test_reports_for_scrapes_do_not_make_an_hour_shorter(job: Job) -> None:
+    job.round(0, "a/0", "b/0")
+    job.minutes("a/0", 60, rate=1.0)
+    for _ in range(60):
+        job.happens("a/0", 5.0, RoundProgressed(0, 0, 10_000, 2.0, 0.25))
+    job.minutes("a/0", 55, rate=1.0)
+    assert job.summary.training.best_hour_steps_per_s == 1.0
+
+
 def test_the_share_of_training_that_waits_for_data(job: Job) -> None:
     job.round(0, "a/0", "b/0")
     for training_s, waits in ((50.0, [5.0, 0.0]), (100.0, [20.0, 30.0]), (101.0, [31.0, 31.0])):
