@@ -66,7 +66,7 @@ class _Call:
 
 
 class StackCalls:
-    """Sends requests; concurrent calls for the same get the same answer."""
+    """Sends requests; concurrent calls for stacks, or for the same steps, get the same answer."""
 
     def __init__(self, send: Callable[[int, StackOrder | StepsOrder], None]) -> None:
         """Send nothing yet.
@@ -90,12 +90,13 @@ class StackCalls:
         """Send an order to nodes; return the reports that arrive in time.
 
         Args:
-            order: its number is assigned here.
+            order: its number is assigned here; unused where the answer to another one is awaited.
             nodes: their names, by stream.
             away: names of nodes without a stream.
             timeout_s: how long the nodes have.
         """
-        key = order, frozenset(nodes)
+        # A node collects stacks for one order at a time, and does not answer another one.
+        key = StackOrder if isinstance(order, StackOrder) else frozenset(nodes)
         if key not in self._asking:
             asking = asyncio.create_task(self._ask(order, nodes, away, timeout_s))
             asking.add_done_callback(lambda _: self._asking.pop(key))

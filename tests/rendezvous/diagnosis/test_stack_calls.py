@@ -54,6 +54,21 @@ def test_all_answers_come_together() -> None:
     run(main())
 
 
+def test_an_inquiry_and_a_person_get_the_same_stacks() -> None:
+    async def main() -> None:
+        nodes = Nodes()
+        inquiring = asyncio.create_task(nodes.calls.ask(StackOrder(0, 7), {1: "node 0"}))
+        await asyncio.sleep(0)
+        asking = asyncio.create_task(nodes.ask())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert nodes.told == [(1, 1)]  # a node that collects stacks would not answer a second order
+        nodes.answer(1, 1)
+        assert await asking == await inquiring
+
+    run(main())
+
+
 def test_a_node_that_does_not_answer_is_named_and_its_late_answer_is_none() -> None:
     async def main() -> None:
         nodes = Nodes()
