@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.policy.rules import Action, Rule
+from ...rendezvous.protocol.bounds import RULES_MAX
 from ...rendezvous.protocol.messages import PolicySpec
 from ..options import RendezvousOptions
 from .command_line import Given
@@ -82,7 +83,7 @@ def policy_of(given: Given, config: ConfigFile, *, is_watched: bool = False) -> 
     """Return the failure policy of the flags and the file.
 
     Raises:
-        UsageError: a rule can never match.
+        UsageError: a rule can never match, or there are too many.
     """
     settings = dict(config.settings)
     for flag in setting_flags():
@@ -90,6 +91,10 @@ def policy_of(given: Given, config: ConfigFile, *, is_watched: bool = False) -> 
             settings[flag.key] = given[flag.key]
     rules = (*given["on_failure"], *config.rules)
     _refuse_repeated(rules)
+    if len(rules) > RULES_MAX:
+        raise UsageError(
+            f"too many rules of --on-failure ({len(rules)}): expected at most {RULES_MAX}."
+        )
     first, longest = settings.get("restart_backoff", (0.0, 0.0))
     return PolicySpec(
         rules=tuple(rule.text for rule in rules),

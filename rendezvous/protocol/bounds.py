@@ -25,6 +25,8 @@ BALLOT_MAX: Final = 2**62
 NODES_MAX: Final = 100_000
 SECONDS_MAX: Final = 1e9
 """As on the command line."""
+RULES_MAX: Final = 100
+"""To read the longest regular expression takes 0.04 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,7 @@ Text = Annotated[str, Length(4_096)]
 """Sentences, paths and rules."""
 Report = Annotated[str, Length(256 * 1024)]
 """The measurements of one node in a step of the checks: a few kB."""
-Rules = Annotated[tuple[Text, ...], Length(100)]
-"""To read the longest regular expression takes 0.04 s."""
+Rules = Annotated[tuple[Text, ...], Length(RULES_MAX)]
 Ages = Annotated[tuple[Age, ...], Length(10_000)]
 """The ages of the recorded restarts of a node, or of the job within its window."""
 OF_A_NODE = Length(65_536)

@@ -118,6 +118,14 @@ def test_what_is_no_value(argv: tuple[str, ...], told: str) -> None:
     assert told in sentence(*ENDPOINT, *argv)
 
 
+def test_there_may_be_as_many_rules_as_a_master_accepts() -> None:
+    rules = [f"--on-failure=exit:{code}=fail" for code in range(1, 101)]
+    assert len(policy(*rules).rules) == 100
+    assert sentence(*ENDPOINT, *rules, "--on-failure=oom=fail") == (
+        "too many rules of --on-failure (101): expected at most 100."
+    )
+
+
 # --- combinations ----------------------------------------------------------------------------
 
 
