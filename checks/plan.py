@@ -6,8 +6,8 @@ has passed with one, or until only a fault of its own can explain its failures. 
 four rounds of meetings, whatever the number of nodes; the meetings of a round run at the same time.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import combinations
 
 from .records import Phase
@@ -371,13 +371,24 @@ def together(results: Results) -> tuple[str, ...]:
     links; otherwise the later one in the order.
     """
     order = {node: position for position, node in enumerate(results.nodes)}
-    links = Counter(node for link in results.bad_links for node in link)
+    linked: dict[str, set[str]] = {}
+    for one, other in results.bad_links:
+        linked.setdefault(one, set()).add(other)
+        linked.setdefault(other, set()).add(one)
 
-    def urgency(node: str) -> tuple[bool, int, int]:
-        return node not in results.before, links[node], order[node]
+    def worst_first(node: str) -> tuple[bool, int, int, str]:
+        return node in results.before, -len(linked[node]), -order[node], node
 
     out: set[str] = set()
-    for link in results.bad_links:
-        if out.isdisjoint(link):
-            out.add(max(link, key=urgency))
+    waiting = [worst_first(node) for node in linked]
+    heapify(waiting)
+    while waiting:
+        *_, node = known = heappop(waiting)
+        now = worst_first(node)
+        if now != known:
+            heappush(waiting, now)  # its bad links led to nodes that are left out
+        elif linked[node]:
+            out.add(node)
+            for other in linked.pop(node):
+                linked[other].discard(node)
     return tuple(n for n in results.sound if n in results.trusted and n not in out)
