@@ -253,9 +253,9 @@ class LaunchOptions:
         None,
         FAILURES(
             "--hang-timeout DURATION|auto|never",
-            "Restart a job that hangs: a worker completes no step for this long, and its stack"
-            " trace does not change (default: never). auto: ten times the longest step, at least"
-            " 60s.",
+            "Restart a job that hangs: a worker completes no step and takes no batch for this long,"
+            " and then no stack trace changes for 10s (default: never). auto: ten times the"
+            " longest step, at least 60s.",
             values.hang_timeout,
             ours=True,
         ),

@@ -12,8 +12,8 @@ FT_RUN=${FT_RUN:-/opt/ft-run/bin/ft-run}
 report=$(mktemp)
 timeout 120 "$FT_RUN" check --nproc-per-node auto --check-timeout 90 >"$report" 2>&1 </dev/null
 status=$?
-if [ $status -eq 30 ]; then   # the line before the last one is that of the node
-  reason=$(tail -n 2 "$report" | head -n 1 | tr -s ' ' | cut -c 1-200)
+if [ $status -eq 30 ]; then
+  reason=$(sed -n 's/^ft-run: error: this node failed the checks: //p' "$report" | cut -c 1-200)
   scontrol update NodeName="$SLURMD_NODENAME" State=DRAIN Reason="ft-run check: $reason"
 fi
 rm -f "$report"
