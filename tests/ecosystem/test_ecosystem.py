@@ -64,7 +64,9 @@ def test_a_rank_dies_and_the_weights_are_those_of_a_plain_loop(ft: Launcher, sta
     assert found[0]["weights"] == found[1]["weights"]
     script, folder = HERE / f"{stack}_stack.py", ft.folder / "undisturbed"
     torchrun = ft.start(
-        "--standalone", "--nproc-per-node", 2, script, folder, -1, program=(TORCHRUN,)
+        *("--standalone", "--nproc-per-node", 2, "--log-dir", ft.folder / "torchrun"),
+        *(script, folder, -1),
+        program=(TORCHRUN,),
     )
     theirs = results(torchrun)
     assert not theirs[0]["resumed"]

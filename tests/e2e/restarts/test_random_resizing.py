@@ -108,7 +108,7 @@ def test_random_kills_and_resizes(ft: "Launcher", free_port: int) -> None:
     worlds = {world for _, world, _, _ in exact.records(job.folder)}
     assert worlds == {1, 2, 3}
     weights = exact.check(job.folder, epochs=EPOCHS)
-    expected = exact.undisturbed(ft, free_port, "ddp", "0:1", 0, "short", "exact", EPOCHS)
+    expected = exact.undisturbed(ft, free_port, "ddp", "0:2", 0, "short", "exact", EPOCHS)
     assert max(abs(one - other) for one, other in zip(weights, expected, strict=True)) < 1e-9
 
 
@@ -146,7 +146,7 @@ def test_the_node_of_the_master_is_killed(ft: "Launcher", network: Network, free
     assert [agent.wait() for agent in agents.values()] == [0, 0, 0], agents[leader].stderr
     assert {world for _, world in seen(folder)} == {2, 3}
     weights = exact.check(folder, epochs=12)
-    expected = exact.undisturbed(ft, free_port, "ddp", "0:1", 0, "short", "exact", 12)
+    expected = exact.undisturbed(ft, free_port, "ddp", "0:2", 0, "short", "exact", 12)
     assert max(abs(one - other) for one, other in zip(weights, expected, strict=True)) < 1e-9
 
 
