@@ -91,7 +91,11 @@ def test_a_signal_that_is_sent_twice_is_one(ft):
 @pytest.mark.parametrize("code", [0, 1])
 def test_signals_at_the_end_do_not_end_the_agent_raw(ft, code):
     """They come at every moment from the worker's end on: while it reports, closes and exits."""
-    script = ft.script(f"print('ready', flush=True)\nraise SystemExit({code})\n")
+    script = ft.script(
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"  # no traceback of the worker
+        f"print('ready', flush=True)\nraise SystemExit({code})\n"
+    )
     command = ft.start("--standalone", "--log-dir", ft.folder / "logs", script)
     command.expect("^ready")
     while command.process.poll() is None:
