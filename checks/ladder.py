@@ -254,7 +254,7 @@ class Ladder:
 
 
 def _progress(results: Results, step: Step) -> str:
-    """Return what a step is, after the results of those before it: its phase, who meets."""
+    """Return what a step is, after the results of those before it: its phase, its nodes."""
     if step.phase is Phase.ALL:
         return f"{step.phase.title}: all {len(step.meetings[0])} together"
     total = len(step.meetings)

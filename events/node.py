@@ -323,7 +323,8 @@ class TimeAccounted(Event):
         count = sum(self.restarts.values())
         each_s = sum(self.restart_phases.values()) / max(1, count)
         each = f"{each_s:.1f} s" if each_s >= 1 else f"{each_s * 1000:.0f} ms"
-        more = f"; {count} restart{'s' * (count != 1)}, {each} each" if count else ""
+        several = f"s, {each} each" if count > 1 else f", {each}"
+        more = f"; {count} restart{several}" if count else ""
         return f"time: {self.seconds:.1f} s{f' ({spent})' * bool(spent)}{more}"
 
 

@@ -120,4 +120,6 @@ def test_the_advice_is_below_the_table(run: Run) -> None:
 
 def test_a_job_too_short_for_its_phases_has_none_in_its_line() -> None:
     event = TimeAccounted(0.14, {"running": 0.05}, {"worker": 1}, {"running": 0.02}, {}, None)
-    assert str(event) == "time: 0.1 s; 1 restart, 20 ms each"
+    assert str(event) == "time: 0.1 s; 1 restart, 20 ms"
+    event = TimeAccounted(0.14, {"running": 0.05}, {"worker": 2}, {"running": 0.02}, {}, None)
+    assert str(event) == "time: 0.1 s; 2 restarts, 10 ms each"
