@@ -38,6 +38,7 @@ for piece in shared_work("left", 20):  # a piece that is left is done by some ra
     time.sleep(0.01)
     if own == 3:
         break
+together("left both")  # else the first rank may do all the others
 try:
     for piece in shared_work("left", 20):
         if own == 3:
