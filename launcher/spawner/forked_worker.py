@@ -8,6 +8,7 @@ The rest follows CPython's ``Modules/main.c`` and ``Python/pathconfig.c``.
 
 import builtins
 import ctypes
+import faulthandler
 import os
 import sys
 from collections.abc import Callable
@@ -133,6 +134,7 @@ def become(
     die_with_parent(parent)
     set_up(worker, streams)
     if worker["is_watched"]:
+        sys.modules.setdefault("faulthandler", faulthandler)  # to import it again takes 0.3 ms
         start.install_or_say(streams[-1], lambda: install_hooks)
     else:
         store_wait.await_store()

@@ -31,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...exit_codes import SIGNAL_BASE
+from ...training.worker.phases import find_joining
 from ..processes.ipc import Incoming, close_all, send
 from ..processes.tree import children
 from ..processes.worker_exec import NOT_EXECUTED, code_from, error_code, explained
@@ -131,6 +132,7 @@ class ForkServer:
             send(self._channel, {"failed": reason})
             os._exit(0)
         self._files = ImportedFiles(list(sys.modules.values()))
+        find_joining()
         forked_worker.flush()
         gc.collect()
         gc.freeze()  # a worker's garbage collections do not touch, and so do not copy, shared pages

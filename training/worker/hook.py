@@ -14,7 +14,7 @@ from weakref import ref
 from .data_wait import WAIT_NS, DataWait
 from .imported import IMPORTED, bits_of
 from .patching import take_name, when_loaded
-from .phases import LAST_NS, Phases, time_joining
+from .phases import GROUPS, LAST_NS, Phases, time_joining
 from .store_wait import RENDEZVOUS, await_before_connecting
 from .tuning_page import TuningPage
 
@@ -45,7 +45,6 @@ whether the worker has imported what sends its progress to Kubeflow."""
 
 _OPTIMIZERS = "torch.optim.optimizer"
 _LOADERS = "torch.utils.data.dataloader"
-_GROUPS = "torch.distributed.distributed_c10d"
 _REPORTERS = (
     ("transformers.integrations.integration_utils", "KubeflowCallback"),
     ("kubeflow.trainer.backends.kubernetes.utils", "update_trainjob_status"),
@@ -220,6 +219,6 @@ def install(module: ModuleType, page: Page) -> None:
             _OPTIMIZERS: lambda optimizers: _count_steps(optimizers, hook),
             _LOADERS: lambda loaders: _notice_batches(loaders, hook),
             RENDEZVOUS: await_before_connecting,
-            _GROUPS: lambda c10d: time_joining(c10d, hook.phases),
+            GROUPS: lambda c10d: time_joining(c10d, hook.phases),
         }
     )

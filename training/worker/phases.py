@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from _thread import get_ident
+from functools import cache
 
 from .patching import take_name
 from .start import SINCE_NS
@@ -28,6 +29,7 @@ NAMES = (
     *("importing and building", "joining", "restoring", "first step", "training", "saving"),
     "other activities",
 )
+GROUPS = "torch.distributed.distributed_c10d"
 PHASES_MAX = 24
 """Of a worker, with its activities."""
 
@@ -142,7 +144,7 @@ def time_joining(c10d: Any, phases: Phases) -> None:
     """Count the time in ``init_process_group`` as joining.
 
     Args:
-        c10d: the module ``torch.distributed.distributed_c10d``.
+        c10d: the module ``GROUPS``.
         phases: of this worker.
     """
     join: Callable[..., Any] | None = getattr(c10d, "init_process_group", None)
@@ -157,7 +159,23 @@ def time_joining(c10d: Any, phases: Phases) -> None:
             phases.leave()
 
     take_name(init_process_group, join)
-    for module in list(sys.modules.values()):  # a fork server has loaded those that import it
-        names = getattr(module, "__dict__", None)
-        if isinstance(names, dict) and names.get("init_process_group") is join:
-            names["init_process_group"] = init_process_group
+    for names in _namespaces(join):
+        names["init_process_group"] = init_process_group
+
+
+def find_joining() -> None:
+    """Find what ``time_joining`` will patch, in a fork server with torch.
+
+    This reads every module. In a forked process, each would be a copy of a page.
+    """
+    c10d = sys.modules.get(GROUPS)
+    if (join := getattr(c10d, "init_process_group", None)) is not None:
+        _namespaces(join)
+
+
+@cache
+def _namespaces(join: Any) -> list[dict[str, Any]]:
+    """Return the names of each module that has imported ``init_process_group``."""
+    modules = (getattr(module, "__dict__", None) for module in list(sys.modules.values()))
+    named = (names for names in modules if isinstance(names, dict))
+    return [names for names in named if names.get("init_process_group") is join]

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed.distributed_c10d as c10d
 from ft_run.training import activity
 from ft_run.training.worker import phases, start
-from ft_run.training.worker.phases import Phases, read, time_joining
+from ft_run.training.worker.phases import Phases, find_joining, read, time_joining
 from ft_run.training.worker.start import Page
 from torch import distributed
 
@@ -265,6 +265,20 @@ def test_joining_is_timed_wherever_the_function_was_imported(
     assert worker.spent == {"joining": 6.0}
     assert worker.doing == "first step"
     assert patched.__doc__ == "Join."
+
+
+def test_a_forked_process_does_not_read_the_modules_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join() -> None:
+        pass
+
+    for module in (c10d, distributed):
+        monkeypatch.setattr(module, "init_process_group", join)
+    find_joining()
+    monkeypatch.setattr(phases, "sys", SimpleNamespace(modules={}))
+    time_joining(c10d, worker.phases)
+    assert distributed.init_process_group is c10d.init_process_group is not join
 
 
 def test_without_ft_run_an_activity_does_nothing() -> None:
