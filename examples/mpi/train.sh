@@ -14,4 +14,4 @@ FT_RUN_TOKEN=$(ft-run token)   # the secret of this job: in the environment, bec
 export FT_RUN_TOKEN
 exec mpirun --hostfile "$hostfile" --map-by ppr:1:node --bind-to none -x FT_RUN_TOKEN \
   ft-run --auto-config --max-restarts 100 --restart-window 24h --hang-timeout auto \
-  --preload torch ${CHECK---network-check} "$@"
+  --preload torch,torch._dynamo ${CHECK---network-check} "$@"

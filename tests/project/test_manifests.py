@@ -138,7 +138,7 @@ def test_auto_config_knows_each_pod(
 def test_it_is_run_as_it_should_be_run(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = options_of(pods(recipe)[0], monkeypatch)
     assert options.rendezvous.max_restarts > 0
-    assert options.preload == ("torch",)
+    assert options.preload == ("torch", "torch._dynamo")
     assert options.hang is not None
     assert options.checks is not None
     assert options.rendezvous.trust is not None

@@ -25,7 +25,7 @@ FOLDER = EXAMPLES / "container"
 ROOT = EXAMPLES.parent
 STAGE = Stage.read(FOLDER / "Dockerfile")
 TOKEN = "5d0f" * 16
-TORCH = ("--preload=torch", "--network-check", "--check-timeout=300")
+TORCH = ("--preload=torch,torch._dynamo", "--network-check", "--check-timeout=300")
 
 # In place of the training: it waits for a file in the volume.
 SCRIPT = """\

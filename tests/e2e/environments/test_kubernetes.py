@@ -71,7 +71,7 @@ def _leave_out(value: object, words: tuple[str, ...]) -> None:
             _leave_out(part, words)
 
 
-TORCH = ("--preload=torch", "--network-check", "--check-timeout=300")
+TORCH = ("--preload=torch,torch._dynamo", "--network-check", "--check-timeout=300")
 """What imports torch in every pod: left out where it is about something else."""
 
 
