@@ -41,7 +41,10 @@ def in_torch(program: str, **environ: str) -> str:
 
 
 def five_checks_agree(level: str, tell: Tell) -> None:
-    """Check five times: the results differ by less than 3 %."""
+    """Check five times: the results differ by less than 3 %.
+
+    Products by less than 8 %: the clock rate changed them by 3.7 % on an H200, 5.4 % on an H100.
+    """
     found = []
     for _ in range(5):
         status, node = check("--check-level", level)
@@ -52,7 +55,7 @@ def five_checks_agree(level: str, tell: Tell) -> None:
         spread = max(values) / min(values) - 1
         words = f"{level} {name}: {min(values):.1f} to {max(values):.1f}, {spread:.1%} apart"
         tell("gpu", words)
-        assert spread < 0.03, words
+        assert spread < (0.08 if name == "compute_tflops" else 0.03), words
 
 
 def numbers(text: str) -> dict[str, float]:
