@@ -1,7 +1,6 @@
 """What else is known of the training time: how much of it waited for data, or was slow steps."""
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Final
 
 from ...events.record import Record
@@ -73,6 +72,8 @@ class BestHour:
         """The current hour's median counts from a few minutes on; None: there were fewer."""
         if len(self._minutes) < _LEAST_MINUTES:
             return self._best_s
+        from statistics import median  # only now: it loads random and decimal
+
         current_s = median(self._minutes)
         return current_s if self._best_s is None else min(self._best_s, current_s)
 

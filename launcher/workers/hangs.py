@@ -15,7 +15,6 @@ from ...rendezvous.protocol.messages import HangSpec, Stop
 from ...rendezvous.protocol.stacks import NoHang, RankStack, StackReport, Suspicion
 from ...tasks import show_bug
 from ...values import replace
-from ..stacks import recorded
 from ..stacks.collect import AskedWorker, collect
 from ..stacks.flight_recorder import FlightRecorders
 from ..stacks.lateness import Lateness
@@ -175,6 +174,8 @@ class Hangs:
 
 
 def _summary(path: str, most: int) -> RankCollectives | None:
+    from ..stacks import recorded  # only now: it loads pickle
+
     try:
         return recorded.summary(recorded.read(path), most)
     except recorded.BadDumpError:

@@ -6,7 +6,6 @@ never the buffers.
 """
 
 import asyncio
-import hashlib
 import socket
 from collections import Counter
 from contextlib import suppress
@@ -179,6 +178,8 @@ class HeldSnapshots:
 
     def _attempt(self, name: str) -> str:
         """Return an attempt that is equal on all nodes of this round and in no other round."""
+        import hashlib  # only now: it loads OpenSSL
+
         assert self._assignment is not None
         text = f"{self._assignment.formed_by} {self._assignment.round} {name}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

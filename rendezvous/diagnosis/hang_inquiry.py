@@ -1,7 +1,6 @@
 """Confirms or rejects a suspected hang: looks at the stacks of all workers."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -86,6 +85,8 @@ class HangInquiry:
         return self._group.round == number and self._group.phase is GroupPhase.RUNNING
 
     async def _inquire(self, number: int, start_s: float) -> None:
+        import secrets  # only now: it loads OpenSSL
+
         looks: list[tuple[RankStack, ...]] = []
         inquiry = 1 + secrets.randbelow(COUNT_MAX)  # not that of another master
         while self._is_running(number):

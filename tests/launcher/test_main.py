@@ -25,6 +25,21 @@ def test_asyncio_is_loaded_without_openssl_and_ssl_can_be_loaded_later() -> None
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+def test_the_agent_of_one_node_loads_no_large_library() -> None:
+    options = ("--standalone", "--nproc-per-node", "1", "--no-python")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ft_run", *options, "true"],
+        check=True,
+        timeout=60,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "ft_run.launcher.agent.agent" in loaded
+    large = {"_ssl", "_hashlib", "_decimal", "_pickle", "click", "grpc", "psutil", "rich", "torch"}
+    assert not loaded & large
+
+
 @pytest.mark.parametrize(
     ("module", "function", "arguments"),
     [(master, "run_master", ["master"]), (status, "show_status", ["status"])],
