@@ -332,10 +332,10 @@ class LaunchOptions:
     preload: tuple[str, ...] = SCRIPT.option(
         (),
         "--preload MODULE,...|auto",
-        "Modules to import once, e.g. torch,torch._dynamo, or auto. Every worker is forked from the"
-        " process that imported them, so that starts and restarts skip the imports. auto: the"
-        " modules that the workers have imported by their first step, for restarts; it includes"
-        " --watch-workers.",
+        "Modules to import once, e.g. torch, or auto. Every worker is forked from the process that"
+        " imported them, so that starts and restarts skip the imports. An optimizer also imports"
+        " torch._dynamo. auto: the modules that the workers have imported by their first step, for"
+        " restarts; it includes --watch-workers.",
         values.modules,
         ours=True,
     )
