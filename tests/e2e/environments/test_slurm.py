@@ -223,6 +223,30 @@ def test_a_spare_of_an_allocation_of_its_own(ft: Launcher, cluster: Slurm) -> No
 
 
 @pytest.mark.slow
+def test_a_job_that_is_requeued_only_if_that_may_help_is_done_after_the_loss_of_a_node(
+    ft: Launcher, cluster: Slurm
+) -> None:
+    """The script of the guide, with as many nodes and workers as there are here."""
+    guide = (EXAMPLES.parent / "docs/guide/failure-policy.md").read_text()
+    (text,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", guide, re.DOTALL)
+    for old, new in {
+        "--nodes=5": "--nodes=3 --requeue",
+        " --gpus-per-node=8": "",
+        "--nnodes 4 --nproc-per-node 8": "--nnodes 2 --nproc-per-node 1",
+        " train.py": ' "$@"',
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    script = ft.folder / "of-the-guide.sbatch"
+    script.write_text(text)
+    job = Job(ft, cluster, script=script)
+    workers = job.expect(r"rank \d of 2 run \S+ restarts 0 pid (\d+)$", 2)
+    pids = {int(worker[1]) for worker in workers}
+    # The two that joined first train; the first node also runs the script.
+    job.goes_on_without(next(node for node in cluster.nodes[1:] if pids & node.pids()))
+
+
+@pytest.mark.slow
 def test_a_node_that_fails_its_check_gets_no_job(ft: Launcher, cluster: Slurm) -> None:
     wanted = "export PET_MIN_COMPUTE_TFLOPS=99999 PET_EXCLUDE_STRAGGLER=1"
     cluster.prolog(
