@@ -149,6 +149,7 @@ exit $highest
         ("40 30", 0, True),
         ("20 20", 0, True),
         ("137 1", 0, True),
+        ("137 0", 0, False),
     ],
 )
 def test_the_script_for_slurm_requeues_what_may_yet_succeed(
