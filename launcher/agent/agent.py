@@ -341,8 +341,8 @@ class Agent:
                 self._hangs.answered(event)
             case StepsOrder(number):
                 self._send(steps_report(number, self._workers.running, self._saves.newest))
-            case LinkUp(again):
-                self._link_up(again)
+            case LinkUp():
+                self._link_up(event)
             case LinkDown():
                 self._link_down(event)
             case LinkLost(sentence):
@@ -405,14 +405,14 @@ class Agent:
         await self._checks.rest()
         self.status.checking = ""
 
-    def _link_up(self, again: bool) -> None:
-        self._fencing.found()
+    def _link_up(self, up: LinkUp) -> None:
+        self._fencing.found(up.opened_s)
         self.status.connected = True
         self._checks.connected()
         self._hangs.repeat()
         self._work.connected()
-        self._live(LinkUp(again))
-        self._link_news.up(again)
+        self._live(up)
+        self._link_news.up(up.again)
 
     def _link_down(self, down: LinkDown) -> None:
         self._fencing.lost()

@@ -62,8 +62,18 @@ class Fence:
             awake, thawed = self._pause
             self._since = awake if now - thawed <= self._silence_s else now
 
-    def found(self, now: float) -> None:
-        """Record that a leader has accepted this node."""
+    def found(self, now: float, opened: float) -> None:
+        """Record that a leader has accepted this node.
+
+        Args:
+            now: the current time.
+            opened: when the stream to the leader was opened. Before a long pause: the answer may
+                be from before it too, and another host may lead now.
+        """
+        awake, thawed = self._pause
+        if opened < thawed and thawed - awake > self._silence_s:
+            self._since, self._awake, self._is_guess = awake, now, True
+            return
         self._since, self._awake, self._pause = None, now, (-math.inf, -math.inf)
         self._is_guess = False
 

@@ -35,14 +35,14 @@ class Fencing:
             may_change: several hosts may lead.
         """
         self.limit_s = timeouts.fence_s if may_change else math.inf
-        self._fence = Fence(self.limit_s, timeouts.silence_s, _now())
+        self._fence = Fence(self.limit_s, timeouts.silence_s, now())
         self._post, self._keep = post, keep
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
 
     def is_due(self, event: object) -> bool:
         """Return whether no worker may run here; called before each event is handled."""
-        was_due, self._is_due = self._is_due, self._fence.tick(_now())
+        was_due, self._is_due = self._is_due, self._fence.tick(now())
         if isinstance(event, FenceTick) or (was_due and not self._is_due):
             self.arm()
         return self._is_due
@@ -53,19 +53,19 @@ class Fencing:
         if self.limit_s == math.inf:
             return
         self._keep(self._fence.latest())
-        delay_s = self._fence.deadline() - _now()
+        delay_s = self._fence.deadline() - now()
         if delay_s <= 0 or delay_s > _TICK_S:
             delay_s = _TICK_S
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._post, FenceTick())
 
-    def found(self) -> None:
-        """Record that a leader has accepted this node."""
-        self._fence.found(_now())
+    def found(self, opened_s: float) -> None:
+        """Record that a leader has accepted this node, on a stream opened at ``now``'s time."""
+        self._fence.found(now(), opened_s)
         self.arm()
 
     def lost(self) -> None:
         """Record that the stream to the leader has ended."""
-        self._fence.lost(_now())
+        self._fence.lost(now())
         self.arm()
 
     def close(self) -> None:
@@ -74,6 +74,6 @@ class Fencing:
             self._timer.cancel()
 
 
-def _now() -> float:
+def now() -> float:
     """Return seconds of a clock that continues while the host is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

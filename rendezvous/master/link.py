@@ -1,6 +1,7 @@
 """The link of an agent to its master, independent of the transport."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,6 +16,8 @@ class LinkUp:
 
     again: bool
     """Whether the link was up before."""
+    opened_s: float = field(default=math.inf, compare=False)
+    """When its stream was opened (``fencing.now``)."""
 
 
 @dataclass(frozen=True, slots=True)

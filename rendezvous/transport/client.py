@@ -1,6 +1,7 @@
 """The link of an agent to a remote master: one stream, with automatic reconnection."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from ... import defaults
 from ..group.admission import options_differ, succession_differences
+from ..lease import fencing
 from ..lease.search import Search
 from ..master.link import LinkDown, LinkEvent, LinkLost, LinkUp
 from ..protocol.endpoint import Endpoint
@@ -95,6 +97,7 @@ class GrpcLink:
         self._trust = trust
         self._outbox: asyncio.Queue[bytes | None] | None = None
         self._was_up = False
+        self._opened_s = math.inf
         self._has_received = False
         """Whether the present stream has received a message."""
         self._over = False
@@ -182,6 +185,7 @@ class GrpcLink:
     async def _attend_once(self, *, probes: bool) -> str:
         """Attend until the stream ends; return why it ended."""
         endpoint = self._endpoints[self._search.target]
+        self._opened_s = fencing.now()
         if probes and (why := await why_unreachable(endpoint)) is not None:
             raise _UnreachableError(words(why))
         metadata = ((TERM_KEY, str(self._search.term)),)
@@ -250,7 +254,7 @@ class GrpcLink:
         return differs or _leads_not(self._search, greeting, self._endpoints)
 
     def _up(self) -> None:
-        self._on_event(LinkUp(again=self._was_up))
+        self._on_event(LinkUp(self._was_up, self._opened_s))
         self._was_up = True
 
     async def _read(self, call: Any) -> str:

@@ -69,6 +69,8 @@ class Link:
     stream: Stream
     node: "Process"
     leader: "Process"
+    opened: float
+    """When the node has begun to connect, by its clock."""
     bad_since: float | None = None
     """Since then no keepalive response gets from one end to the other and back."""
     is_open: dict[bool, bool] = field(default_factory=lambda: {True: True, False: True})
@@ -475,7 +477,7 @@ class World:
 
     def _attend(self, process: Process, leader: Process) -> None:
         stream = process.agent.attend(self.number())
-        process.link = link = Link(stream, process, leader)
+        process.link = link = Link(stream, process, leader, process.clock())
         leader.links[stream.number] = link
         self._look_at_link(link)
         self._pump(link)
@@ -591,7 +593,7 @@ class World:
             return
         if not link.is_heard:
             link.is_heard = True
-            node.fence.found(node.clock())
+            node.fence.found(node.clock(), link.opened)
         if isinstance(message, Start | Stop):
             node.withheld = None
         if isinstance(message, Start) and node.fence.is_down(node.clock()):

@@ -12,12 +12,12 @@ def test_a_process_that_was_held_up_says_at_once_that_workers_may_live_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(fencing, "_now", lambda: now[0])
+    monkeypatch.setattr(fencing, "now", lambda: now[0])
     told: list[float] = []
 
     async def test() -> None:
         node = Fencing(Timeouts(fence_s=6.0), lambda _: None, told.append, may_change=True)
-        node.found()
+        node.found(now[0])
         assert told[-1] > 106.0
         now[0] = 107.0  # the stream has lived on meanwhile
         assert node.is_due("a message")

@@ -465,7 +465,7 @@ def test_a_host_that_does_not_lead_as_it_was_said_to_is_not_gone_back_to() -> No
 
 def test_the_fence_counts_from_the_loss() -> None:
     fence = Fence(6.0, 4.0, now=0.0)
-    fence.found(1.0)
+    fence.found(1.0, 1.0)
     for second in range(1, 10):
         assert not fence.tick(float(second))
     fence.lost(9.5)
@@ -473,14 +473,33 @@ def test_the_fence_counts_from_the_loss() -> None:
     for second in range(10, 16):
         assert not fence.tick(float(second))
     assert fence.tick(15.5)
-    fence.found(15.6)
+    fence.found(15.6, 15.6)
     assert not fence.tick(16.0)
+
+
+def test_an_answer_from_before_a_pause_lifts_no_fence_at_once() -> None:
+    """A leader that was frozen with this node may have sent it before another one led."""
+    fence = Fence(6.0, 4.0, now=0.0)
+    fence.found(0.0, 0.0)
+    fence.lost(1.0)
+    assert not fence.tick(1.0)
+    assert fence.tick(21.0)
+    fence.found(21.1, 0.9)
+    assert all(fence.tick(21.0 + second) for second in range(1, 7))
+    assert not fence.tick(27.5)  # the stream has not broken: it is the leader
+
+
+def test_a_leader_that_is_found_after_a_pause_lifts_the_fence() -> None:
+    fence = Fence(6.0, 4.0, now=0.0)
+    assert fence.tick(20.0)
+    fence.found(20.5, 20.1)
+    assert not fence.tick(20.6)
 
 
 def test_a_short_pause_counts_as_silence() -> None:
     """It hides that the silence was too long, and longer pauses would outlast the wait for it."""
     fence = Fence(6.0, 4.0, now=0.0)
-    fence.found(0.0)
+    fence.found(0.0, 0.0)
     for now in (1.0, 2.0, 3.0, 3.9, 5.6):
         assert not fence.tick(now)
     fence.lost(5.6)  # it was frozen when the stream should have been lost, at 4.0
@@ -492,13 +511,13 @@ def test_a_short_pause_counts_as_silence() -> None:
 @pytest.mark.parametrize("slept_s", [6.1, 30.0])
 def test_a_host_that_thaws_kills_at_once(slept_s: float) -> None:
     fence = Fence(6.0, 4.0, now=0.0)
-    fence.found(0.0)
+    fence.found(0.0, 0.0)
     assert fence.tick(slept_s)
 
 
 def test_a_process_that_was_held_up_beside_its_stream_has_its_leader_still() -> None:
     fence = Fence(6.0, 4.0, now=0.0)
-    fence.found(0.0)
+    fence.found(0.0, 0.0)
     assert [fence.tick(float(second)) for second in range(5, 12)] == [False] + [True] * 6
     assert not fence.tick(12.0)
     assert not fence.tick(13.0)
@@ -508,7 +527,7 @@ def test_a_process_that_was_held_up_beside_its_stream_has_its_leader_still() -> 
 
 def test_a_process_that_was_held_up_and_lost_its_stream_has_none() -> None:
     fence = Fence(6.0, 4.0, now=0.0)
-    fence.found(0.0)
+    fence.found(0.0, 0.0)
     fence.tick(5.0)
     fence.lost(7.0)
     assert all(fence.tick(float(second)) for second in range(8, 30))
@@ -516,7 +535,7 @@ def test_a_process_that_was_held_up_and_lost_its_stream_has_none() -> None:
 
 def test_a_silence_that_began_before_a_short_freeze_counts_from_before() -> None:
     fence = Fence(6.0, 4.0, now=0.0)
-    fence.found(0.0)
+    fence.found(0.0, 0.0)
     assert not fence.tick(1.0)
     assert not fence.tick(4.5)
     fence.lost(6.0)
@@ -526,7 +545,7 @@ def test_a_silence_that_began_before_a_short_freeze_counts_from_before() -> None
 def test_a_process_that_is_held_up_has_said_when_its_workers_must_be_dead() -> None:
     fence = Fence(6.0, 4.0, now=0.0)
     assert fence.latest() == 6.0
-    fence.found(1.0)
+    fence.found(1.0, 1.0)
     assert fence.latest() == 11.0
     fence.tick(2.0)
     assert fence.latest() == 12.0
@@ -537,7 +556,7 @@ def test_a_process_that_is_held_up_has_said_when_its_workers_must_be_dead() -> N
 
 def test_without_a_fence_workers_are_left() -> None:
     fence = Fence(math.inf, 4.0, now=0.0)
-    fence.found(0.0)
+    fence.found(0.0, 0.0)
     fence.lost(1.0)
     assert not fence.tick(1e9)
     assert LeaseTimes(fence_s=math.inf).wait_s == 0.0
