@@ -59,3 +59,18 @@ def test_it_is_forgotten_with_its_round_or_its_stream(
         await here.hear(event, cast(Any, FenceTick()))
 
     node(test)
+
+
+def test_the_fence_learns_when_the_stream_was_opened(
+    node: Callable[..., None],  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader that has answered on a stream from before a freeze may have been replaced."""
+
+    async def test(here: Node) -> None:
+        opened: list[float] = []
+        monkeypatch.setattr(here.agent._fencing, "found", opened.append)
+        await here.hear(LinkUp(again=True, opened_s=5.0))
+        assert opened == [5.0]
+
+    node(test)

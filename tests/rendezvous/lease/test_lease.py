@@ -489,6 +489,14 @@ def test_an_answer_from_before_a_pause_lifts_no_fence_at_once() -> None:
     assert not fence.tick(27.5)  # the stream has not broken: it is the leader
 
 
+def test_a_pause_that_is_shorter_than_the_silence_puts_no_answer_in_doubt() -> None:
+    fence = Fence(6.0, 4.0, now=0.0)
+    fence.tick(1.0)
+    fence.tick(4.5)
+    fence.found(4.6, 0.9)
+    assert fence.deadline() == math.inf
+
+
 def test_a_leader_that_is_found_after_a_pause_lifts_the_fence() -> None:
     fence = Fence(6.0, 4.0, now=0.0)
     assert fence.tick(20.0)

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.lease import fencing
 from ft_run.rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp
 from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.endpoint import Endpoint
@@ -120,14 +121,18 @@ def test_the_link_mends_itself_and_attends_as_of_then(free_port: int) -> None:
     async def test() -> None:
         first = attend(nodes=2)
         _, server, endpoint = await serve(free_port)
+        began_s = fencing.now()
         node = Node(endpoint, lambda: first)
+        first_up = await node.next(LinkUp)
         await node.next(Waiting)
         await server.stop()
         await node.next(LinkDown)
         node.link.send(Done(7))  # no master is there: Attend will tell all
         first = dataclasses.replace(first, offer=Offer("127.0.0.1", 2000))
         master, server, _ = await serve(free_port)
-        assert await node.next(LinkUp) == LinkUp(again=True)
+        second_up = await node.next(LinkUp)
+        assert second_up == LinkUp(again=True)
+        assert began_s < first_up.opened_s < second_up.opened_s < fencing.now()
         await node.next(Waiting)
         assert [n.offer.port for n in master.group.roster] == [2000]
         await node.link.close()
