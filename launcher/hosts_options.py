@@ -10,7 +10,7 @@ class NodeCommand:
     """What ``ft-run hosts`` starts on one host."""
 
     host: str
-    """As ssh takes it; empty: this host, without ssh."""
+    """As ssh takes it."""
     argv: tuple[str, ...]
     """The arguments of ft-run."""
 

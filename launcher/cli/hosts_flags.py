@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +9,7 @@ from ...errors import UsageError
 from ...rendezvous.trust.source import TOKEN_VARIABLE
 from ...rendezvous.trust.token import checked, read_token
 from ..environments.environment import PORT, endpoints
-from ..environments.hostfile import HostLine, read_hostfile, read_list, select
+from ..environments.hostfile import HostLine, read_hostfile, read_list
 from ..flags import values
 from ..flags.flag import Heading
 from ..flags.values import BadValue, shown
@@ -48,8 +47,6 @@ def hosts_command() -> CommandLine:
             ours=True,
         ),
         heading("--hosts A,B,C", "Hosts, separated by commas.", ours=True),
-        heading("--include A,B", "Use only these hosts of the list.", ours=True),
-        heading("--exclude A,B", "Skip these hosts of the list.", ours=True),
         heading(
             "--ssh COMMAND",
             "Command that connects to a host, e.g. 'ssh -p 2222' (default: ssh).",
@@ -68,11 +65,6 @@ def hosts_command() -> CommandLine:
         heading(
             "--ft-run PATH", "Path of ft-run on the hosts (default: the same as here).", ours=True
         ),
-        heading(
-            "--launcher-as-node",
-            "Use this host as the first node, in addition to those of the list.",
-            ours=True,
-        ),
     ]
     return CommandLine("ft-run hosts", flags, HelpText(_BEFORE, _AFTER))
 
@@ -88,33 +80,28 @@ def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
     given, _ = line.read(own, {})
     wanted, rest = _read_job(line, job)
     hosts = _hosts(given)
-    is_node = given["launcher_as_node"]
-    names = [""] * is_node + [host.name for host in hosts]
     if not rest:
         raise UsageError(
             "no script was given; expected ft-run hosts --hostfile FILE [OPTIONS] SCRIPT."
         )
-    low, high = wanted.get("nnodes", (len(names), len(names)))
-    _refuse_counts(low, high, len(hosts), is_node)
-    _refuse_one_node(wanted, len(names))
-    addresses = [socket.gethostname()] * is_node + [host.address for host in hosts]
-    if is_node:
-        _refuse_this_host_twice(hosts, addresses[0])
-        _refuse_unknown_slots(hosts, wanted)
+    low, high = wanted.get("nnodes", (len(hosts), len(hosts)))
+    _refuse_counts(low, len(hosts))
+    _refuse_one_node(wanted, len(hosts))
     added = []
     if wanted["nnodes"] is None:
-        added.append(f"--nnodes={len(names)}")
-    if wanted["rdzv_endpoint"] is None and wanted["master_addr"] is None and len(names) > 1:
+        added.append(f"--nnodes={len(hosts)}")
+    if wanted["rdzv_endpoint"] is None and wanted["master_addr"] is None and len(hosts) > 1:
+        addresses = [host.address for host in hosts]
         added.append(f"--rdzv-endpoint={endpoints(addresses, PORT)}")
     if not wanted["rdzv_id"]:
         added.append(f"--rdzv-id=hosts-{os.urandom(6).hex()}")
-    slots = ([None] if is_node else []) + [_slots(host, wanted) for host in hosts]
-    has_ranks = wanted["nnodes"] is None and wanted["rdzv_backend"] != "c10d" and len(names) > 1
+    has_ranks = wanted["nnodes"] is None and wanted["rdzv_backend"] != "c10d" and len(hosts) > 1
     commands = []
-    for rank, (name, count) in enumerate(zip(names, slots, strict=True)):
+    for rank, host in enumerate(hosts):
+        count = _slots(host, wanted)
         of_node = [f"--nproc-per-node={count}"] if count else []
         of_node += [f"--node-rank={rank}"] if has_ranks and wanted["node_rank"] is None else []
-        commands.append(NodeCommand(name, (*added, *of_node, *job)))
+        commands.append(NodeCommand(host.name, (*added, *of_node, *job)))
     return HostsOptions(
         nodes=tuple(commands),
         least=min(low, high),
@@ -160,41 +147,27 @@ def _read_job(line: CommandLine, job: Sequence[str]) -> tuple[Given, Sequence[st
 
 def _hosts(given: Given) -> tuple[HostLine, ...]:
     path, listed = given["hostfile"], given["hosts"]
-    if path is None and listed is None and given["launcher_as_node"]:
-        raise UsageError(
-            "--launcher-as-node adds this host to other hosts, but none were given; expected"
-            " --hostfile FILE or --hosts A,B,C, or ft-run without hosts for this host alone."
-        )
     if (path is None) is (listed is None):
         wrong = (
             "no hosts were given" if path is None else "--hostfile and --hosts exclude each other"
         )
         raise UsageError(f"{wrong}; expected --hostfile FILE or --hosts A,B,C.")
     if listed is not None:
-        hosts = read_list(listed, "--hosts")
-    else:
-        try:
-            with open(path, encoding="utf-8") as file:
-                hosts = read_hostfile(file.read(), path)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            bad = BadValue("a file with a line HOST slots=N for each host", str(reason))
-            raise values.refuse("--hostfile", path, bad) from error
-    return select(hosts, given["include"], given["exclude"])
+        return read_list(listed, "--hosts")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return read_hostfile(file.read(), path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        bad = BadValue("a file with a line HOST slots=N for each host", str(reason))
+        raise values.refuse("--hostfile", path, bad) from error
 
 
-def _refuse_counts(low: int, high: int, hosts: int, is_node: bool) -> None:
-    count = hosts + is_node
+def _refuse_counts(low: int, count: int) -> None:
     if low > count:
-        of_launcher = " and this one" if is_node else ""
         raise UsageError(
-            f"--nnodes asks for {low} nodes, but there are {hosts} hosts{of_launcher}; expected"
+            f"--nnodes asks for {low} nodes, but there are {count} hosts; expected"
             f" --nnodes {count}, or more hosts."
-        )
-    if is_node and high == 1:
-        raise UsageError(
-            f"--nnodes asks for 1 node, but --launcher-as-node adds this host to {hosts}"
-            f" other{'s' * (hosts > 1)}; expected --nnodes {count}, or no --launcher-as-node."
         )
 
 
@@ -209,27 +182,6 @@ def _refuse_one_node(wanted: Given, count: int) -> None:
         raise UsageError(
             f"--node-rank {wanted['node_rank']} would be the rank of each of the {count} hosts;"
             " omit it: the order of the hosts gives the ranks."
-        )
-
-
-def _refuse_this_host_twice(hosts: tuple[HostLine, ...], own: str) -> None:
-    """Refuse to start this host by ssh as well."""
-    for host in hosts:
-        if host.address in (own, own.partition(".")[0], "localhost", "127.0.0.1", "::1"):
-            raise UsageError(
-                f"--launcher-as-node makes this host ({own}) a node, and {host.where} has"
-                f" {host.name}; expected one of them."
-            )
-
-
-def _refuse_unknown_slots(hosts: tuple[HostLine, ...], wanted: Given) -> None:
-    """Refuse a list in which this host has no slots but others have."""
-    first = next((host for host in hosts if host.slots is not None), None)
-    if first is not None and wanted["nproc_per_node"] is None:
-        raise UsageError(
-            f"{first.where} has slots={first.slots}, but the number of workers of this host"
-            f" (--launcher-as-node) is unknown; expected --nproc-per-node {first.slots} and no"
-            " slots."
         )
 
 

@@ -44,11 +44,10 @@ class _Host:
     """One host: its ssh process and its exit code."""
 
     def __init__(self, command: NodeCommand, options: HostsOptions) -> None:
-        self.name = command.host or "here"
+        self.name = command.host
         self.status: int | None = None
-        start = [options.program, "hosts-node"]
-        if command.host:  # a shell parses it there
-            start = [*options.ssh, *_SSH_OPTIONS, "--", command.host, shlex.join(start)]
+        on_host = shlex.join([options.program, "hosts-node"])  # a shell parses it there
+        start = [*options.ssh, *_SSH_OPTIONS, "--", command.host, on_host]
         try:
             self._process = subprocess.Popen(
                 start,
@@ -58,9 +57,8 @@ class _Host:
                 start_new_session=True,  # this process handles and forwards Ctrl-C
             )
         except OSError as error:
-            flag = "--ssh" if command.host else "--ft-run"
             raise UsageError(
-                f"{start[0]} cannot be started here: {error.strerror}; set {flag} to a program of "
+                f"{start[0]} cannot be started here: {error.strerror}; set --ssh to a program of "
                 "this host."
             ) from error
         order = {

@@ -54,32 +54,6 @@ def read_list(text: str, flag: str) -> tuple[HostLine, ...]:
     return _checked(hosts, flag)
 
 
-def select(
-    hosts: tuple[HostLine, ...], include: str | None, exclude: str | None
-) -> tuple[HostLine, ...]:
-    """Return the hosts that ``--include`` names, or those that ``--exclude`` does not.
-
-    Raises:
-        UsageError: one of them names an unknown host, or no host is left.
-    """
-    known = {host.name for host in hosts} | {host.address for host in hosts}
-    chosen = hosts
-    for flag, text, is_wanted in (("--include", include, True), ("--exclude", exclude, False)):
-        if text is None:
-            continue
-        names = {word.strip() for word in text.split(",")}
-        unknown = sorted(names - known)
-        if unknown:
-            raise UsageError(
-                f"{flag} names {unknown[0]!r}, which is not among the {len(hosts)} hosts;"
-                f" expected some of {', '.join(host.name for host in hosts[:8])}."
-            )
-        chosen = tuple(h for h in chosen if bool(names & {h.name, h.address}) is is_wanted)
-    if not chosen:
-        raise UsageError("--include and --exclude leave no host; expected at least one.")
-    return chosen
-
-
 def _host(words: list[str], where: str) -> HostLine:
     name, *rest = words
     if _HOST.fullmatch(name) is None:

@@ -1,6 +1,5 @@
 """Hostfiles, and what ``ft-run hosts`` makes of them: checked before anything starts."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ def read(*argv: str, hostfile: str | None = None) -> HostsOptions:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(socket, "gethostname", lambda: "head.cluster")
 
 
 FILE = "# nodes\nme@gpu1 slots=8\n\ngpu2 slots=4   # an old one\n10.0.0.3\n"
@@ -43,7 +41,7 @@ def test_each_host_gets_what_the_job_does_not_say() -> None:
 
 def test_what_the_job_says_stays() -> None:
     options = read(
-        *("--hosts", "a,b,c", "--exclude=b", "--ssh", "ssh -p 2222", "--env", "A=1 2", "--env"),
+        *("--hosts", "a,c", "--ssh", "ssh -p 2222", "--env", "A=1 2", "--env"),
         *("TOKEN", "--chdir", "/data", "--ft_run", "/opt/ft-run", "--", "--nnodes=1:2"),
         *("--rdzv-id=x", "--nproc-per-node=2", "--rdzv-endpoint=h:1", "-m", "package.train"),
     )
@@ -56,15 +54,6 @@ def test_what_the_job_says_stays() -> None:
     assert options.ssh == ("ssh", "-p", "2222")
     assert options.environ == {"A": "1 2", "TOKEN": "t"}
     assert (options.folder, options.program) == ("/data", "/opt/ft-run")
-
-
-def test_this_host_is_the_first_node() -> None:
-    options = read("--hosts", "a", "--launcher-as-node", "train.py")
-    assert [node.host for node in options.nodes] == ["", "a"]
-    assert options.least == 2
-    assert "--rdzv-endpoint=head.cluster:29400" in options.nodes[1].argv
-    elastic = read("--hosts", "a", "--launcher-as-node", "--nnodes=1:2", "train.py")
-    assert elastic.least == 1
 
 
 def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -> None:
@@ -104,25 +93,6 @@ def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -
          "line 2 of hosts has slots=8, but --nproc-per-node is 4; expected slots=4, or no"),
         (["--nnodes", "3", "train.py"], "a\nb\n",
          "--nnodes asks for 3 nodes, but there are 2 hosts; expected --nnodes 2, or more"),
-        (["--launcher-as-node", "--nnodes", "4", "train.py"], "a\nb\n",
-         "--nnodes asks for 4 nodes, but there are 2 hosts and this one; expected"),
-        (["--launcher-as-node", "--nnodes", "1", "train.py"], "a\n",
-         "--nnodes asks for 1 node, but --launcher-as-node adds this host to 1 other;"
-         " expected --nnodes 2, or no --launcher-as-node."),
-        (["--launcher-as-node", "--nnodes", "2", "train.py"], None,
-         "--launcher-as-node adds this host to other hosts, but none were given; expected"
-         " --hostfile FILE or --hosts A,B,C, or ft-run without hosts for this host alone."),
-        (["--launcher-as-node", "train.py"], "a\nlocalhost\n",
-         "--launcher-as-node makes this host (head.cluster) a node, and line 2 of hosts has"
-         " localhost; expected one of them."),
-        (["--launcher-as-node", "--hosts", "a,me@head", "train.py"], None,
-         "--launcher-as-node makes this host (head.cluster) a node, and host 2 of --hosts has"
-         " me@head; expected one of them."),
-        (["--launcher-as-node", "--hosts", "head.cluster", "train.py"], None,
-         "makes this host (head.cluster) a node, and host 1 of --hosts has head.cluster"),
-        (["--launcher-as-node", "train.py"], "a\nb slots=4\n",
-         "line 2 of hosts has slots=4, but the number of workers of this host"
-         " (--launcher-as-node) is unknown; expected --nproc-per-node 4 and no slots."),
         (["--standalone", "train.py"], "a\nb\n",
          "--standalone is for one node, but there are 2 hosts; expected one host, or no"),
         (["--node-rank", "1", "train.py"], "a\nb\n",
@@ -131,9 +101,6 @@ def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -
          "--env FT_RUN_TOKEN=VALUE shows the token in this host's list of processes; expected"
          " --token-file FILE, or FT_RUN_TOKEN in the environment."),
         (["--token-file", "nosuch", "train.py"], "a\n", "cannot read the token file nosuch"),
-        (["--include", "a,c", "train.py"], "a\nb\n",
-         "--include names 'c', which is not among the 2 hosts; expected some of a, b."),
-        (["--exclude", "a,b", "train.py"], "a\nb\n", "leave no host"),
         (["--env",
          "NOSUCH", "train.py"], "a\n", "invalid value 'NOSUCH' for --env: expected NAME="),
         (["--ssh", "'", "train.py"], "a\n", "for --ssh: expected a command, e.g. 'ssh"),
