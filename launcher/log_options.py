@@ -36,9 +36,8 @@ class LogOptions:
     events: str | None = LOGS.option(
         None,
         "--events FILE",
-        "Write each event of this node as a line of JSON to a file, which is rotated at 64 MB, to a"
-        " Unix socket (unix:PATH) or to standard output (-). With --log-dir, its directory"
-        " has events.jsonl too.",
+        "Write each event of this node as a line of JSON to a file, which is rotated at 64 MB, or"
+        " to standard output (-). With --log-dir, its directory has events.jsonl too.",
         values.events_target,
         ours=True,
     )

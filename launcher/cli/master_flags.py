@@ -44,8 +44,8 @@ class MasterOptions:
     events: str | None = _OPTIONS.option(
         None,
         "--events FILE",
-        "Write each event of the master as a line of JSON to a file, which is rotated at 64 MB, to"
-        " a Unix socket (unix:PATH) or to standard output (-).",
+        "Write each event of the master as a line of JSON to a file, which is rotated at 64 MB, or"
+        " to standard output (-).",
         values.events_target,
     )
     warnings: tuple[str, ...] = ()

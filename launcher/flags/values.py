@@ -92,9 +92,9 @@ def notice_source(text: str) -> str:
 
 
 def events_target(text: str) -> str:
-    """Return where events are written: ``-``, ``unix:PATH`` or the path of a file."""
-    if not text.strip() or text == "unix:":
-        raise BadValue("the path of a file, unix:PATH or -")
+    """Return where events are written: ``-`` or the path of a file."""
+    if not text.strip() or text.startswith("unix:"):  # other tools write to a socket
+        raise BadValue("the path of a file or -")
     return text
 
 

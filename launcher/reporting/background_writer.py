@@ -131,7 +131,8 @@ class BackgroundWriter:
             self._write_lost()
             self._outlet.write(line)
         except OSError as error:
-            self._not_written(line, error.strerror or str(error))
+            with self._changed:
+                self._count_lost(error.strerror or str(error))
             return
         with self._changed:
             self._reason = ""
@@ -143,14 +144,3 @@ class BackgroundWriter:
             self._outlet.write(self._lost_line(lost, reason))
             with self._changed:
                 self._lost -= lost
-
-    def _not_written(self, line: bytes, reason: str) -> None:
-        retry_s = self._outlet.retry_s
-        with self._changed:
-            if retry_s is None or self._is_closing:
-                self._count_lost(reason)
-                return
-            self._reason = reason
-            self._waiting.appendleft(line)
-            self._waiting_bytes += len(line)
-            self._changed.wait_for(lambda: self._is_closing, retry_s)

@@ -1,11 +1,10 @@
-"""Where lines of ``--events`` go: a file that is rotated, a socket, or standard output.
+"""Where lines of ``--events`` go: a file that is rotated, or standard output.
 
 An outlet writes whole lines, and may wait for the disk or the reader: only ``BackgroundWriter``
 calls it, in its own thread.
 """
 
 import os
-import socket
 import stat
 from contextlib import suppress
 from typing import Final, Protocol
@@ -17,16 +16,12 @@ from ..logs.console_file import ConsoleFile
 MAX_BYTES: Final = 64 << 20
 """The size at which a file is rotated; one older file is kept."""
 STDOUT: Final = "-"
-UNIX: Final = "unix:"
 _MODE: Final = 0o644
-_NO_READER_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 class Outlet(Protocol):
     """Takes lines, one at a time."""
-
-    retry_s: float | None
-    """Seconds until a line that could not be written is tried again; None: it is lost."""
 
     def write(self, line: bytes) -> None:
         """Write one line, all of it or nothing.
@@ -43,22 +38,20 @@ def open_outlet(target: str) -> Outlet:
     """Open what ``--events`` names.
 
     Args:
-        target: ``-``, ``unix:PATH`` or the path of a file.
+        target: ``-`` or the path of a file.
 
     Raises:
-        UsageError: the file cannot be written. A socket may get its listener later.
+        UsageError: If the file cannot be written.
     """
     if target == STDOUT:
         return StandardOutput()
-    if target.startswith(UNIX):
-        return UnixSocket(target.removeprefix(UNIX))
     outlet = RotatedFile(target)
     try:
         outlet.open()
     except OSError as error:
         raise UsageError(
             f"cannot write events to {shown(target)}: {error.strerror}; expected a file in a"
-            " writable directory, unix:PATH or - with --events."
+            " writable directory or - with --events."
         ) from error
     return outlet
 
@@ -69,8 +62,6 @@ class RotatedFile:
     Processes of one host may share a file: each line is one append, and a process that finds that
     another one has rotated the file continues in the new one.
     """
-
-    retry_s: float | None = None
 
     def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
         """Take the path; ``open`` it, or the first line does."""
@@ -150,46 +141,8 @@ class RotatedFile:
         return False
 
 
-class UnixSocket:
-    """A connection to a Unix stream socket; a line whose reader is gone waits for the next one."""
-
-    retry_s: float | None = _NO_READER_S
-
-    def __init__(self, path: str) -> None:
-        """Take the path; the first line connects to it."""
-        self._path = path
-        self._socket: socket.socket | None = None
-
-    def write(self, line: bytes) -> None:
-        """Send a line, to the next reader if the last one is gone.
-
-        Raises:
-            OSError: no process reads from it; the next call connects again.
-        """
-        if self._socket is not None:
-            try:
-                return self._socket.sendall(line)
-            except OSError:
-                self.close()  # a part of the line may be sent: the next reader gets all of it
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.connect(self._path)
-            self._socket.sendall(line)
-        except OSError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Disconnect."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-
 class StandardOutput:
     """Descriptor 1, which the workers may write to as well."""
-
-    retry_s: float | None = None
 
     def __init__(self) -> None:
         """Open it again where possible: it must stay blocking for the workers."""
@@ -206,7 +159,7 @@ class StandardOutput:
         done = 0
         try:
             while done < len(text):
-                self._file.is_writable(_NO_READER_S)
+                self._file.is_writable(_POLL_S)
                 with suppress(BlockingIOError):
                     done += self._file.write(text[done:])
         except OSError:

@@ -1,10 +1,8 @@
 """``--events``: what jobs report as lines of JSON, and where their time went."""
 
-import contextlib
 import json
 import os
 import re
-import socket
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -145,29 +143,6 @@ def test_what_a_full_disk_loses_is_counted(ft: "Launcher") -> None:
     # 1 start, 4 rounds and 1 end; those that are missing are among the lost ones.
     missing = 1 + 4 + 4 + 1 - len(counted)
     assert 0 < missing <= sum(record["lines"] for record in lost)
-
-
-def test_a_reader_that_goes_delays_nothing_and_the_next_one_gets_whole_lines(
-    ft: "Launcher",
-) -> None:
-    path = ft.folder / "s"
-    script = ft.script("import sys; print('up', flush=True); open(sys.argv[1]).read()")
-    os.mkfifo(ft.folder / "gate")
-    job = ft.start("--standalone", "--events", f"unix:{path}", script, ft.folder / "gate")
-    job.expect(rf"cannot write to unix:{path}: No such file or directory")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        with listener.accept()[0] as reader, reader.makefile("rb") as lines:
-            first = lines_of([lines.readline()])
-        job.expect("^up")
-        (ft.folder / "gate").write_text("")
-        assert job.wait() == 0
-        with contextlib.closing(listener.accept()[0]) as reader, reader.makefile("rb") as lines:
-            rest = lines_of(lines.readlines())
-    assert first[0]["name"] == "agent.started"
-    assert rest[-1]["name"] == "job.ended"
-    assert "events.lost" not in {line["name"] for line in rest}
 
 
 def test_events_on_standard_output_are_whole_lines_beside_those_of_workers(ft: "Launcher") -> None:

@@ -11,8 +11,7 @@ TIMEOUT_S = 60.0
 class Outlet:
     """Keeps lines; a test decides what happens to each."""
 
-    def __init__(self, *, retry_s: float | None = None) -> None:
-        self.retry_s = retry_s
+    def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.error: OSError | None = None
         self.open = threading.Event()
@@ -86,18 +85,6 @@ def test_a_disk_that_hangs_delays_nothing_and_loses_the_oldest_lines() -> None:
         b"lost 6: the disk or the reader is too slow\n",
         *(b"line 007\n", b"line 008\n", b"line 009\n"),
     ]
-
-
-def test_a_line_waits_for_the_next_reader_of_a_socket() -> None:
-    outlet, failed = Outlet(retry_s=0.001), list[str]()
-    writer = writer_of(outlet, failed)
-    outlet.error = OSError(111, "Connection refused")
-    writer.put(b"1\n")
-    for _ in range(3):
-        outlet.await_call()
-    outlet.error = None
-    writer.close(TIMEOUT_S)
-    assert outlet.lines == [b"1\n"]
 
 
 def test_a_writer_without_lines_has_no_thread() -> None:

@@ -2,13 +2,12 @@
 
 import errno
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.reporting.outlets import RotatedFile, UnixSocket, open_outlet
+from ft_run.launcher.reporting.outlets import RotatedFile, open_outlet
 
 
 @pytest.fixture
@@ -101,25 +100,6 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as refused:
             open_outlet(str(target))
         assert refused.value.sentence == (
-            f"cannot write events to '{target}': {why}; expected a file in a writable directory, "
-            "unix:PATH or - with --events."
+            f"cannot write events to '{target}': {why}; expected a file in a writable directory "
+            "or - with --events."
         )
-
-
-def test_a_line_whose_reader_goes_is_sent_whole_to_the_next_one(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    outlet = UnixSocket(path)
-    with pytest.raises(FileNotFoundError):
-        outlet.write(b"1\n")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        outlet.write(b"1\n")
-        with listener.accept()[0] as reader:
-            assert reader.recv(10) == b"1\n"
-        outlet.write(b"2\n")
-        with listener.accept()[0] as reader:
-            assert reader.recv(10) == b"2\n"
-    with pytest.raises(ConnectionRefusedError):
-        outlet.write(b"3\n")
-    outlet.close()
