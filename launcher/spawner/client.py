@@ -171,7 +171,6 @@ class SpawnerClient:
         differing: Sequence[str] = (),
         secluded: bool = False,
         source: PreloadSource = PreloadSource.OPTION,
-        count: int = 0,
     ) -> None:
         """Import modules once, and from then on fork every eligible worker from that process.
 
@@ -191,10 +190,9 @@ class SpawnerClient:
                 import.
             source: those of ``WORKERS`` are imported in the background; until they are, workers
                 start normally. Those of ``TUNE_FILE`` too, but the first workers wait for them.
-            count: number of workers for which processes are forked ahead; 0: as last forked.
         """
         order = {"modules": list(modules), "argv": list(argv), "env": dict(env)}
-        more = {"differing": list(differing), "secluded": secluded, "count": count}
+        more = {"differing": list(differing), "secluded": secluded}
         more |= {"source": source.value}
         self.preloading = source is not PreloadSource.WORKERS
         self._send({"do": "preload", **order, **more, **self._signals()})

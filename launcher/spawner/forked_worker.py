@@ -105,12 +105,6 @@ def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) ->
     return path0
 
 
-def prepare() -> None:
-    """Do the part that is the same for each worker, in the process that becomes one."""
-    _freshen()
-    _renew_main()
-
-
 def become(
     parent: int,
     worker: dict[str, Any],
@@ -118,7 +112,7 @@ def become(
     environ: dict[str, str],
     path0: str | None,
 ) -> Program:
-    """Turn a prepared forked process into a worker; return the program that it has to run.
+    """Turn a forked process into a worker; return the program that it has to run.
 
     Args:
         parent: process id of the spawner.
@@ -132,6 +126,8 @@ def become(
     """
     argv: list[str] = worker["argv"]
     die_with_parent(parent)
+    _freshen()
+    _renew_main()
     set_up(worker, streams)
     if worker["is_watched"]:
         sys.modules.setdefault("faulthandler", faulthandler)  # to import it again takes 0.3 ms

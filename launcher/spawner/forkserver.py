@@ -4,14 +4,13 @@ The spawner starts it in the same way as a worker, so that a preloaded module fi
 interpreter, flags, environment, signals and ``sys.path``. It has one thread and never runs a line
 of the training program.
 
-An intermediate process forks each worker (``blanks``). The worker thus becomes a child of the
+An intermediate process forks each worker (``double_fork``). The worker thus becomes a child of the
 spawner (the subreaper), which supervises it like any other worker and receives its exit from the
 kernel. The worker waits for the spawner's release before it starts; end-of-file instead means that
 it is not wanted.
 
     spawner → fork server                    fork server → spawner
     {"do": "preload", "modules", …}          {"ready": MiB} or {"failed": reason}
-    {"do": "foresee", "count"}               (this many workers will be wanted soon)
     {"do": "fork", "workers"} + fds          {"pids"}, {"stale": path} or {"cold": reason}
 
 The modules that the fork server itself needs (sockets, JSON, this package) are removed from
@@ -27,7 +26,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...exit_codes import SIGNAL_BASE
@@ -36,7 +34,7 @@ from ..processes.ipc import Incoming, close_all, send
 from ..processes.tree import children
 from ..processes.worker_exec import NOT_EXECUTED, code_from, error_code, explained
 from . import forked_worker, rank_at_import
-from .blanks import Blanks, Order, fork_blanks, wait_for_order
+from .double_fork import double_fork
 from .environ_watch import EnvironmentWatch
 from .forked_worker import Program
 from .imported_files import ImportedFiles
@@ -90,7 +88,6 @@ class ForkServer:
         self._path0: str | None = None
         self._is_secluded = False
         self._files: ImportedFiles | None = None
-        self._blanks: Blanks | None = None
         self._own = {n: m for n, m in sys.modules.items() if n not in bare.modules}
 
     def serve(self) -> Program:
@@ -103,8 +100,7 @@ class ForkServer:
                 if message["do"] == "preload":
                     self._preload(message)
                     continue
-                foresees = message["do"] == "foresee"
-                program = self._foresee(message["count"]) if foresees else self._fork(message)
+                program = self._fork(message)
                 if program is not None:
                     return program
 
@@ -197,85 +193,42 @@ class ForkServer:
 
     def _fork_all(self, workers: list[dict[str, Any]], fds: list[int]) -> Program | dict[str, Any]:
         """Fork all workers; return a program in each worker, the answer in the fork server."""
-        if self._blanks is None or not self._blanks.are(len(workers)):
-            try:
-                program = self._fork_blanks(len(workers), fds)
-            except OSError as error:
-                return {"cold": _not_forked(error)}
-            if program is not None:
-                return program
-        assert self._blanks is not None
-        blanks, self._blanks = self._blanks, None
-        pids = blanks.begin(_orders(workers, fds))
-        return {"pids": pids} if pids else {"cold": "a forked worker was killed"}
-
-    def _foresee(self, count: int) -> Program | None:
-        """Fork standby workers in advance; return, later in each of them, its program."""
-        assert self._files is not None
-        self._files.look()
-        is_ready = self._blanks is not None and self._blanks.are(count)
-        if is_ready or self._files.changed() is not None:
-            return None
         try:
-            return self._fork_blanks(count)
-        except OSError:  # it is retried when they are wanted
-            return None
-
-    def _fork_blanks(self, count: int, fds: Sequence[int] = ()) -> Program | None:
-        """Fork standby workers; return, in each of them after its assignment, its program.
-
-        Args:
-            count: number of processes.
-            fds: descriptors that were received for workers and that standby workers must not keep.
-
-        Raises:
-            OSError: there are no processes or no descriptors for them.
-        """
-        if self._blanks is not None:
-            self._blanks.close()
-            self._blanks = None
-        forked = fork_blanks(count)
-        if isinstance(forked, Blanks):
-            self._blanks = forked
-            return None
-        close_all(fds)
-        return self._be_blank(forked)
-
-    def _be_blank(self, channel: socket.socket) -> Program:
-        """Wait for the assignment of this standby worker."""
-        try:
-            self._channel.close()
-            self._incoming.drop_fds()
-            forked_worker.prepare()
-            return self._become_worker(*wait_for_order(channel))
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            os._exit(NOT_EXECUTED)
+            forked = double_fork(len(workers))
+        except OSError as error:
+            return {"cold": _not_forked(error)}
+        if isinstance(forked, int):
+            return self._become_worker(workers[forked], _own_fds(forked, workers, fds))
+        return {"pids": forked} if forked else {"cold": "a forked worker was killed"}
 
     def _become_worker(self, worker: dict[str, Any], fds: list[int]) -> Program:
-        go, *streams = fds
-        if not os.read(go, 1):
-            os._exit(SIGNAL_BASE + signal.SIGKILL)
-        os.close(go)
         try:
+            self._channel.close()
+            go, *streams = fds
+            if not os.read(go, 1):
+                os._exit(SIGNAL_BASE + signal.SIGKILL)
+            os.close(go)
             return forked_worker.become(self._spawner, worker, streams, self._environ, self._path0)
         except OSError as error:
             why = explained(code_from(error_code(error)), worker["argv"][0])
             os.write(2, f"ft-run: the worker cannot be started: {why}\n".encode())
-            os._exit(NOT_EXECUTED)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        os._exit(NOT_EXECUTED)
 
 
-def _orders(workers: list[dict[str, Any]], fds: list[int]) -> Iterator[Order]:
-    """Yield the assignment of each standby worker.
+def _own_fds(index: int, workers: list[dict[str, Any]], fds: list[int]) -> list[int]:
+    """Return the release pipe and the streams of one worker, after closing the streams of others.
 
     Args:
-        workers: the parameters of the workers.
-        fds: the pipe of the release, then the streams of all workers.
+        index: The worker's place in ``workers``.
+        workers: The parameters of all workers.
+        fds: The release pipe, then the streams of all workers.
     """
-    go, *streams = fds
-    for worker in workers:
-        mine, streams = streams[: worker["fds"]], streams[worker["fds"] :]
-        yield worker, [go, *mine]
+    start = 1 + sum(worker["fds"] for worker in workers[:index])
+    end = start + workers[index]["fds"]
+    close_all([*fds[1:start], *fds[end:]])
+    return [fds[0], *fds[start:end]]
 
 
 def _import(name: str) -> str | None:

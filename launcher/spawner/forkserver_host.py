@@ -64,9 +64,6 @@ class ForkServerHost:
         self._is_named = False
         self._in_background = False
         """Whether workers do not wait for the modules."""
-        self._count = 0
-        """The number of workers in the last fork request."""
-        self._has_foreseen = False
         self._go: int | None = None
         self.state = ForkServerState.GONE
         self.pid = 0
@@ -77,10 +74,10 @@ class ForkServerHost:
 
         Args:
             order: ``modules`` to preload; ``argv`` of a worker, the first word of which is the
-                interpreter; ``env`` and the signals as for a worker; ``secluded``, ``source`` and
-                ``count``, see ``SpawnerClient.preload``.
+                interpreter; ``env`` and the signals as for a worker; ``secluded`` and
+                ``source``, see ``SpawnerClient.preload``.
         """
-        self._order, self._is_of_use, self._count = order, True, order["count"]
+        self._order, self._is_of_use = order, True
         self._is_named = order["source"] == PreloadSource.OPTION.value
         self._in_background = order["source"] == PreloadSource.WORKERS.value
         self._start()
@@ -89,8 +86,8 @@ class ForkServerHost:
         """Return which of some processes do not belong to workers.
 
         While the fork server forks, each of its descendants may be a worker, and none is exempt.
-        Otherwise the exempt processes are the fork server, what the modules start while they are
-        imported (e.g. a compiler), and the processes that the fork server has forked ahead.
+        Otherwise the exempt processes are the fork server and the processes that modules start
+        while they are imported (e.g. a compiler).
         """
         if self.state is ForkServerState.FORKING or not self.pid:
             return set()
@@ -112,12 +109,6 @@ class ForkServerHost:
         self._waiting = request, fds
         if self.state is ForkServerState.READY:
             self._fork()
-
-    def foresee(self) -> None:
-        """Prepare as many workers as before while those end, once for each start."""
-        if self.state is ForkServerState.READY and self._count and not self._has_foreseen:
-            self._has_foreseen = True
-            self._send({"do": "foresee", "count": self._count})
 
     def cancel(self) -> Request | None:
         """Discard the workers that have not started; return their request."""
@@ -269,7 +260,6 @@ class ForkServerHost:
                 os.write(self._go, b"\0" * len(pids))
             request, fds = self._waiting
             self._waiting = None
-            self._count, self._has_foreseen = len(pids), False
             self._released(request, fds, pids)
         self._forget()
         self.state = ForkServerState.READY

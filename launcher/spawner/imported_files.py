@@ -1,15 +1,10 @@
 """Detects changes of the files that a process has imported."""
 
-import math
 import os
-import time
 from collections.abc import Iterator
 from types import ModuleType
 
 _Mark = tuple[int, int, int]
-
-_FRESH_S = 0.2
-"""The time for which a result of ``look`` counts as current."""
 
 
 class ImportedFiles:
@@ -26,8 +21,6 @@ class ImportedFiles:
             found = _existing(path)
             if found is not None:
                 self._marks[found] = _mark(found)
-        self._seen: tuple[float, str | None] = -math.inf, None
-        """The time of the last ``look``, and its result."""
 
     def changed(self) -> str | None:
         """Return a file that has changed, or None.
@@ -35,14 +28,6 @@ class ImportedFiles:
         Every file is checked: the time of a folder does not change when a file in it is rewritten
         in place.
         """
-        at, path = self._seen
-        return path if time.monotonic() - at <= _FRESH_S else self._look()
-
-    def look(self) -> None:
-        """Check the files now, so that the next ``changed`` returns quickly."""
-        self._seen = time.monotonic(), self._look()
-
-    def _look(self) -> str | None:
         return next((path for path, mark in self._marks.items() if _mark(path) != mark), None)
 
 

@@ -155,7 +155,6 @@ class Spawner:
             case "stop":
                 self._cancel(request["signal"])
                 self._signal(request["signal"])
-                self._fork_server.foresee()
             case "terminate":
                 self._watching = True
                 self._clearing = request["number"]
@@ -260,8 +259,6 @@ class Spawner:
             if pid in self._workers:
                 self._services.discard(pid)
                 self._reaped_at = _now()
-                if code:
-                    self._fork_server.foresee()
                 self._send_exit(*self._workers.pop(pid), code)
             elif pid == self._fork_server.pid:
                 self._fork_server.reaped(code)

@@ -68,7 +68,6 @@ def import_modules(modules: Sequence[str], source: PreloadSource, starter: "Work
         env,
         differing=commands.own_variables,
         source=source,
-        count=commands.local_world_size,
     )
 
 

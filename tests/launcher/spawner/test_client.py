@@ -117,107 +117,6 @@ def test_workers_live_no_longer_than_the_fence_says(case: str, said: str) -> Non
     assert done.stdout == f"{said}\n"
 
 
-BLANKS = """
-import asyncio, os, signal, sys, time
-from ft_run.events.preload import PreloadState
-from ft_run.launcher.processes.tree import children
-from ft_run.launcher.spawner.client import (
-    Empty, Exited, Spawned, SpawnerClient, WorkerCommand,
-)
-
-script = sys.argv[2]
-PYTHON = (sys.executable, "-u")
-client = SpawnerClient()
-client.preload(["colorsys"], [*PYTHON, script], {}, differing=[])
-heard = asyncio.Queue()
-
-async def spawned(number, count=2):
-    client.spawn(number, [WorkerCommand((*PYTHON, script), {})] * count)
-    event = await heard.get()
-    assert isinstance(event, Spawned) and not event.errors, event
-    return list(event.pids)
-
-async def stopped(count=2):
-    client.stop(signal.SIGTERM)
-    for _ in range(count):
-        assert isinstance(await heard.get(), Exited)
-
-async def blanks(count=2):
-    spawner = client._spawner_pid
-    def there():
-        return [pid for pid in children(spawner) if pid != client._fork_server_pid]
-    while len(found := there()) != count:
-        await asyncio.sleep(0.01)
-    return found
-
-async def killed():
-    client.kill()
-    while not isinstance(await heard.get(), Empty):
-        pass
-
-async def main():
-    client.listen(heard.put_nowait)
-    while (await heard.get()).state is not PreloadState.READY:
-        pass
-    await spawned(0)
-    if sys.argv[1] == "at_once":
-        os.kill(client._fork_server_pid, signal.SIGSTOP)  # until workers are wanted
-    await stopped()
-    await globals()[sys.argv[1]]()
-
-async def used():
-    found = await blanks()
-    await killed()  # what is left of the workers, as after each stop
-    assert client.left() == []
-    assert sorted(await spawned(1)) == sorted(found)
-    assert sorted(client.left()) == sorted(found)
-    await stopped()
-
-async def failed():
-    await blanks()
-    now = await spawned(1)
-    os.kill(now[0], signal.SIGKILL)
-    assert isinstance(await heard.get(), Exited)
-    next_ones = set(await blanks(3)) - {now[1]}  # before anything is stopped
-    await stopped(1)
-    assert set(await spawned(2)) == next_ones
-
-async def dead():
-    found = await blanks()
-    os.kill(found[0], signal.SIGKILL)
-    await blanks(1)
-    assert not set(await spawned(1)) & set(found)
-    there = await blanks()  # once the other one is gone
-    assert sorted(client.left()) == sorted(there)
-
-async def other_count():
-    found = await blanks()
-    now = await spawned(1, count=3)
-    assert not set(now) & set(found)
-    assert sorted(await blanks(3)) == sorted(now)
-    await stopped(3)
-    await blanks(3)
-
-async def at_once():
-    now = await spawned(1)  # the fork server hears of the stop and of them in one go
-    assert sorted(await blanks()) == sorted(now)  # no others were forked ahead
-
-asyncio.run(main())
-server = client._fork_server_pid
-family = children(client._spawner_pid)
-client.close()
-assert not any(os.path.exists(f"/proc/{pid}") for pid in family)
-"""
-
-
-@pytest.mark.parametrize("case", ["used", "failed", "dead", "other_count", "at_once"])
-def test_workers_are_forked_while_those_before_end(case: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import signal; signal.pause()\n")
-    command = [sys.executable, "-c", BLANKS, case, str(script)]
-    subprocess.run(command, timeout=60, check=True)
-
-
 IN_BACKGROUND = """
 import asyncio, sys
 from ft_run.events.preload import PreloadSource
@@ -242,7 +141,7 @@ async def work():
 
 async def main():
     client.listen(heard.put_nowait)
-    client.preload(["slow"], WORKER, {}, source=PreloadSource.WORKERS, count=1)
+    client.preload(["slow"], WORKER, {}, source=PreloadSource.WORKERS)
     print(client.preloading)
     await work()
     with open("gate", "w"):

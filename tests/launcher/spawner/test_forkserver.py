@@ -460,20 +460,6 @@ class TestImportedFiles:
         path.unlink()
         assert files.changed() == str(path)
 
-    def test_a_look_before_counts_for_a_moment(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path = tmp_path / "mine.py"
-        path.write_text("a = 1\n")
-        now = 1.0
-        monkeypatch.setattr("time.monotonic", lambda: now)
-        files = imported_files.ImportedFiles([load(path)])
-        files.look()
-        path.write_text("a = 22\n")
-        assert files.changed() is None
-        now = 1.25
-        assert files.changed() == str(path)
-
 
 def load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)

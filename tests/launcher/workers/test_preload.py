@@ -24,7 +24,7 @@ class Node:
         known: tuple[str, ...] = (),
     ) -> None:
         options = LaunchOptions("a.py", RendezvousOptions(), preload=preload)
-        self.orders: list[tuple[tuple[str, ...], PreloadSource, int]] = []
+        self.orders: list[tuple[tuple[str, ...], PreloadSource]] = []
         self.events: list[Event] = []
         self.kept: list[tuple[str, ...]] = []
         file = SimpleNamespace(values=TunedValues(preload=known)) if known else None
@@ -41,8 +41,8 @@ class Node:
             watches=(*watches, None), assignment=SimpleNamespace(round=1, node_rank=0)
         )
 
-    def _preloads(self, modules: Any, *_: Any, source: Any, count: int, **__: Any) -> None:
-        self.orders.append((modules, source, count))
+    def _preloads(self, modules: Any, *_: Any, source: Any, **__: Any) -> None:
+        self.orders.append((modules, source))
 
     def reports(self, state: PreloadState, text: str = "") -> None:
         self.preload.changed(ForkServerEvent(state, 1, text))
@@ -59,7 +59,7 @@ def test_what_all_workers_have_imported_is_preloaded_once_and_kept_when_it_is_re
     node = Node({"torch", "numpy", "sklearn", "mine"}, {"torch", "numpy"}, set())
     node.preload.learn(node.group)
     node.preload.learn(node.group)
-    assert node.orders == [(("numpy", "torch"), PreloadSource.WORKERS, 2)]
+    assert node.orders == [(("numpy", "torch"), PreloadSource.WORKERS)]
     node.reports(PreloadState.LOADING)
     assert not node.kept
     node.reports(PreloadState.READY, "3 s")
