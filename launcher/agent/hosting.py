@@ -1,8 +1,9 @@
 """Decides whether this agent hosts the master, and creates the agent's link to it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
@@ -29,8 +30,9 @@ from ...rendezvous.master.master import ALONE, Lease, Master
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import Outcome, Refused, Verdict
+from ...tasks import in_daemon_thread, show_bug
 from ...values import replace
-from ..machine.network import any_address, is_loopback, listen_address
+from ..machine.network import any_address, is_loopback, own_endpoints
 from ..options import RendezvousOptions
 from ..version import VERSION
 from .lifecycle import JobOver
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
 Note = Callable[[Event], None]
 
+_FIND_AGAIN_S, _FIND_AGAIN_MAX_S = 1.0, 15.0
+"""How long to wait before the names of the endpoints are resolved again: doubled each time."""
+
 
 class Hosting:
     """The master in this process, if any, and the agent's link to the job's master."""
@@ -55,14 +60,30 @@ class Hosting:
         trust: "Trust | None" = None,
         changed: Callable[[Master], None] | None = None,
         report: Callable[[], str] = str,
+        meet: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """Start nothing yet.
+
+        Args:
+            options: of this node.
+            note: receives events.
+            trust: the credentials for connections; None: plain text.
+            changed: called after each event of the group; None: nothing follows it.
+            report: returns the answer to ``ft-run report`` of the running job.
+            meet: as in ``LocalLink``.
+        """
         self._options, self._report = options, report
-        self._trust = trust
+        self._trust, self._meet = trust, meet
         self._note, self._changed = note, changed
         self._address: Endpoint | None = None
         """The listen address, if the master belongs in this process; otherwise None."""
         self._port_is_taken = False
         self._retry: asyncio.Task[None] | None = None
+        self._search: asyncio.Task[None] | None = None
+        """Waits for the DNS to have the name of this host."""
+        self._has_received = False
+        """Whether a master has sent this node a message."""
+        self._agent: Agent | None = None
         self._server: MasterServer | None = None
         self._succession: Succession | None = None
         self._master: Master | None = None
@@ -86,35 +107,51 @@ class Hosting:
         if endpoint is None:
             self._master = self._new_master(self._settings())
             return
-        if endpoints := self._options.endpoints:
+        endpoints = self._options.endpoints or (endpoint,)
+        own, are_known = own_endpoints(endpoints)
+        if self._options.endpoints:
             self.where = f"master at one of {self._options.where}"
-            listed = await listed_host(
-                endpoints,
-                self._settings(),
-                self._new_master,
-                self._note,
-                self._trust,
-            )
-            if listed is not None:
-                self._over = asyncio.get_running_loop().create_future()
-                self._succession, self._server = listed
-                self._server.report = self._report
-                self.where += f"; this host may lead, at {endpoints[self._succession.own]}"
-            return
-        self.where = f"master at {endpoint}"
-        if self._options.hosts_master is False:
-            return
-        address = listen_address(endpoint)
-        if address is None:
-            if not self._options.hosts_master:
+            await self._become_candidate(own)
+        else:
+            self.where = f"master at {endpoint}"
+            if self._options.hosts_master is False:
                 return
-            # The name belongs to a service or to a translated address in front of this host.
-            address = Endpoint(any_address(), endpoint.port)
-        self._address = address
-        await self._serve(address)
+            if self._options.hosts_master and not own:
+                # The name belongs to a service or to a translated address in front of this host.
+                own = {0: Endpoint(any_address(), endpoint.port)}
+            if own:
+                self._address = own[0]
+                await self._serve(own[0])
+        if not own and not are_known:
+            self._search = asyncio.create_task(self._find_own_name(endpoints))
+            self._search.add_done_callback(partial(show_bug, "the search for this host's name"))
 
     def connect(self, agent: "Agent") -> MasterLink:
         """Return the agent's link to the master."""
+        self._agent = agent
+        self._follow_succession(agent)
+        if self.master is not None:
+            # There is no socket: the link cannot break, and needs no pings.
+            return LocalLink(self.master, agent.attend, agent.post, self._meet)
+        from ...rendezvous.transport.client import GrpcLink
+
+        endpoint = self._options.endpoint
+        assert endpoint is not None
+        return GrpcLink(
+            endpoint,
+            agent.attend,
+            self._watched(agent.post),
+            silence_s=self._options.timeouts.silence_s,
+            # Also if the owner of the port does not respond: it may be a frozen master.
+            connect_timeout_s=self._options.timeouts.connect_timeout_s,
+            master_timeout_s=self._options.timeouts.master_timeout_s,
+            port_is_taken=self._port_is_taken,
+            listed=self._options.endpoints,
+            trust=self._trust,
+        )
+
+    def _follow_succession(self, agent: "Agent") -> None:
+        """Notify the agent of the end of the job, or of a refusal, even if it is disconnected."""
         if self._succession is not None:
             # A node that is disconnected when the job ends would search for a leader in vain.
             self._succession.over.add_done_callback(
@@ -126,25 +163,6 @@ class Hosting:
         if self._over is not None:
             # Also while this host leads: its own master ends with the agent.
             self._over.add_done_callback(lambda over: agent.post(JobOver(over.result())))
-        if self.master is not None:
-            # There is no socket: the link cannot break, and needs no pings.
-            return LocalLink(self.master, agent.attend, agent.post)
-        from ...rendezvous.transport.client import GrpcLink
-
-        endpoint = self._options.endpoint
-        assert endpoint is not None
-        return GrpcLink(
-            endpoint,
-            agent.attend,
-            self._watched(agent.post) if self._port_is_taken else agent.post,
-            silence_s=self._options.timeouts.silence_s,
-            # Also if the owner of the port does not respond: it may be a frozen master.
-            connect_timeout_s=self._options.timeouts.connect_timeout_s,
-            master_timeout_s=self._options.timeouts.master_timeout_s,
-            port_is_taken=self._port_is_taken,
-            listed=self._options.endpoints,
-            trust=self._trust,
-        )
 
     @property
     def serves_others(self) -> bool:
@@ -168,6 +186,8 @@ class Hosting:
         Args:
             wait: first wait until every node has received the verdict.
         """
+        if self._search is not None:
+            self._search.cancel()
         if self._retry is not None:
             await self._retry  # this is short, and the server that it starts must be stopped
         master, verdict = self.master, None
@@ -182,6 +202,46 @@ class Hosting:
             await self._server.stop()
         elif master is not None:
             master.close()
+
+    async def _become_candidate(self, own: Mapping[int, Endpoint]) -> None:
+        """Vote, and lead if elected, if one of the listed endpoints is of this host."""
+        endpoints = self._options.endpoints
+        settings, new_master = self._settings(), self._new_master
+        listed = await listed_host(endpoints, own, settings, new_master, self._note, self._trust)
+        if listed is not None:
+            self._over = asyncio.get_running_loop().create_future()
+            self._succession, self._server = listed
+            self._server.report = self._report
+            self.where += f"; this host may lead, at {endpoints[self._succession.own]}"
+
+    async def _find_own_name(self, endpoints: Sequence[Endpoint]) -> None:
+        """Host the master as soon as an endpoint turns out to be this host.
+
+        The name of a pod can enter the DNS after the pod has started. There is nothing left to find
+        when all names are known, or when a single master has sent a message.
+        """
+        delay_s, own, are_known = _FIND_AGAIN_S, dict[int, Endpoint](), False
+        while not (own or are_known):
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _FIND_AGAIN_MAX_S)
+            if self._has_received and not self._options.endpoints:
+                return
+            with suppress(OSError):  # no thread can be started
+                own, are_known = await in_daemon_thread(partial(own_endpoints, endpoints))
+        if own:
+            # ``stop`` cancels this task, but waits for the other one.
+            self._retry = asyncio.create_task(self._host_after_all(own))
+            self._retry.add_done_callback(partial(show_bug, "hosting the master"))
+
+    async def _host_after_all(self, own: Mapping[int, Endpoint]) -> None:
+        if self._options.endpoints:
+            with suppress(UsageError):  # an address that this host no longer has
+                await self._become_candidate(own)
+            if self._succession is not None and self._agent is not None:
+                self._follow_succession(self._agent)
+        elif not self._has_received:
+            self._address = own[0]
+            await self._serve_after_all()
 
     async def _serve(self, address: Endpoint) -> None:
         from ...rendezvous.transport.server import MasterServer
@@ -202,18 +262,17 @@ class Hosting:
         tell_if_open(address, self._trust, self._note)
 
     def _watched(self, post: Callable[[LinkEvent], None]) -> Callable[[LinkEvent], None]:
-        """Take over the port if it becomes free before a master there has responded.
+        """Take over a port of this host if it becomes free before a master there has responded.
 
         The port then belonged to the previous job, whose master does not respond to a new node.
         If a master has responded, this node waits for it: the scheduler restarts that master.
         """
-        has_spoken = False
 
         def on_event(event: LinkEvent) -> None:
-            nonlocal has_spoken
-            has_spoken |= not isinstance(event, LinkUp | LinkDown | LinkLost)
+            self._has_received |= not isinstance(event, LinkUp | LinkDown | LinkLost)
             is_trying = self._retry is not None and not self._retry.done()
-            if isinstance(event, LinkDown) and not (has_spoken or is_trying or self.master):
+            may_try = self._port_is_taken and not (self._has_received or is_trying or self.master)
+            if isinstance(event, LinkDown) and may_try:
                 self._retry = asyncio.create_task(self._serve_after_all())
             post(event)
 
@@ -252,12 +311,21 @@ def tell_if_open(address: Endpoint, trust: "Trust | None", note: Note) -> None:
 
 async def listed_host(
     endpoints: Sequence[Endpoint],
+    own: Mapping[int, Endpoint],
     settings: GroupSettings,
     new_master: Callable[[GroupSettings, Lease], Master],
     note: Note,
     trust: "Trust | None",
 ) -> "tuple[Succession, MasterServer] | None":
     """Become a candidate at the first free endpoint of this host: vote, and lead if elected.
+
+    Args:
+        endpoints: of all hosts that may lead.
+        own: the listen address of each endpoint that names this host, by its position.
+        settings: of the group.
+        new_master: creates the master when this host is elected.
+        note: receives events.
+        trust: the credentials for connections; None: plain text.
 
     Returns:
         The succession, which votes, and its server; None where no endpoint belongs to this host,
@@ -273,10 +341,7 @@ async def listed_host(
     times = LeaseTimes(settings.lease_s, settings.fence_s, settings.silence_s)
     spec = settings.succession_spec(endpoints)
     assert spec is not None
-    for place, endpoint in enumerate(endpoints):
-        address = listen_address(endpoint)
-        if address is None:
-            continue
+    for place, address in own.items():
         succession = Succession(
             endpoints,
             place,

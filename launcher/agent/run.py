@@ -16,7 +16,13 @@ from ...rendezvous.protocol.messages import Outcome, Verdict
 from ..history.event_history import EventHistory
 from ..history.recorded_error import recorded
 from ..logs.log_dir import LogDir
-from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
+from ..machine.network import (
+    AdvertisedAddress,
+    PortReservation,
+    is_local_address,
+    names_all_hosts,
+    resolve,
+)
 from ..machine.worker_count import WorkerCount
 from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
@@ -76,9 +82,9 @@ async def run_node(
     recorder.add(history.add)
     recorder.node = identity.node_id
     address = advertised(rendezvous, display.event)
-    port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
+    port = PortReservation(address.find, rendezvous.worker_ports, rendezvous.worker_ports_flag)
     changed = metrics.job.changed if metrics is not None else None
-    hosting = Hosting(rendezvous, display.event, trust, changed, history.report)
+    hosting = Hosting(rendezvous, display.event, trust, changed, history.report, address.meet)
     crew = new_crew(identity.node_id) if new_crew is not None else None
     agent = Agent(options, display, starter, identity=identity, port=port, crew=crew)
     if metrics is not None:
@@ -179,19 +185,20 @@ async def _shown_in_trainjob(agent: Agent, display: Display) -> AsyncIterator[No
             )
 
 
-def advertised(rendezvous: RendezvousOptions, note: Callable[[Event], None]) -> Callable[[], str]:
-    """Return a function that determines the address that this node advertises."""
+def advertised(rendezvous: RendezvousOptions, note: Callable[[Event], None]) -> AdvertisedAddress:
+    """Return the address that this node advertises."""
     endpoint, name = rendezvous.endpoint, rendezvous.master_addr
     is_only = endpoint is None and rendezvous.local_addr is None
     if is_only and name is not None and any(map(is_local_address, resolve(name))):
-        return lambda: name  # no other host needs to resolve it
+        return AdvertisedAddress.named(name)  # no other host needs to resolve it
     towards = name if endpoint is None else endpoint.host
     others = [other.host for other in rendezvous.endpoints]
-    address = AdvertisedAddress(towards, rendezvous.local_addr, others)
+    is_open = rendezvous.max_nodes > 1 and endpoint is not None and names_all_hosts(endpoint.host)
+    address = AdvertisedAddress(towards, rendezvous.local_addr, others, is_open=is_open)
     found = address.find()
     if rendezvous.local_addr is not None and not is_local_address(found):
         note(ForeignAddressAdvertised(found))
-    return address.find
+    return address
 
 
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:

@@ -29,6 +29,7 @@ from ..agent.local_socket import answering
 from ..cli.master_flags import MasterOptions
 from ..history.event_history import EventHistory
 from ..history.recorder import Recorder, attempt_of
+from ..machine.network import own_endpoints
 from ..reporting.display import Display
 from ..version import VERSION
 
@@ -133,7 +134,8 @@ class _LoneMaster:
             note(MasterListening(str(endpoint), await server.start(endpoint)))
             tell_if_open(endpoint, self._trust, note)
             return server, None
-        listed = await listed_host(endpoints, settings, self._new_master, note, self._trust)
+        places, _ = own_endpoints(endpoints)
+        listed = await listed_host(endpoints, places, settings, self._new_master, note, self._trust)
         if listed is None:
             raise UsageError(
                 f"none of the endpoints {', '.join(map(str, endpoints))} is of this host and "

@@ -6,6 +6,7 @@ Agents advertise an IP address, not a host name: no DNS in the data path, no 127
 import errno
 import ipaddress
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -42,7 +43,22 @@ def listen_address(endpoint: Endpoint) -> Endpoint | None:
     the DNS has its address, so that a host compares the name with its own if the DNS does not know
     it or has another address, as for a pod that was replaced.
     """
-    addresses = resolve(endpoint.host)
+    return _listen_address(endpoint, resolve(endpoint.host))
+
+
+def own_endpoints(endpoints: Sequence[Endpoint]) -> tuple[dict[int, Endpoint], bool]:
+    """Return the listen address of each endpoint that names this host, by its position.
+
+    The second value is whether every name resolves: otherwise one of them may be a name of this
+    host that the DNS does not have yet.
+    """
+    known = [resolve(endpoint.host) for endpoint in endpoints]
+    found = map(_listen_address, endpoints, known)
+    own = {place: address for place, address in enumerate(found) if address is not None}
+    return own, all(known)
+
+
+def _listen_address(endpoint: Endpoint, addresses: Sequence[str]) -> Endpoint | None:
     local = [address for address in addresses if is_local_address(address)]
     if not local:
         # A short name with another address may belong to a clone.
@@ -63,8 +79,21 @@ def _is_own_name(name: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Return whether only processes of this host can reach a server at this address or name."""
-    found = [ipaddress.ip_address(address.partition("%")[0]) for address in resolve(host)]
-    return bool(found) and all(address.is_loopback for address in found)
+    found = resolve(host)
+    return bool(found) and all(map(_is_loopback_address, found))
+
+
+def _is_loopback_address(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def names_all_hosts(host: str) -> bool:
+    """Return whether other hosts can connect to a master at this name, as far as the name says.
+
+    At a name, a master listens at all addresses, even if this host resolves it to a loopback
+    address.
+    """
+    return host != "localhost" and not (_is_literal(host) and _is_loopback_address(host))
 
 
 def any_address() -> str:
@@ -80,7 +109,7 @@ def any_address() -> str:
 def _is_literal(host: str) -> bool:
     try:
         socket.inet_pton(socket.AF_INET, host)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL, or not ASCII
         return is_ipv6(host)
     return True
 
@@ -89,13 +118,20 @@ class AdvertisedAddress:
     """The IP address that this node advertises to the others.
 
     It is the one that the user gave, else that of the interface that routes to the master, or to
-    the first known of the hosts that may lead; without a master (standalone) it is the loopback
-    address. A host may get another address while the job runs: ``find`` checks again, without
+    the first known of the hosts that may lead. On the master's own host, whose name may resolve to
+    a loopback address or not at all, it is that of the interface that routes to another node, and
+    before there is one, that of the default route. It is the loopback address only if no other host
+    can join. A host may get another address while the job runs: ``find`` checks again, without
     resolving names a second time.
     """
 
     def __init__(
-        self, master_host: str | None, local_addr: str | None, others: Sequence[str] = ()
+        self,
+        master_host: str | None,
+        local_addr: str | None,
+        others: Sequence[str] = (),
+        *,
+        is_open: bool = False,
     ) -> None:
         """Find the address.
 
@@ -103,6 +139,7 @@ class AdvertisedAddress:
             master_host: address or name of the master's host; None without a master.
             local_addr: ``--local-addr``; None: not given.
             others: other hosts that may lead; the name of a lost host may not resolve.
+            is_open: whether nodes of other hosts can join.
 
         Raises:
             UsageError: ``--local-addr`` is neither an address nor a name that resolves.
@@ -110,36 +147,103 @@ class AdvertisedAddress:
         self._hosts = () if master_host is None else (master_host, *others)
         self._masters: list[str] = []
         """The addresses of the master's host, or of one that may lead, once known."""
-        self._given = _given_address(local_addr) if local_addr is not None else None
+        self._is_open = is_open
+        self._given = None if local_addr is None else self._given_address(local_addr)
         self._found: str | None = None
+        """The last address that routed to a master or to a different node."""
+        self._advertised = ""
+        """The last result of ``find``."""
+
+    @classmethod
+    def named(cls, name: str) -> "AdvertisedAddress":
+        """Advertise a name of this host as it is."""
+        address = cls(None, None)
+        address._given = name
+        return address
 
     def find(self) -> str:
         """Return the present address: the previous one, as long as this host has it."""
-        if self._given is not None:
-            return self._given
-        if self._found is None or not is_local_address(self._found):
-            self._found = self._routed() or self._found
-        return self._found or _loopback()
+        self._advertised = self._given or self._find()
+        return self._advertised
+
+    def meet(self, address: str) -> bool:
+        """Take the address of another node into account; return whether ``find`` changes."""
+        before = self._advertised
+        is_found = self._found is not None and is_local_address(self._found)
+        is_remote = _is_literal(address) and not is_local_address(address)
+        if self._is_open and is_remote and not is_found:
+            self._found = self._useful_route(address) or self._found
+        return self.find() != before
+
+    def _find(self) -> str:
+        found = self._found
+        if found is None or not is_local_address(found):
+            found = self._routed()
+            self._found = found or self._found
+            if found is None and self._is_open:
+                found = _outward_address()
+        return found or self._found or _loopback()
 
     def _routed(self) -> str | None:
-        self._masters = self._masters or next(filter(None, map(resolve, self._hosts)), [])
-        return next(filter(None, map(_route_to, self._masters)), None)
+        for addresses in [self._masters] if self._masters else map(resolve, self._hosts):
+            for found in map(self._useful_route, addresses):
+                if found is not None:
+                    self._masters = list(addresses)
+                    return found
+        return None
 
+    def _useful_route(self, address: str) -> str | None:
+        found = _route_to(address)
+        is_useless = found is None or (self._is_open and _is_loopback_address(found))
+        return None if is_useless else found
 
-def _given_address(local_addr: str) -> str:
-    addresses = resolve(local_addr)
-    if not addresses:
-        raise UsageError(
-            f"--local-addr {local_addr!r} is neither an IP address nor a host name that resolves."
-        )
-    local = [address for address in addresses if is_local_address(address)]
-    # A translated address (NAT, a floating IP) is not local and may still be correct.
-    return (local or addresses)[0]
+    def _given_address(self, local_addr: str) -> str | None:
+        addresses = resolve(local_addr)
+        if not addresses:
+            raise UsageError(
+                f"--local-addr {local_addr!r} is neither an IP address nor a host name that "
+                "resolves."
+            )
+        if self._is_open and not _is_literal(local_addr):
+            # As for the master: a host often resolves its own name to 127.0.1.1.
+            addresses = [one for one in addresses if not _is_loopback_address(one)]
+        local = [address for address in addresses if is_local_address(address)]
+        # A translated address (NAT, a floating IP) is not local and may still be correct.
+        return next(iter(local or addresses), None)
 
 
 def _loopback() -> str:
     """Return the loopback address; that of IPv6 on a host without IPv4."""
     return "127.0.0.1" if is_local_address("127.0.0.1") else "::1"
+
+
+_FAR = ("192.0.2.1", "2001:db8::1")
+"""Addresses of blocks for documentation: the default route leads to them."""
+
+
+def _outward_address() -> str | None:
+    """Return the address of the default route, else of the first network; None: there is none."""
+    for address in (*map(_route_to, (*_FAR, *_neighbors())), *_own_ipv6()):
+        if address is not None and not _is_loopback_address(address):
+            return address
+    return None
+
+
+def _neighbors() -> list[str]:
+    """Return one address of each IPv4 network to which this host has a route."""
+    with suppress(OSError), open("/proc/net/route", encoding="ascii") as file:
+        rows = [line.split() for line in file][1:]
+        destinations = [int.from_bytes(bytes.fromhex(row[1]), sys.byteorder) for row in rows]
+        return [str(ipaddress.IPv4Address(one + 1)) for one in destinations if one]
+    return []
+
+
+def _own_ipv6() -> list[str]:
+    """Return the global IPv6 addresses of this host."""
+    with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+        return [str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if row[3] == "00"]
+    return []
 
 
 def _route_to(address: str) -> str | None:

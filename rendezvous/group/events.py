@@ -9,6 +9,7 @@ from ...values import dataclass, names
 from ..protocol.failure import Failure
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import MasterMessage, NodeMessage, Verdict
+from ..protocol.offer import Offer
 from ..protocol.timeouts import Timeouts
 
 
@@ -57,6 +58,14 @@ class Detached:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewed:
+    """The node in the process of the master has renewed its offer."""
+
+    link: int
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -73,7 +82,7 @@ class Hung:
     """Other ranks get on: they may save something when they are stopped."""
 
 
-Event = Received | Detached | Tick | Hung
+Event = Received | Detached | Renewed | Tick | Hung
 
 
 # --- commands --------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from ..protocol.work_messages import WorkReport
 from .checks import Checks
 from .drains import Drains
 from .ending import Ending
-from .events import Command, Detached, Event, GroupSettings, Hung, Received
+from .events import Command, Detached, Event, GroupSettings, Hung, Received, Renewed
 from .examination import Examiner
 from .formation import Formation
 from .joining import Joining
@@ -136,6 +136,9 @@ class Group:
             self._received(event.link, event.message, now)
         elif isinstance(event, Detached):
             self._link_gone(event.link, now)
+        elif isinstance(event, Renewed):
+            if (node := self.roster.by_link(event.link)) is not None:
+                node.offer = event.offer
         elif isinstance(event, Hung):
             failure = self.work.failed(event.round, event.failure)
             self._rounds.hung(replace(event, failure=failure))

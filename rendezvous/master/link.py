@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ...values import dataclass, field
 from ..protocol.messages import Attend, MasterMessage, NodeMessage
+from ..protocol.offer import Offer
 from .master import Master
 
 
@@ -59,12 +60,26 @@ class LocalLink:
         master: Master,
         attend: Callable[[], Attend],
         on_event: Callable[[LinkEvent], None],
+        meet: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """Attach the agent to the master.
+
+        Args:
+            master: the master in this process.
+            attend: returns the first message of the agent, with its present offer.
+            on_event: receives the messages of the master.
+            meet: is called with the address of each node that joins; returns whether the address
+                that this node offers changes.
+        """
         self._master = master
         self._on_event = on_event
+        self._attend, self._meet = attend, meet
         self._loop = asyncio.get_running_loop()
-        self._link = master.attach(self._deliver)
+        self._link = master.attach(self._deliver, self._renewed)
         self.send(attend())
+
+    def _renewed(self, other: Attend) -> Offer | None:
+        return self._attend().offer if self._meet(other.node.address) else None
 
     def send(self, message: NodeMessage) -> None:
         """Pass a message to the master, in a later iteration of the event loop."""

@@ -21,6 +21,7 @@ from ..group.events import (
     Finish,
     GroupSettings,
     Received,
+    Renewed,
     Send,
     Tick,
 )
@@ -33,11 +34,15 @@ from ..protocol.messages import (
     NodeMessage,
     Verdict,
 )
+from ..protocol.offer import Offer
 from ..protocol.stacks import StackOrder, StackReport, Suspicion
 from ..protocol.steps import StepsOrder, StepsReport
 
 Deliver = Callable[[MasterMessage | None], None]
 """Receives the messages for one stream, in order; None: end the stream after them."""
+
+Renew = Callable[[Attend], Offer | None]
+"""Returns the new offer of the node in this process when another node joins; None: unchanged."""
 
 STEPS_S = 1.0
 """How long nodes have to report their workers' steps: they only read numbers."""
@@ -103,6 +108,7 @@ class Master:
         self._hangs = HangInquiry(self.group, self.whereabouts, self._send, self._handle)
         self._logged_reasons: set[str] = set()
         self._next_link = 0
+        self._own: tuple[int, Renew] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self.is_closed = False
@@ -110,10 +116,17 @@ class Master:
         self._handled = asyncio.Event()
         self._finished: asyncio.Future[Verdict] = self._loop.create_future()
 
-    def attach(self, deliver: Deliver) -> int:
-        """Add a stream; return its number."""
+    def attach(self, deliver: Deliver, renew: Renew | None = None) -> int:
+        """Add a stream; return its number.
+
+        Args:
+            deliver: receives the messages for the stream.
+            renew: renews the offer of the node in this process, whose stream this is.
+        """
         self._next_link += 1
         self._streams[self._next_link] = deliver
+        if renew is not None:
+            self._own = self._next_link, renew
         return self._next_link
 
     def receive(self, link: int, message: NodeMessage) -> None:
@@ -129,7 +142,17 @@ class Master:
         else:
             if isinstance(message, Attend) and self._lease is not ALONE and self._lease.holds():
                 self._send(link, Challenge())  # confirms that the leader has received it
+            if isinstance(message, Attend):
+                self._renew(link, message)
             self._handle(Received(link, message))
+
+    def _renew(self, link: int, attend: Attend) -> None:
+        """Renew the offer of the node in this process: the new node may complete a world."""
+        if self._own is None or self._own[0] == link or self._own[0] not in self._streams:
+            return
+        own, renew = self._own
+        if (offer := renew(attend)) is not None:
+            self._handle(Renewed(own, offer))
 
     def _own_stacks(self, link: int, report: StackReport) -> StackReport:
         """Return a report without the ranks of other nodes, each rank once."""

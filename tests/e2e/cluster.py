@@ -74,7 +74,7 @@ class Cluster:
             network: where the hosts are made.
             names: of the hosts, one letter each.
             options: of every agent.
-            master: the host, or its other name, in the endpoint.
+            master: the host, or its other name, in the endpoint; empty: the options have it.
             conf: more of ``--rdzv-conf``.
             host_name: what all hosts call themselves; each by its own name where it is empty.
         """
@@ -88,7 +88,8 @@ class Cluster:
         """The last agent that was started in each host."""
         self._script = ft.script(WORKER, "worker.py")
         self._options = (
-            "--rdzv-endpoint", f"{master}:{PORT}", "--rdzv-id", "faults", "--max-restarts", 9,
+            *(("--rdzv-endpoint", f"{master}:{PORT}") if master else ()),
+            "--rdzv-id", "faults", "--max-restarts", 9,
             *(("--rdzv-conf", conf) if conf else ()), *options,
         )  # fmt: skip
 

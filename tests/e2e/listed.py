@@ -40,10 +40,18 @@ class Listed(Cluster):
     """A job whose hosts a, b and c may lead."""
 
     def __init__(
-        self, ft: "Launcher", network: Network, names: str, *options: object, conf: str = CALM
+        self,
+        ft: "Launcher",
+        network: Network,
+        names: str,
+        *options: object,
+        conf: str = CALM,
+        host_name: str = "",
     ) -> None:
         """Make the hosts; the arguments are those of ``Cluster``."""
-        super().__init__(ft, network, names, *options, master="a,b,c", conf=conf)
+        super().__init__(
+            ft, network, names, *options, master="a,b,c", conf=conf, host_name=host_name
+        )
         self.conf = conf
         self._trust = options[-2:] if "--token-file" in options else ()
         self.beats = Path(f"{self.gate}.beats")

@@ -143,6 +143,20 @@ class Host:
             _kill(pid, signal.SIGSTOP)
         _signal_all(self.pids, signal.SIGKILL, lambda _: True)
 
+    def add_nat(self) -> None:
+        """Give the host a second network with the default route and the same address as elsewhere.
+
+        Virtual machines often have one, by which no other host reaches them.
+        """
+        self._ip("link", "add", "nat", "type", "veth", "peer", "name", "router")
+        self._ip("address", "add", "10.0.2.15/24", "dev", "nat")
+        self._ip("link", "set", "router", "up")
+        self._ip("link", "set", "nat", "up")
+        self._ip("route", "add", "default", "via", "10.0.2.2")
+        for line in Path("/etc/resolv.conf").read_text().splitlines():
+            if line.startswith("nameserver ") and "." in line:
+                self._ip("route", "add", "unreachable", line.split()[1])
+
     def _ip(self, *arguments: str) -> None:
         _run("ip", "-n", self.namespace, *arguments)
 
@@ -163,6 +177,9 @@ class Network:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-"))
         self._switch = self.namespace("switch")
         self._aliases: dict[str, Host] = {}
+        self._hidden: set[str] = set()
+        self.own_names_are_loopback = False
+        """Whether each host maps its own name to 127.0.1.1, as Debian's installer writes it."""
         self.hosts: dict[str, Host] = {}
         """By name, in the order in which they were added."""
         try:
@@ -188,6 +205,16 @@ class Network:
     def alias(self, name: str, host: Host) -> None:
         """Let every host know one by another name; a name that is known moves, as in the DNS."""
         self._aliases[name] = host
+        self._write_names()
+
+    def hide(self, name: str) -> None:
+        """Let no host resolve a name, as before the DNS has that of a pod."""
+        self._hidden.add(name)
+        self._write_names()
+
+    def show(self, name: str) -> None:
+        """Undo ``hide``."""
+        self._hidden.remove(name)
         self._write_names()
 
     def separate(self, one: Host, other: Host) -> None:
@@ -241,11 +268,14 @@ class Network:
 
     def _write_names(self) -> None:
         names = {**self.hosts, **self._aliases}
-        lines = [f"{host.address} {name}\n" for name, host in names.items()]
-        text = "".join(["127.0.0.1 localhost\n", "::1 localhost\n", *lines])
-        for name in self.hosts:
+        for own in self.hosts:
+            lines = ["127.0.0.1 localhost\n", "::1 localhost\n"]
+            for name, host in names.items():
+                is_loopback = self.own_names_are_loopback and name == own
+                if name not in self._hidden:
+                    lines.append(f"{'127.0.1.1' if is_loopback else host.address} {name}\n")
             # In place: a running host has this very file mounted.
-            self._hosts_file(name).write_text(text)
+            self._hosts_file(own).write_text("".join(lines))
 
 
 def _run(*command: str) -> str:

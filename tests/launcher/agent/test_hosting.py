@@ -13,9 +13,11 @@ import pytest
 from ft_run.errors import UsageError
 from ft_run.events.event import Event
 from ft_run.events.master import HostLeads, UnauthenticatedClientsAccepted
+from ft_run.launcher.agent import hosting as hosting_module
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.hosting import Hosting, unheard
 from ft_run.launcher.agent.lifecycle import JobOver
+from ft_run.launcher.machine import network
 from ft_run.launcher.options import RendezvousOptions
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.lease.succession import Succession
@@ -37,6 +39,7 @@ from ft_run.rendezvous.protocol.messages import (
     JobSpec,
     NodeSpec,
     Outcome,
+    Refused,
     Start,
     Verdict,
     Waiting,
@@ -187,6 +190,70 @@ def test_the_next_job_hosts_its_master_when_that_of_the_last_one_has_ended(port:
         link.send(Heard())
         await link.close()
         await coming.stop(wait=True)
+        assert not listens(port)
+
+    run(test)
+
+
+@pytest.fixture
+def late_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Resolve no name at first; return a function that lets every name be that of this host."""
+    known: list[str] = []
+    monkeypatch.setattr(network, "resolve", lambda _: known)
+    monkeypatch.setattr(hosting_module, "_FIND_AGAIN_S", 0.01)
+    return lambda: known.append("127.0.0.1")
+
+
+def test_master_is_hosted_when_the_own_name_enters_the_dns(
+    port: int, late_names: Callable[[], None]
+) -> None:
+    async def test() -> None:
+        node = hosting(Endpoint("pod-a", port))
+        await node.start()
+        assert node.master is None
+        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=lambda _: None)
+        link = node.connect(cast(Agent, agent))
+        late_names()
+        assert node._search is not None
+        await node._search
+        assert node._retry is not None
+        await node._retry
+        assert node.serves_others
+        await link.close()
+        await node.stop(wait=False)
+
+    run(test)
+
+
+def test_no_second_master_is_hosted_when_one_has_sent_a_message(
+    port: int, late_names: Callable[[], None]
+) -> None:
+    async def test() -> None:
+        node = hosting(Endpoint("pod-a", port))
+        await node.start()
+        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=lambda _: None)
+        link = node.connect(cast(Agent, agent))
+        node._watched(agent.post)(Refused("no"))
+        late_names()
+        assert node._search is not None
+        await node._search
+        assert node.master is None
+        await link.close()
+        await node.stop(wait=False)
+
+    run(test)
+
+
+def test_search_for_the_own_name_does_not_delay_the_end(
+    port: int, late_names: Callable[[], None]
+) -> None:
+    async def test() -> None:
+        node = hosting(Endpoint("pod-a", port))
+        await node.start()
+        await node.stop(wait=False)
+        late_names()
+        assert node._search is not None
+        await asyncio.wait([node._search])
         assert not listens(port)
 
     run(test)

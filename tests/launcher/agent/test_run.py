@@ -13,7 +13,7 @@ def address(
     options = RendezvousOptions(
         job_id="j", endpoint=endpoint, master_addr=master_addr, local_addr=local_addr
     )
-    return advertised(options, lambda _: None)()
+    return advertised(options, lambda _: None).find()
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])

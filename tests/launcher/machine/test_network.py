@@ -98,6 +98,93 @@ def test_the_advertised_address_is_that_of_the_route_to_the_master() -> None:
         AdvertisedAddress(None, "no-such-host.invalid").find()
 
 
+HERE = {"127.0.0.1", "127.0.1.1", "10.0.0.1", "10.0.2.15"}
+ROUTES = {
+    "127.0.1.1": "127.0.0.1",
+    "0.0.0.0": "127.0.0.1",
+    "10.0.0.1": "10.0.0.1",
+    "10.0.0.9": "10.0.0.1",
+    "10.0.2.15": "10.0.2.15",
+    "192.0.2.1": "10.0.2.15",
+}
+
+
+@pytest.fixture
+def own_names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Play a host with two networks, of which other hosts reach one; return the known names."""
+    names = {"myself": ["127.0.1.1"], "any": ["0.0.0.0"]}
+    monkeypatch.setattr(network, "resolve", lambda host: names.get(host, []))
+    names["127.0.0.1"] = ["127.0.0.1"]
+    monkeypatch.setattr(network, "is_local_address", HERE.__contains__)
+    monkeypatch.setattr(network, "_route_to", ROUTES.get)
+    return names
+
+
+@pytest.mark.usefixtures("own_names")
+@pytest.mark.parametrize("host", ["myself", "any", "unknown"])
+def test_loopback_is_not_advertised_if_other_hosts_can_join(host: str) -> None:
+    assert AdvertisedAddress(host, None, is_open=True).find() == "10.0.2.15"
+    assert AdvertisedAddress(host, "myself", is_open=True).find() == "10.0.2.15"
+    assert AdvertisedAddress(host, "127.0.0.1", is_open=True).find() == "127.0.0.1"
+    assert AdvertisedAddress(host, None).find() == "127.0.0.1"
+
+
+def test_route_to_a_second_master_host_is_used_if_the_first_one_is_this_host(
+    own_names: dict[str, list[str]],
+) -> None:
+    own_names["there"] = ["10.0.0.9"]
+    address = AdvertisedAddress("myself", None, ["myself", "gone", "there"], is_open=True)
+    assert address.find() == "10.0.0.1"
+
+
+@pytest.mark.usefixtures("own_names")
+def test_route_to_the_first_other_node_is_advertised() -> None:
+    address = AdvertisedAddress("myself", None, is_open=True)
+    assert address.find() == "10.0.2.15"
+    for useless in ("10.0.2.15", "127.0.0.1", "name", "a\0b", "", "198.51.100.7"):
+        assert not address.meet(useless)
+    assert address.meet("10.0.0.9")
+    assert address.find() == "10.0.0.1"
+    assert not address.meet("10.0.0.9")
+    closed = AdvertisedAddress("myself", None)
+    closed.find()
+    assert not closed.meet("10.0.0.9")
+
+
+def test_own_name_that_becomes_known_is_advertised(own_names: dict[str, list[str]]) -> None:
+    address = AdvertisedAddress("pod", None, is_open=True)
+    assert address.find() == "10.0.2.15"
+    own_names["pod"] = ["10.0.0.1"]
+    assert address.find() == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_reachable"),
+    [("localhost", False), ("127.0.1.1", False), ("::1", False), ("a", True), ("10.0.0.1", True)],
+)
+def test_hosts_that_others_can_connect_to(host: str, is_reachable: bool) -> None:
+    assert network.names_all_hosts(host) is is_reachable
+
+
+def test_first_network_is_used_without_a_default_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_neighbors", lambda: ["10.0.0.2"])
+    monkeypatch.setattr(network, "_route_to", {"10.0.0.2": "10.0.0.1"}.get)
+    monkeypatch.setattr(network, "_own_ipv6", lambda: ["2001:db8::5"])
+    assert network._outward_address() == "10.0.0.1"
+    monkeypatch.setattr(network, "_neighbors", list)
+    assert network._outward_address() == "2001:db8::5"
+
+
+def test_own_endpoints_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"myself": ["127.0.1.1"], "other": [FOREIGN]}
+    monkeypatch.setattr(network, "resolve", lambda host: names.get(host, []))
+    everywhere = Endpoint(network.any_address(), 5)
+    endpoints = [Endpoint(name, 5) for name in ("other", "myself", "unknown")]
+    assert network.own_endpoints(endpoints) == ({1: everywhere}, False)
+    assert network.own_endpoints(endpoints[:2]) == ({1: everywhere}, True)
+    assert network.own_endpoints(endpoints[:1]) == ({}, True)
+
+
 def test_an_address_is_found_anew_when_the_host_has_it_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -50,6 +50,36 @@ def attend(number: int, nodes: int = 2, job: str = "j") -> Attend:
     )
 
 
+def test_own_offer_is_renewed_before_a_new_node_completes_the_world() -> None:
+    async def test() -> None:
+        master = Master(PATIENT, lambda _: None)
+        address = ["10.0.2.15"]
+        met: list[str] = []
+
+        def meet(other: str) -> bool:
+            met.append(other)
+            address[:] = ["10.0.0.1"]
+            return True
+
+        def own() -> Attend:
+            return dataclasses.replace(attend(0), offer=Offer(address[0], 1000))
+
+        events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+        LocalLink(master, own, events.put_nowait, meet)
+        await asyncio.sleep(0)  # its first message is handled
+        deliver: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
+        link = master.attach(deliver.put_nowait)
+        master.receive(link, attend(1))
+        while not isinstance(message := await deliver.get(), Start):
+            pass
+        assignment = message.assignment
+        assert (assignment.master_addr, assignment.master_port) == ("10.0.0.1", 1000)
+        assert met == ["127.0.0.1"]
+        master.close()
+
+    run(test)
+
+
 class Node:
     """An agent's end of a local link."""
 
