@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from ...training.worker import preemption as notices
+from ..processes.shared_memory import shared_page
 from ..processes.worker_socket import WorkerSocket
 
 
@@ -33,9 +34,7 @@ class NoticePage:
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Accept workers' requests; if that is not possible, they receive no notice."""
         try:
-            self._fd = os.memfd_create("ft-run-notices")
-            os.ftruncate(self._fd, notices.PAGE_BYTES)
-            self._map = mmap.mmap(self._fd, notices.PAGE_BYTES)
+            self._fd, self._map = shared_page("ft-run-notices", notices.PAGE_BYTES)
             self._words = memoryview(self._map).cast("Q")
         except OSError:
             return

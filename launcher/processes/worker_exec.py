@@ -34,8 +34,8 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
 
     Args:
         workers: the request of ``SpawnerClient.spawn`` for each worker.
-        fds: their standard streams, in the order of the workers, each with its page, if it is
-            watched.
+        fds: their standard streams, in the order of the workers; after those of a watched worker
+            its page and its file for stacks.
     """
     pids: list[int] = []
     errors: list[tuple[int, int]] = []
@@ -65,8 +65,8 @@ def fork_worker(
 
     Args:
         worker: its request of ``SpawnerClient.spawn``.
-        fds: its standard streams, in the order of ``worker["targets"]``; then its page, if it is
-            watched.
+        fds: its standard streams, in the order of ``worker["targets"]``; then its page and its file
+            for stacks, if it is watched.
         keep: file descriptors that its program has too, under the same numbers.
 
     Returns:
@@ -161,12 +161,12 @@ def _become_worker(
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, worker["blocked_signals"])
         environment = {**os.environ, **worker["env"]}
-        page_fd = fds[-1] if worker.get("is_watched") else -1
-        if page_fd >= 0:
-            os.set_inheritable(page_fd, True)
+        shared = (fds[-2], fds[-1]) if worker.get("is_watched") else ()
+        for fd in shared:
+            os.set_inheritable(fd, True)
         captures = worker.get("captures_errors")
-        if page_fd >= 0 or captures:
-            environment |= starter_env(environment, page_fd, os.getpid() if captures else 0)
+        if shared or captures:
+            environment |= starter_env(environment, shared, os.getpid() if captures else 0)
         argv = worker["argv"]
         os.execvpe(argv[0], argv, environment)
     except OSError as error:

@@ -1,15 +1,16 @@
-"""The agent's file of a watched worker: its shared page, and behind it its stacks."""
+"""The agent's side of a watched worker: the page that they share, and the worker's stacks."""
 
-import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...training.worker import data_wait, hook, imported, phases, start
+from ...training.worker import page_layout as layout
+from ...training.worker import phases, starter
 from ...values import dataclass
+from .shared_memory import shared_file, shared_page
 
-_STARTER = str(Path(start.__file__).parent / "starter")
+_STARTER = str(Path(starter.__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,59 +80,65 @@ class Tuned(NamedTuple):
 
 
 class WorkerWatch:
-    """The file that a worker shares with this process; ``close`` it."""
+    """The files that a worker shares with this process; ``close`` them."""
 
     def __init__(self) -> None:
-        """Create the file.
+        """Create the files.
 
         Raises:
-            OSError: no descriptor or no memory is available.
+            OSError: If no descriptor or no memory is available.
         """
-        self.fd = os.memfd_create("ft-run-page")
+        page_fd, self._memory = shared_page(layout.PAGE_FILE, layout.PAGE_BYTES)
         try:
-            self.clear_stacks()
-            self._memory = mmap.mmap(self.fd, start.PAGE_BYTES)
+            self._stacks_fd = shared_file(layout.STACKS_FILE)
         except OSError:
-            os.close(self.fd)
+            self._memory.close()
+            os.close(page_fd)
             raise
+        self.fds = page_fd, self._stacks_fd
+        """The descriptors of the page and of the file for stacks."""
         self._page = memoryview(self._memory).cast("Q")
 
     def clear_stacks(self) -> None:
-        """Remove the stacks that were written; the next ones begin in their place."""
-        os.ftruncate(self.fd, start.PAGE_BYTES)
-        os.lseek(self.fd, start.PAGE_BYTES, os.SEEK_SET)  # both processes share the file position
+        """Discard the stacks that were written; the next ones replace them."""
+        os.lseek(self._stacks_fd, 0, os.SEEK_SET)  # both processes share the file position
 
     def stacks(self, max_bytes: int) -> str:
-        """Return the stacks as far as they are written."""
-        return os.pread(self.fd, max_bytes, start.PAGE_BYTES).decode(errors="replace")
+        """Return the stacks that have been written so far."""
+        size = min(max_bytes, self._stacks_bytes)
+        return os.pread(self._stacks_fd, size, 0).decode(errors="replace")
 
     @property
     def has_stacks(self) -> bool:
-        """Return whether stacks are written, maybe not all of them."""
-        return os.fstat(self.fd).st_size > start.PAGE_BYTES
+        """Return whether stacks, or a part of them, have been written."""
+        return self._stacks_bytes > 0
+
+    @property
+    def _stacks_bytes(self) -> int:
+        return os.lseek(self._stacks_fd, 0, os.SEEK_CUR)
 
     def progress(self) -> Progress | None:
         """Return the progress of the worker; None: it is not watched now."""
         if self.is_closed:
             return None
         page = self._page
-        pid, last_ns = page[start.PID], page[phases.LAST_NS]
+        pid, last_ns = page[layout.PID], page[layout.LAST_NS]
         if not pid:
             return None
-        steps, before_ns = page[hook.STEPS], page[hook.BEFORE_NS]
+        steps, before_ns = page[layout.STEPS], page[layout.BEFORE_NS]
         # Another process writes concurrently: an inconsistent value is shown as 0.
-        gained, took_s = steps - page[hook.BEFORE_STEPS], (last_ns - before_ns) / 1e9
-        waited_s = (page[data_wait.WAIT_NS] - page[hook.BEFORE_WAIT_NS]) / 1e9
+        gained, took_s = steps - page[layout.BEFORE_STEPS], (last_ns - before_ns) / 1e9
+        waited_s = (page[layout.WAIT_NS] - page[layout.BEFORE_WAIT_NS]) / 1e9
         has_rate = bool(before_ns) and took_s > 0
         return Progress(
             pid,
             steps,
-            page[hook.TICKS],
+            page[layout.TICKS],
             last_ns / 1e9 if last_ns else None,
-            page[hook.LONGEST_NS] / 1e9,
-            page[hook.FURTHEST] - 1,
+            page[layout.LONGEST_NS] / 1e9,
+            page[layout.FURTHEST] - 1,
             max(0, gained) / took_s if has_rate else 0.0,
-            page[hook.FIRST] - 1,
+            page[layout.FIRST] - 1,
             min(1.0, max(0.0, waited_s / took_s)) if has_rate else 0.0,
         )
 
@@ -146,35 +153,35 @@ class WorkerWatch:
         Returns:
             None: it is not watched now, or is changing them at this moment.
         """
-        if self.is_closed or not self._page[start.PID]:
+        if self.is_closed or not self._page[layout.PID]:
             return None
         found = phases.read(self._page, round(now_s * 1e9))
-        return None if found is None else (self._page[start.PID], *found)
+        return None if found is None else (self._page[layout.PID], *found)
 
     def computing(self) -> Computing | None:
         """Return what the worker has computed with; None: it is not watched now."""
-        if self.is_closed or not self._page[start.PID]:
+        if self.is_closed or not self._page[layout.PID]:
             return None
         page = self._page
         return Computing(
-            page[start.PID],
-            page[hook.CPU_NS] / 1e9,
-            page[hook.CPU_WALL_NS] / 1e9,
-            bool(page[hook.USES_DEVICE]),
+            page[layout.PID],
+            page[layout.CPU_NS] / 1e9,
+            page[layout.CPU_WALL_NS] / 1e9,
+            bool(page[layout.USES_DEVICE]),
         )
 
     def loading(self) -> Loading | None:
         """Return how the worker has waited for data; None: it has taken no batch."""
-        if self.is_closed or not self._page[data_wait.BATCHES]:
+        if self.is_closed or not self._page[layout.BATCHES]:
             return None
         page = self._page
         return Loading(
-            page[data_wait.BATCHES],
-            page[data_wait.WAIT_NS] / 1e9,
-            page[data_wait.FIRST_WAIT_NS] / 1e9,
-            page[data_wait.SQUARES] / 1e12,
-            page[data_wait.PROCESSES],
-            page[data_wait.PREFETCH],
+            page[layout.BATCHES],
+            page[layout.WAIT_NS] / 1e9,
+            page[layout.FIRST_WAIT_NS] / 1e9,
+            page[layout.SQUARES] / 1e12,
+            page[layout.PROCESSES],
+            page[layout.PREFETCH],
         )
 
     def imported(self) -> int:
@@ -182,7 +189,7 @@ class WorkerWatch:
 
         0: nothing of that, or there was no step yet.
         """
-        return 0 if self.is_closed else self._page[imported.IMPORTED]
+        return 0 if self.is_closed else self._page[layout.IMPORTED]
 
     def tune(self, settings: int) -> None:
         """Have settings in effect on all ranks: the worker with rank 0 passes them on.
@@ -191,23 +198,21 @@ class WorkerWatch:
             settings: ``training.worker.tuning_page`` has their meaning; not 0.
         """
         if not self.is_closed:
-            self._page[start.WANTED] = settings
+            self._page[layout.WANTED] = settings
 
     def tuned(self) -> Tuned | None:
         """Return what is in effect; None: no step is complete, or it ends at this moment."""
-        from ...training.worker import tuning_page
-
-        if self.is_closed or not (at_ns := self._page[tuning_page.STEP_NS]):
+        if self.is_closed or not (at_ns := self._page[layout.STEP_NS]):
             return None
         page = self._page
         found = Tuned(
-            page[tuning_page.STEP],
+            page[layout.STEP],
             at_ns / 1e9,
-            page[tuning_page.IN_EFFECT],
-            page[tuning_page.DISTURBED],
-            page[tuning_page.SWITCH_NS] / 1e9,
+            page[layout.IN_EFFECT],
+            page[layout.DISTURBED],
+            page[layout.SWITCH_NS] / 1e9,
         )
-        return found if page[tuning_page.STEP_NS] == at_ns else None
+        return found if page[layout.STEP_NS] == at_ns else None
 
     def declared(self) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         """Return the values of ``tuned``: by name, the one in use, and all."""
@@ -223,9 +228,9 @@ class WorkerWatch:
         return "" if self.is_closed else tuning_page.trial_of(self._page)
 
     @property
-    def fd_there(self) -> int:
-        """Return the worker's descriptor of the file; 0: not watched."""
-        return self._page[start.FILE_FD]
+    def stacks_fd_there(self) -> int:
+        """Return the worker's descriptor of the file for stacks; 0 if it is not watched."""
+        return self._page[layout.STACKS_FD]
 
     def trainjob(self) -> tuple[int, bool]:
         """Return what progress in Kubeflow's TrainJob depends on.
@@ -236,7 +241,7 @@ class WorkerWatch:
         """
         if self.is_closed:
             return 0, True
-        return self._page[hook.TOTAL], bool(self._page[hook.REPORTS_ITSELF])
+        return self._page[layout.TOTAL], bool(self._page[layout.REPORTS_ITSELF])
 
     @property
     def is_closed(self) -> bool:
@@ -244,25 +249,27 @@ class WorkerWatch:
         return self._memory.closed
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._page.release()
         self._memory.close()
-        os.close(self.fd)
+        for fd in self.fds:
+            os.close(fd)
 
 
 def starter_env(
-    environ: Mapping[str, str], page_fd: int = -1, captured_pid: int = 0
+    environ: Mapping[str, str], shared: Sequence[int] = (), captured_pid: int = 0
 ) -> dict[str, str]:
     """Return the variables, on top of a worker's, that make an executed Python install its hooks.
 
     Args:
         environ: the environment of the worker.
-        page_fd: the descriptor of its page; -1: not watched.
+        shared: the descriptors of its page and its file for stacks; empty if it is not watched.
         captured_pid: the process whose exception is captured in its error file; 0: none.
     """
     path = environ.get("PYTHONPATH")
+    page_fd, stacks_fd = shared or (-1, -1)
     # The interpreter ignores an empty variable, but an empty entry is the current folder.
     return {
         "PYTHONPATH": f"{_STARTER}{os.pathsep}{path}" if path else _STARTER,
-        "FT_RUN_HOOK": f"{page_fd}:{int(path == '')}:{captured_pid}",
+        "FT_RUN_HOOK": f"{page_fd}:{stacks_fd}:{int(path == '')}:{captured_pid}",
     }

@@ -206,7 +206,7 @@ class SpawnerClient:
             given = {0: worker.stdin, 1: worker.stdout, 2: worker.stderr}
             mine = {target: fd for target, fd in given.items() if fd is not None}
             watch = worker.watch
-            watched_by = () if watch is None else (watch.fd,)
+            watched_by = () if watch is None else watch.fds
             fds += (*mine.values(), *watched_by)
             requests.append(
                 {

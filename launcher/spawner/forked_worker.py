@@ -131,7 +131,7 @@ def become(
     set_up(worker, streams)
     if worker["is_watched"]:
         sys.modules.setdefault("faulthandler", faulthandler)  # to import it again takes 0.3 ms
-        start.install_or_say(streams[-1], lambda: install_hooks)
+        start.install_or_say(streams[-2], streams[-1], lambda: install_hooks)
     else:
         store_wait.await_store()
     close_all(streams)

@@ -13,7 +13,8 @@ from contextlib import suppress
 
 from ...rendezvous.protocol import stacks
 from ...rendezvous.protocol.stacks import Frame, RankStack, RankState
-from ...training.worker.start import FILE, STACKS_SIGNAL
+from ...training.worker.page_layout import STACKS_FILE
+from ...training.worker.start import STACKS_SIGNAL
 from ...values import dataclass
 from ..processes.worker_watch import WorkerWatch
 from .dump import main_thread
@@ -65,7 +66,7 @@ async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
     pid, watch = progress.pid, worker.watch
     if (letter := _state(pid)) in ("T", "t"):
         return _described(pid, letter, RankState.SILENT, "")
-    if not _takes_signal(pid, watch.fd_there):
+    if not _takes_signal(pid, watch.stacks_fd_there):
         return await _without_hook(pid, "the stacks hook was removed", timeout_s)
     watch.clear_stacks()
     try:
@@ -109,7 +110,7 @@ def _takes_signal(pid: int, fd: int) -> bool:
     except OSError:
         return False
     caught = int(_status(pid).get("SigCgt", "0"), 16)
-    return target.startswith(FILE) and bool(caught & _SIGNAL_BIT)
+    return target.startswith(f"/memfd:{STACKS_FILE}") and bool(caught & _SIGNAL_BIT)
 
 
 def _described(pid: int, letter: str, otherwise: RankState, remark: str) -> _Answer:

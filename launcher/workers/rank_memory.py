@@ -1,10 +1,10 @@
 """Memory for the snapshots of one rank; it survives the worker."""
 
-import mmap
 import os
 
 from ...rendezvous.protocol.offer import STEP_MAX, Snapshot
 from ...training.worker import snapshot_page as page
+from ..processes.shared_memory import shared_page
 from ..saver.saves import HeldShard
 
 NO_WORKER = -1
@@ -24,10 +24,10 @@ class RankMemory:
         """Buffers that the saver is reading, one bit each."""
         self.fds: list[int] = []
         try:
-            for _ in range(1 + page.BUFFERS):
+            page_fd, self._map = shared_page("ft-run-snapshot", page.PAGE_BYTES)
+            self.fds.append(page_fd)
+            for _ in range(page.BUFFERS):  # not sealed: the worker shrinks them to free memory
                 self.fds.append(os.memfd_create("ft-run-snapshot"))
-            os.ftruncate(self.fds[0], page.PAGE_BYTES)
-            self._map = mmap.mmap(self.fds[0], page.PAGE_BYTES)
         except OSError:
             self._close_files()
             raise

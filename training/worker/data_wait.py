@@ -11,7 +11,8 @@ import sys
 import time
 from _thread import get_ident
 
-from .phases import PHASE, TRAINING
+from .page_layout import BATCHES, FIRST_WAIT_NS, PHASE, PREFETCH, PROCESSES, SQUARES, WAIT_NS
+from .phases import TRAINING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
     from .start import Page
 
-BATCHES, WAIT_NS, FIRST_WAIT_NS, SQUARES, PROCESSES, PREFETCH = range(20, 26)
-"""Indexes of 8-byte words in the page: batches taken; nanoseconds of waiting; of these, for the
-first batches of iterators; the sum of the squares of the other waits, in square microseconds;
-``num_workers`` and ``prefetch_factor`` of the loader that was waited for last."""
 LONG_NS = 1_000_000
 _MOST = (1 << 64) - 1
 _PAIRS_MAX = 4

@@ -11,10 +11,33 @@ import sys
 import time
 from weakref import ref
 
-from .data_wait import WAIT_NS, DataWait
-from .imported import IMPORTED, bits_of
+from .data_wait import DataWait
+from .imported import bits_of
+from .page_layout import (
+    BEFORE_NS,
+    BEFORE_STEPS,
+    BEFORE_WAIT_NS,
+    CPU_BEGAN_NS,
+    CPU_NS,
+    CPU_WALL_NS,
+    FIRST,
+    FURTHEST,
+    IMPORTED,
+    LAST_NS,
+    LONGEST_NS,
+    MARK_NS,
+    MARK_STEPS,
+    MARK_WAIT_NS,
+    REPORTS_ITSELF,
+    STEPS,
+    TICKS,
+    TOTAL,
+    USES_DEVICE,
+    WAIT_NS,
+    WALL_BEGAN_NS,
+)
 from .patching import take_name, when_loaded
-from .phases import GROUPS, LAST_NS, Phases, time_joining
+from .phases import GROUPS, Phases, time_joining
 from .store_wait import RENDEZVOUS, await_before_connecting
 from .tuning_page import TuningPage
 
@@ -25,23 +48,9 @@ if TYPE_CHECKING:
 
     from .start import Page
 
-STEPS, LONGEST_NS, TICKS = 1, 3, 4
-"""Indexes of 8-byte words in the page: completed steps; the longest time between two signs of
-progress (the last of which is at ``LAST_NS``, 0: none yet); their number."""
-
-FURTHEST, MARK_NS, MARK_STEPS, BEFORE_NS, BEFORE_STEPS = range(6, 11)
-"""The highest step that the script has reported plus 1 (0: it reports none); start time and steps
-of the last interval of at least ``STRETCH_NS``, and of the one before it: the steps per second
-follow from these."""
 STRETCH_NS = 10_000_000_000
-USES_DEVICE, CPU_NS, CPU_WALL_NS, CPU_BEGAN_NS, WALL_BEGAN_NS = range(11, 16)
-"""Whether an accelerator is used; nanoseconds of CPU time of this process since its first step, and
-of the time in which it had them; both clocks at the first step. They are read once a second."""
+"""The least length of the intervals from which steps per second follow."""
 _CPU_EVERY_NS = 1_000_000_000
-MARK_WAIT_NS, BEFORE_WAIT_NS, FIRST, TOTAL, REPORTS_ITSELF = range(507, 512)
-"""Indexes of the waits for data at the start of the same two intervals; of the first step that the
-script has reported plus 1 (0: none); of the steps of the whole training (0: not known), and of
-whether the worker has imported what sends its progress to Kubeflow."""
 
 _OPTIMIZERS = "torch.optim.optimizer"
 _LOADERS = "torch.utils.data.dataloader"

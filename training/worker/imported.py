@@ -1,6 +1,6 @@
 """What a worker has imported by its first step, of the modules from which workers can be forked.
 
-One word of the worker's page has a bit for each module of ``FORKABLE``.
+The word ``IMPORTED`` of the worker's page has a bit for each module of ``FORKABLE``.
 """
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
-
-IMPORTED = 28
-"""Index of the 8-byte word in the page; 0: nothing, or no step yet."""
 
 _MODELS = (
     *("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma2", "gemma3", "phi3"),

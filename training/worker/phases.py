@@ -11,8 +11,18 @@ import time
 from _thread import get_ident
 from functools import cache
 
+from .page_layout import (
+    CHANGES,
+    IDLE_NS,
+    LAST_NS,
+    NAME_BYTES,
+    NAMES_AT,
+    PHASE,
+    PHASES_MAX,
+    SINCE_NS,
+    SUMS,
+)
 from .patching import take_name
-from .start import SINCE_NS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,18 +40,6 @@ NAMES = (
     "other activities",
 )
 GROUPS = "torch.distributed.distributed_c10d"
-PHASES_MAX = 24
-"""Of a worker, with its activities."""
-
-LAST_NS = 2
-PHASE, CHANGES, IDLE_NS = 16, 18, 19
-"""Indexes of 8-byte words in the page: the time of the last progress (CLOCK_MONOTONIC), which
-``Hook`` writes; the current phase; the number of writes; the training since the last progress up to
-the start of the phase."""
-SUMS = 32
-"""The first of ``PHASES_MAX`` words: nanoseconds in each phase, up to the start of the current."""
-NAMES_AT, NAME_BYTES = 1024, 64
-"""Offset and size of the names of activities, UTF-8 that ends before the first zero."""
 
 
 class Phases:

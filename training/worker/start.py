@@ -1,13 +1,13 @@
 """Runs in a watched worker before its script: finds its page, and loads the hooks when needed.
 
-The worker and the agent share a page of memory: the start of a file (a memfd), behind which stacks
-are written. Each number there is written by one aligned store of 8 bytes, so the agent never reads
-half of one. Only the worker's own process writes, not processes that it forks or starts.
+The worker and the agent share a page of memory (``page_layout.py``) and a file to which the worker
+writes its stacks; both are memfds. Only the worker's own process writes, not processes that it
+forks or starts.
 
-Each restart waits for this module, so at start it imports nothing that a bare Python has not
-loaded, e.g. ``typing``, ``__future__`` or ``mmap``, and nothing beside it. ``hook.py`` and what
-that needs are loaded when the script imports torch, which they patch, or when ``ft_run.training``
-uses them; the page is mapped then.
+Each restart waits for this module, so at start it imports only ``page_layout.py`` and modules that
+a bare Python has loaded, not e.g. ``typing``, ``__future__`` or ``mmap``. ``hook.py`` and its
+imports are loaded when the script imports torch, which they patch, or when ``ft_run.training`` uses
+them; the page is mapped then.
 
 Interpreters without ft-run load it too, as a module of a package that has this folder only
 (``starter/sitecustomize.py``).
@@ -17,6 +17,8 @@ import os
 import sys
 import time
 from _thread import RLock, get_ident
+
+from .page_layout import PAGE_BYTES, PAGE_FILE, PID, SINCE_NS, STACKS_FD, STACKS_FILE, WANTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,18 +35,9 @@ _NAMES = ("progress", "expect", "piece", "enter", "leave", "tuning")
 _LIBRARY = "torch"
 """Its import loads the hooks: they patch modules of it."""
 
-PAGE_BYTES = 4096
 STACKS_SIGNAL = 62
 """A real-time signal (``SIGRTMAX - 2``) on which all stacks are written."""
 
-PID, FILE_FD, SINCE_NS, WANTED = 0, 5, 17, 64
-"""Indexes of 8-byte words in the page: the process id (0: none yet); the worker's descriptor of the
-file; the start of the current phase (CLOCK_MONOTONIC); the settings that the agent wants,
-the only word that it writes. ``hook.py``, ``phases.py``, ``data_wait.py``, ``imported.py`` and
-``tuning_page.py`` have the others."""
-
-FILE = "/memfd:ft-run-page"
-"""Its name in /proc/PID/fd."""
 _FD_MIN = 100
 """Above the descriptors that programs usually get."""
 
@@ -65,12 +58,13 @@ class _Words:
 class Page:
     """The page of this worker, and the process and thread that it is about."""
 
-    def __init__(self, words: "Any", fd: int = 0) -> None:
+    def __init__(self, words: "Any", fd: int = 0, stacks_fd: int = 0) -> None:
         """Begin the first phase.
 
         Args:
             words: the 8-byte words of the page.
             fd: the descriptor of its file, if it has one.
+            stacks_fd: the descriptor of the file for stacks, if there is one.
         """
         self.words, self.pid, self.thread, self._fd = words, os.getpid(), get_ident(), fd
         if words[PID]:  # of a process that has ended
@@ -78,7 +72,7 @@ class Page:
             for word in range(PAGE_BYTES // 8):
                 if word != WANTED:
                     words[word] = 0
-        words[SINCE_NS], words[FILE_FD] = time.monotonic_ns(), fd
+        words[SINCE_NS], words[STACKS_FD] = time.monotonic_ns(), stacks_fd
         words[PID] = self.pid  # last: from here on the agent reads the others
 
     def is_own(self) -> bool:
@@ -93,7 +87,7 @@ class Page:
         """
         import mmap
 
-        _check(self._fd)
+        _check(self._fd, PAGE_FILE)
         # mmap keeps a duplicate of the descriptor, with the lowest free number, as ``dup`` gives.
         fillers = [os.dup(self._fd)]
         while fillers[-1] < _FD_MIN:
@@ -157,19 +151,20 @@ def _say(error: Exception) -> None:
     os.write(2, f"{now} ft-run cannot watch this worker: {error!r}\n".encode())
 
 
-def install_or_say(fd: int, load: "Loader") -> None:
+def install_or_say(fd: int, stacks_fd: int, load: "Loader") -> None:
     """Watch this process, or log why not: the worker runs in any case."""
     try:
-        install(fd, load)
+        install(fd, stacks_fd, load)
     except Exception as error:
         _say(error)
 
 
-def install(fd: int, load: "Loader") -> None:
+def install(fd: int, stacks_fd: int, load: "Loader") -> None:
     """Watch this process, unless another live process uses the same page.
 
     Args:
-        fd: of the file with the page; the caller may close it.
+        fd: descriptor of the page; the caller may close it.
+        stacks_fd: descriptor of the file for stacks, likewise.
         load: imports ``hook.py``, and returns its ``install``.
 
     Raises:
@@ -177,18 +172,21 @@ def install(fd: int, load: "Loader") -> None:
     """
     import faulthandler
 
-    _check(fd)  # a process may have inherited the variable without the descriptor
+    # A process may have inherited the variable without the descriptors.
+    _check(fd, PAGE_FILE)
+    _check(stacks_fd, STACKS_FILE)
     words = _Words(fd)
     if words[PID] and words[PID] != os.getpid() and os.path.exists(f"/proc/{words[PID]}"):
         return
     own = os.dup2(fd, _free(), inheritable=False)
-    faulthandler.register(STACKS_SIGNAL, file=own, all_threads=True)
-    _Hooks(Page(_Words(own), own), load)
+    own_stacks = os.dup2(stacks_fd, _free(), inheritable=False)
+    faulthandler.register(STACKS_SIGNAL, file=own_stacks, all_threads=True)
+    _Hooks(Page(_Words(own), own, own_stacks), load)
 
 
-def _check(fd: int) -> None:
-    if not os.readlink(f"/proc/self/fd/{fd}").startswith(FILE):
-        raise OSError(f"descriptor {fd} is not the page that is shared with ft-run")
+def _check(fd: int, file: str) -> None:
+    if not os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{file}"):
+        raise OSError(f"descriptor {fd} is not the file that is shared with ft-run")
 
 
 def _free() -> int:

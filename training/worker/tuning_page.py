@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import time
 
-from .start import WANTED
+from .page_layout import (
+    DECLARED,
+    DECLARED_AT,
+    DISTURBED,
+    IN_EFFECT,
+    PAGE_BYTES,
+    STEP,
+    STEP_NS,
+    SWITCH_NS,
+    WANTED,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,18 +27,11 @@ if TYPE_CHECKING:
 
     from .start import Page
 
-IN_EFFECT, DISTURBED, STEP, STEP_NS, SWITCH_NS = range(65, 70)
-"""Indexes of 8-byte words. ``WANTED`` is what should be in effect, which the agent writes and this
-rank passes on to all (0: nothing is tuned). The others: what is in effect (0: no loader that can be
-tuned); changes while a checkpoint is written; the number of completed steps, and when the last one
-ended (CLOCK_MONOTONIC); how long training last waited because a loader began."""
 TRIAL = 1 << 40
 NOTHING = 1 << 41
 """Of ``WANTED``: tuning is on, and wants nothing yet."""
 _FIELD = 0xFFFF
-DECLARED, _TEXT_AT, _TEXT_END = 320, 2568, 4056
-"""Index of the word with the length of the JSON of what the script has declared with ``tuned``
-(0: nothing), and the offsets of its text."""
+_DECLARED_MAX = PAGE_BYTES - DECLARED_AT
 
 
 def pack(num_workers: int, prefetch_factor: int) -> int:
@@ -82,10 +85,10 @@ class TuningPage:
 
     def declare(self, text: bytes) -> bool:
         """Record what the script has declared with ``tuned``, if it fits; return whether it did."""
-        if not self._is_own() or len(text) > _TEXT_END - _TEXT_AT:
+        if not self._is_own() or len(text) > _DECLARED_MAX:
             return False
         self._page[DECLARED] = 0
-        self._page.cast("B")[_TEXT_AT : _TEXT_AT + len(text)] = text
+        self._page.cast("B")[DECLARED_AT : DECLARED_AT + len(text)] = text
         self._page[DECLARED] = len(text)
         return True
 
@@ -94,7 +97,7 @@ def declared_in(page: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Return what the script has declared: by name, the value in use, and all values."""
     import json  # for the agent: most workers need none of it
 
-    text = bytes(page.cast("B")[_TEXT_AT : _TEXT_AT + min(page[DECLARED], _TEXT_END - _TEXT_AT)])
+    text = bytes(page.cast("B")[DECLARED_AT:][: min(page[DECLARED], _DECLARED_MAX)])
     try:
         return {name: (value, tuple(values)) for name, (value, values) in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):

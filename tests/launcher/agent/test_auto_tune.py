@@ -19,7 +19,8 @@ from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.tuned import Retune, TunedValue
 from ft_run.tests.harness.scene import worker_failure
-from ft_run.training.worker import data_wait, hook, phases, start, tuning_page
+from ft_run.training.worker import page_layout as layout
+from ft_run.training.worker import phases, start, tuning_page
 from ft_run.training.worker.tuning_page import NOTHING, TRIAL, TuningPage, pack
 from ft_run.values import replace
 
@@ -60,8 +61,8 @@ class Node:
     def begin(self, assignment: Assignment = FIRST) -> None:
         self.auto.begin(assignment)
         self.worker = TuningPage(start.Page(self._page))
-        self._page[start.PID] = 1
-        self._page[phases.PHASE] = phases.TRAINING
+        self._page[layout.PID] = 1
+        self._page[layout.PHASE] = phases.TRAINING
         self.auto.started(self.group)
 
     @property
@@ -76,9 +77,9 @@ class Node:
         fast = tuning_page.unpack(wanted)[0] == 2 or self.is_fast
         self._now_ns += steps * (STEP_NS // 2 if fast else STEP_NS)
         self._step += steps
-        self._page[tuning_page.STEP], self._page[tuning_page.STEP_NS] = self._step, self._now_ns
-        self._page[data_wait.BATCHES] += steps
-        self._page[data_wait.WAIT_NS] += steps * STEP_NS // 3
+        self._page[layout.STEP], self._page[layout.STEP_NS] = self._step, self._now_ns
+        self._page[layout.BATCHES] += steps
+        self._page[layout.WAIT_NS] += steps * STEP_NS // 3
 
     def look(self, steps: int = 6) -> None:
         self.train(steps)
@@ -181,8 +182,8 @@ def test_a_checkpoint_or_an_activity_disturbs(
             if is_checkpoint:
                 node.worker.stepped(node._step, is_disturbed=True)
             else:
-                node._page[phases.SUMS + phases.OTHERS] += 10**6
-            node._page[phases.SUMS + phases.SAVING] += 10**6  # a snapshot is no disturbance
+                node._page[layout.SUMS + phases.OTHERS] += 10**6
+            node._page[layout.SUMS + phases.SAVING] += 10**6  # a snapshot is no disturbance
             node.look()
 
     assert "disturbed too many blocks" in run(loop, test).lines[0]
@@ -257,7 +258,7 @@ def test_threads_are_tried_in_rounds_and_accepted_in_the_last(
         for value in (TWO, None, TWO, None, TWO):
             order, is_accepted = until_order(node)
             assert (order.values, order.trial, is_accepted) == ((), value, False)
-            node._page[phases.SUMS + phases.RESTORING] += 10**6  # of a start, which disturbs none
+            node._page[layout.SUMS + phases.RESTORING] += 10**6  # of a start, which disturbs none
             next_round(node, order)
         assert until_order(node) == (Retune(5, (TWO,)), True)
         assert node.kept[0][0] == {"OMP_NUM_THREADS": 2}
@@ -341,7 +342,7 @@ def test_where_threads_are_not_tried(loop: asyncio.AbstractEventLoop, what: str)
     def test(node: Node) -> None:
         node.has_snapshot = what != "no snapshot"
         node.begin()
-        node._page[hook.USES_DEVICE] = what == "a GPU"
+        node._page[layout.USES_DEVICE] = what == "a GPU"
         for _ in range(100):
             node.look()
         assert not any(isinstance(order.trial, TunedValue) for order, _ in node.orders)

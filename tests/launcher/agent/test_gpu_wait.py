@@ -27,8 +27,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.tests.launcher.preflight import test_session
 from ft_run.tests.launcher.preflight.test_session import Node
-from ft_run.training.worker import hook
-from ft_run.training.worker.start import PID
+from ft_run.training.worker import page_layout as layout
 from ft_run.values import replace
 
 FAILED = Verdict(Outcome.WORKERS_FAILED, 1, "too bad", 0, 1, None, (), 0)
@@ -84,7 +83,7 @@ class Gpu:
         group = self.here.agent._workers.group
         assert group is not None
         group._workers[0].watch = watch = WorkerWatch()
-        watch._page[PID], watch._page[hook.TICKS], watch._page[hook.FURTHEST] = 1, 7, 8
+        watch._page[layout.PID], watch._page[layout.TICKS], watch._page[layout.FURTHEST] = 1, 7, 8
         for event in (Spawned(0, (101,)), Exited(0, 0, exit_code), Empty()):
             await hear(self.here, event)
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from ft_run.launcher.processes.worker_watch import Computing, Progress, WorkerWatch, starter_env
-from ft_run.training.worker import data_wait, hook, phases, start
+from ft_run.training.worker import hook, start
+from ft_run.training.worker import page_layout as layout
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,8 @@ def run(watch: WorkerWatch, *lines: str) -> Progress:
     """Return how far a watched script has come."""
     subprocess.run(
         [sys.executable, "-c", "\n".join(("from ft_run.training import progress", *lines))],
-        env={**os.environ, **starter_env(os.environ, watch.fd)},
-        pass_fds=[watch.fd],
+        env={**os.environ, **starter_env(os.environ, watch.fds)},
+        pass_fds=watch.fds,
         check=True,
         timeout=60,
     )
@@ -45,7 +46,7 @@ def test_a_worker_that_is_not_there_yet(watch: WorkerWatch) -> None:
 
 
 def test_a_worker_that_has_just_begun_has_no_rate(watch: WorkerWatch) -> None:
-    watch._page[start.PID], watch._page[hook.STEPS], watch._page[phases.LAST_NS] = 1, 7, 10**9
+    watch._page[layout.PID], watch._page[layout.STEPS], watch._page[layout.LAST_NS] = 1, 7, 10**9
     found = watch.progress()
     assert found is not None
     assert found.steps_per_s == 0.0
@@ -62,7 +63,7 @@ def test_the_recent_share_of_the_wait_for_data(watch: WorkerWatch) -> None:
             hooked.progress(-1)
         for _ in range(30):
             now_s += 1
-            page[data_wait.WAIT_NS] += 250_000_000
+            page[layout.WAIT_NS] += 250_000_000
             hooked.progress(-1)
     found = watch.progress()
     assert found is not None
@@ -143,7 +144,7 @@ def test_what_a_worker_computes_with(watch: WorkerWatch, monkeypatch: pytest.Mon
     device = SimpleNamespace(is_initialized=lambda: True)
     torch = SimpleNamespace(cuda=no_device, xpu=SimpleNamespace(), npu=device)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    page = memoryview(mmap.mmap(watch.fd, start.PAGE_BYTES)).cast("Q")
+    page = memoryview(mmap.mmap(watch.fds[0], layout.PAGE_BYTES)).cast("Q")
     worker = hook.Hook(start.Page(page))
     worker.progress(-1)
     assert watch.computing() == Computing(os.getpid(), 0.0, 0.0, True)

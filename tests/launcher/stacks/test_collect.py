@@ -41,7 +41,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "default_signals": [],
             "blocked_signals": [],
         }
-        files = (there, watch.fd) if watched else (there,)
+        files = (there, *watch.fds) if watched else (there,)
         pid, errors = fork_worker(worker, files)
         os.close(there)
         os.close(errors)
@@ -136,7 +136,7 @@ def test_nothing_is_read_of_what_was_written_before(start: Start, tmp_path: Path
     worker = start(*script(tmp_path, "print('there')", "import time; time.sleep(1000)"))
     assert worker.watch is not None
     old = 'Thread 0x1 (most recent call first):\n  File "old.py", line 1 in old\n'
-    os.pwrite(worker.watch.fd, old.encode(), 100_000)
+    os.pwrite(worker.watch.fds[1], old.encode(), 100_000)
     (stack,) = ask(worker)
     assert [frame.file for frame in stack.frames] == ["job.py"]
 

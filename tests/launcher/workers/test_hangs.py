@@ -18,7 +18,8 @@ from ft_run.launcher.workers.hangs import Hangs
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.rendezvous.protocol.messages import HangSpec, Stop
 from ft_run.rendezvous.protocol.stacks import NoHang, StackReport, Suspicion
-from ft_run.training.worker import hook, phases, start, tuning_page
+from ft_run.training.worker import page_layout as layout
+from ft_run.training.worker import tuning_page
 
 RECORDED = Path(__file__).parents[2] / "rendezvous/diagnosis/dumps/gpu/recorded.0"
 SPEC = HangSpec(timeout_s=60.0, start_s=1800.0)
@@ -45,8 +46,8 @@ class Node:
     def got_on(self, index: int, seconds_ago: float) -> None:
         """A worker did its fifth step so long ago."""
         page = self.watches[index]._page
-        page[start.PID], page[hook.TICKS] = 1, 5
-        page[phases.LAST_NS] = time.monotonic_ns() - int(seconds_ago * 1e9)
+        page[layout.PID], page[layout.TICKS] = 1, 5
+        page[layout.LAST_NS] = time.monotonic_ns() - int(seconds_ago * 1e9)
 
     def suspected(self) -> list[tuple[int, tuple[int, ...], int]]:
         assert all(isinstance(message, Suspicion) for message in self.sent)
@@ -168,7 +169,7 @@ def test_what_nccl_has_recorded_is_in_the_reports_of_one_inquiry(
 def test_a_suspicion_names_what_is_on_trial(node: Node) -> None:
     async def test() -> None:
         begun_long_ago(node)
-        node.watches[1]._page[tuning_page.IN_EFFECT] = tuning_page.TRIAL | tuning_page.pack(4, 2)
+        node.watches[1]._page[layout.IN_EFFECT] = tuning_page.TRIAL | tuning_page.pack(4, 2)
         node.got_on(0, 100.0)
         node.got_on(1, 70.0)
         node.hangs._look()

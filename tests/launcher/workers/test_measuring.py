@@ -13,7 +13,7 @@ from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.workers import measuring
 from ft_run.launcher.workers.measuring import Measuring
 from ft_run.rendezvous.protocol.messages import Assignment
-from ft_run.training.worker import data_wait, hook, start
+from ft_run.training.worker import page_layout as layout
 
 GPUS = [Device("0", "0000:01:00.0"), Device("1", "0000:02:00.0"), Device("2", None)]
 
@@ -63,7 +63,7 @@ def watches() -> Iterator[Any]:
     """Three workers."""
     made = [WorkerWatch() for _ in range(3)]
     for number, watch in enumerate(made):
-        watch._page[start.PID] = 70 + number
+        watch._page[layout.PID] = 70 + number
     yield made
     for watch in made:
         watch.close()
@@ -98,12 +98,12 @@ def test_the_worker_that_waits_longest_and_the_first_one(
     measuring = Measuring({"OMP_NUM_THREADS": "4"}, (), root)
     for number, watch in enumerate(watches[:2]):
         page = watch._page
-        page[data_wait.BATCHES] = 10 + number
-        page[data_wait.WAIT_NS] = (1 + number) * 10**9
-        page[data_wait.FIRST_WAIT_NS], page[data_wait.SQUARES] = 10**8, 3 * 10**12
-        page[data_wait.PROCESSES], page[data_wait.PREFETCH] = 4 + number, 2
+        page[layout.BATCHES] = 10 + number
+        page[layout.WAIT_NS] = (1 + number) * 10**9
+        page[layout.FIRST_WAIT_NS], page[layout.SQUARES] = 10**8, 3 * 10**12
+        page[layout.PROCESSES], page[layout.PREFETCH] = 4 + number, 2
     page = watches[0]._page
-    page[hook.CPU_NS], page[hook.CPU_WALL_NS], page[hook.USES_DEVICE] = 9 * 10**9, 10**10, 1
+    page[layout.CPU_NS], page[layout.CPU_WALL_NS], page[layout.USES_DEVICE] = 9 * 10**9, 10**10, 1
     found = measure(measuring, watches, 12.5, 30)
     assert (found.round, found.node_rank, found.workers) == (2, 1, 3)
     assert (found.training_s, found.steps) == (12.5, 30)

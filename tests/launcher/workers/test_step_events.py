@@ -21,7 +21,8 @@ from ft_run.launcher.workers import step_events
 from ft_run.launcher.workers.step_events import StepEvents
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.rendezvous.protocol.offer import Replica, Snapshot, Snapshots
-from ft_run.training.worker import data_wait, hook, phases, start
+from ft_run.training.worker import page_layout as layout
+from ft_run.training.worker import phases
 
 BUILDING = "importing and building"
 
@@ -44,7 +45,7 @@ class Node:
         self.stepped: list[object] = []
         self.steps = StepEvents(self.events.append, lambda: self.held, stepped=self.stepped.append)
         for watch in filter(None, self.watches):
-            watch._page[start.SINCE_NS] = int(self.now * 1e9)
+            watch._page[layout.SINCE_NS] = int(self.now * 1e9)
         self._due: Any = None
         monkeypatch.setattr(step_events, "time", SimpleNamespace(monotonic=lambda: self.now))
         loop = SimpleNamespace(call_later=self._call_later)
@@ -70,18 +71,18 @@ class Node:
         watch = self.watches[0]
         assert watch is not None
         page = watch._page
-        page[phases.SUMS + page[phases.PHASE]] += int(seconds * 1e9)
+        page[layout.SUMS + page[layout.PHASE]] += int(seconds * 1e9)
         self.now += seconds
-        page[phases.PHASE], page[start.SINCE_NS] = phase, int(self.now * 1e9)
+        page[layout.PHASE], page[layout.SINCE_NS] = phase, int(self.now * 1e9)
 
     def does(self, index: int, *, ticks: int, said: int = -1) -> None:
         """A worker has done some steps, the last one now."""
         watch = self.watches[index]
         assert watch is not None
         page = watch._page
-        page[start.PID], page[hook.TICKS], page[hook.FURTHEST] = 1, ticks, said + 1
-        page[phases.LAST_NS] = int(self.now * 1e9)
-        page[hook.FIRST] = page[hook.FIRST] or said + 1
+        page[layout.PID], page[layout.TICKS], page[layout.FURTHEST] = 1, ticks, said + 1
+        page[layout.LAST_NS] = int(self.now * 1e9)
+        page[layout.FIRST] = page[layout.FIRST] or said + 1
 
 
 @pytest.fixture
@@ -207,7 +208,7 @@ def test_the_steps_and_the_wait_for_data_are_reported_before_a_drain(
     watch = node.watches[0]
     assert watch is not None
     page = watch._page
-    page[hook.STEPS], page[data_wait.BATCHES], page[data_wait.WAIT_NS] = 9, 4, int(0.5e9)
+    page[layout.STEPS], page[layout.BATCHES], page[layout.WAIT_NS] = 9, 4, int(0.5e9)
     node.steps.note(event)
     found, last = node.events
     assert isinstance(found, RoundProgressed)
@@ -266,7 +267,7 @@ def test_of_a_program_with_two_processes_one_after_the_other_both_count(node: No
     watch = node.watches[0]
     assert watch is not None
     page = watch._page
-    page[start.PID], page[phases.SUMS] = 2, int(1.5e9)
+    page[layout.PID], page[layout.SUMS] = 2, int(1.5e9)
     node.steps.note(HangDismissed(2, 1, ""))
     assert cast(RoundProgressed, node.events[2]).phases == {BUILDING: 5.5}
 

@@ -10,7 +10,7 @@ from ft_run.launcher.workers.worker_group import WorkerGroup
 from ft_run.launcher.workers.worker_starter import WorkerStarter
 from ft_run.rendezvous.protocol.claim import Progress
 from ft_run.rendezvous.protocol.messages import Assignment
-from ft_run.training.worker import hook, start
+from ft_run.training.worker import page_layout as layout
 
 ROUND = Assignment(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
 
@@ -38,7 +38,7 @@ def test_the_furthest_worker_counts(
         worker.watch = WorkerWatch()
         if progress is not None:
             ticks, furthest = progress
-            worker.watch._page[start.PID], worker.watch._page[hook.TICKS] = 1, ticks
-            worker.watch._page[hook.FURTHEST] = 0 if furthest is None else furthest + 1
+            worker.watch._page[layout.PID], worker.watch._page[layout.TICKS] = 1, ticks
+            worker.watch._page[layout.FURTHEST] = 0 if furthest is None else furthest + 1
     group.gone()
     assert group.progress == told

@@ -12,6 +12,7 @@ import torch
 from ft_run.training import ElasticBatches
 from ft_run.training.data import loader_settings
 from ft_run.training.data.seeded import seeded
+from ft_run.training.worker import page_layout as layout
 from ft_run.training.worker import start, tuning_page
 from ft_run.training.worker.tuning_page import TRIAL, TuningPage, pack
 from torch.utils.data import DataLoader, Dataset
@@ -34,7 +35,7 @@ class Noisy(Dataset[Any]):
 def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the page of a worker that is tuned."""
     words = memoryview(bytearray(4096)).cast("Q")
-    words[start.WANTED] = tuning_page.NOTHING
+    words[layout.WANTED] = tuning_page.NOTHING
     hook: Any = ModuleType("_ft_run_hook")
     hook.tuning = TuningPage(start.Page(words))
     monkeypatch.setitem(sys.modules, "_ft_run_hook", hook)
@@ -60,7 +61,7 @@ def read(
         seen.append([(index.tolist(), noise.tolist()) for index, noise, _ in parts])
         seen.append(torch.rand(2).tolist())
         processes.append(len({pid for _, _, pids in parts for pid in pids.tolist()}))
-        in_effect.append(page[tuning_page.IN_EFFECT])
+        in_effect.append(page[layout.IN_EFFECT])
     return seen, processes, in_effect
 
 
@@ -75,7 +76,7 @@ def test_other_settings_change_no_sample_and_no_random_number(
     assert seen == expected
     assert processes == [1] + [2] * 2 + [1] + [2] * 2
     assert in_effect == [USERS] + [MORE | TRIAL] * 2 + [USERS, MORE | TRIAL, MORE]
-    assert page[tuning_page.SWITCH_NS] > 0
+    assert page[layout.SWITCH_NS] > 0
 
 
 def test_settings_that_are_accepted_begin_no_loader_anew(page: Any) -> None:
@@ -86,7 +87,7 @@ def test_settings_that_are_accepted_begin_no_loader_anew(page: Any) -> None:
         loader_settings.agree(settings)
         before = {child.pid for child in active_children()}
         list(data.parts(loader, step))
-        assert page[tuning_page.IN_EFFECT] == MORE | (TRIAL if step < 2 else 0)
+        assert page[layout.IN_EFFECT] == MORE | (TRIAL if step < 2 else 0)
         assert not step or {child.pid for child in active_children()} == before
     assert (loader.num_workers, loader.prefetch_factor) == (2, 3)
 
@@ -96,7 +97,7 @@ def test_a_loader_without_processes_stays_as_it_is(page: Any) -> None:
     loader: DataLoader[Any] = DataLoader(Noisy(), batch_sampler=data)
     loader_settings.agree(MORE)
     list(data.parts(loader, 0))
-    assert loader.num_workers == page[tuning_page.IN_EFFECT] == 0
+    assert loader.num_workers == page[layout.IN_EFFECT] == 0
 
 
 def test_several_loaders_have_the_settings_of_the_script(page: Any) -> None:
@@ -113,18 +114,18 @@ def test_several_loaders_have_the_settings_of_the_script(page: Any) -> None:
         list(data.parts(first, step))
         assert (first.num_workers, first.prefetch_factor) == (1, 2)
         assert (second.num_workers, second.prefetch_factor) == (2, 2)
-        assert page[tuning_page.IN_EFFECT] == 0
+        assert page[layout.IN_EFFECT] == 0
     del other, second, pairs
     list(data.parts(first, 3))
     assert first.num_workers == 2
 
 
 def test_a_worker_that_is_not_tuned_reports_nothing(page: Any) -> None:
-    page[start.WANTED] = 0
+    page[layout.WANTED] = 0
     data = ElasticBatches(Noisy(), 4)
     loader: DataLoader[Any] = DataLoader(Noisy(), batch_sampler=data, num_workers=1)
     list(data.parts(loader, 0))
-    assert page[tuning_page.IN_EFFECT] == 0
+    assert page[layout.IN_EFFECT] == 0
 
 
 def test_numbers_of_settings() -> None:
@@ -133,9 +134,9 @@ def test_numbers_of_settings() -> None:
     assert tuning_page.completed(pack(0, 8), pack(1, 2)) == pack(1, 8)
     assert tuning_page.unpack(pack(1 << 20, 1 << 20)) == (65535, 65535)
     words = [0] * 512
-    words[tuning_page.IN_EFFECT] = pack(4, 2)
+    words[layout.IN_EFFECT] = pack(4, 2)
     assert tuning_page.trial_of(words) == ""
-    words[tuning_page.IN_EFFECT] |= TRIAL
+    words[layout.IN_EFFECT] |= TRIAL
     assert tuning_page.trial_of(words) == "num_workers=4 prefetch_factor=2"
 
 
@@ -147,4 +148,4 @@ def test_a_process_that_a_worker_forks_reports_nothing(
     monkeypatch.setattr(os, "getpid", lambda: 1)
     shared.in_effect(5)
     shared.began(7)
-    assert page[tuning_page.IN_EFFECT] == page[tuning_page.SWITCH_NS] == 0
+    assert page[layout.IN_EFFECT] == page[layout.SWITCH_NS] == 0

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ft_run.training.worker import data_wait, hook, imported, phases, start, tuning_page
+from ft_run.training.worker import data_wait
+from ft_run.training.worker import page_layout as layout
 from ft_run.training.worker.data_wait import DataWait
-from ft_run.training.worker.phases import PHASE, SAVING, TRAINING
+from ft_run.training.worker.phases import SAVING, TRAINING
 from ft_run.training.worker.start import Page
 
 
@@ -19,9 +20,9 @@ class Loop:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, device: "Device | None" = None) -> None:
         self.now_ns = 1
-        self.page = memoryview(mmap.mmap(-1, start.PAGE_BYTES)).cast("Q")
+        self.page = memoryview(mmap.mmap(-1, layout.PAGE_BYTES)).cast("Q")
         self.wait = DataWait(Page(self.page))
-        self.page[PHASE] = TRAINING
+        self.page[layout.PHASE] = TRAINING
         clock = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
         monkeypatch.setattr(data_wait, "time", clock)
         self.device = device
@@ -51,7 +52,7 @@ class Loop:
 
     @property
     def waited_s(self) -> float:
-        return self.page[data_wait.WAIT_NS] / 1e9
+        return self.page[layout.WAIT_NS] / 1e9
 
 
 class Device:
@@ -92,27 +93,27 @@ def test_the_wait_for_batches_while_training(loop: Loop) -> None:
     loop.fetches(0.5)
     loop.fetches(0.0001)
     loop.fetches(9.0, has_batch=False)  # the end of an epoch
-    loop.page[PHASE] = SAVING
+    loop.page[layout.PHASE] = SAVING
     loop.fetches(3.0)
-    loop.page[PHASE] = TRAINING
+    loop.page[layout.PHASE] = TRAINING
     loop.fetches(0.25, processes=4)
     assert loop.waited_s == pytest.approx(0.7501)
-    assert loop.page[data_wait.BATCHES] == 3
-    assert loop.page[data_wait.SQUARES] / 1e12 == pytest.approx(0.5**2 + 0.25**2)
-    assert (loop.page[data_wait.PROCESSES], loop.page[data_wait.PREFETCH]) == (4, 2)
+    assert loop.page[layout.BATCHES] == 3
+    assert loop.page[layout.SQUARES] / 1e12 == pytest.approx(0.5**2 + 0.25**2)
+    assert (loop.page[layout.PROCESSES], loop.page[layout.PREFETCH]) == (4, 2)
 
 
 def test_the_first_batch_of_an_epoch_is_known(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     loop.fetches(2.0, number=1)
     loop.fetches(0.5)
     assert loop.waited_s == pytest.approx(2.5)
-    assert loop.page[data_wait.FIRST_WAIT_NS] == 2 * 10**9
-    assert loop.page[data_wait.SQUARES] == 500_000**2
+    assert loop.page[layout.FIRST_WAIT_NS] == 2 * 10**9
+    assert loop.page[layout.SQUARES] == 500_000**2
     loop = Loop(monkeypatch, Device())
     loop.fetches(2.0, number=1)
     loop.fetches(0.5)
-    assert loop.page[data_wait.FIRST_WAIT_NS] == 2 * 10**9
-    assert loop.page[data_wait.SQUARES] == 500_000**2
+    assert loop.page[layout.FIRST_WAIT_NS] == 2 * 10**9
+    assert loop.page[layout.SQUARES] == 500_000**2
 
 
 def test_a_wait_is_that_of_the_main_thread_of_this_process(
@@ -127,13 +128,13 @@ def test_a_wait_is_that_of_the_main_thread_of_this_process(
 
 
 def test_the_loader_of_short_waits_is_known_too(loop: Loop) -> None:
-    loop.page[data_wait.WAIT_NS] = 7
+    loop.page[layout.WAIT_NS] = 7
     loop.wait = DataWait(Page(loop.page))  # another process
-    loop.page[PHASE] = TRAINING
+    loop.page[layout.PHASE] = TRAINING
     assert loop.waited_s == 0.0
     assert loop.wait.begin()
     loop.wait.end(SimpleNamespace(_num_workers=3, _prefetch_factor=None), has_batch=True)
-    assert (loop.page[data_wait.PROCESSES], loop.page[data_wait.PREFETCH]) == (3, 0)
+    assert (loop.page[layout.PROCESSES], loop.page[layout.PREFETCH]) == (3, 0)
 
 
 def test_a_loader_within_a_dataset_is_not_counted_twice(loop: Loop) -> None:
@@ -185,27 +186,4 @@ def test_a_wait_of_hours_is_within_a_word_of_the_page(monkeypatch: pytest.Monkey
     loop.fetches(7200.0)
     loop.fetches(7200.0)
     assert loop.waited_s == 14_400.0
-    assert loop.page[data_wait.SQUARES] == (1 << 64) - 1
-
-
-def test_the_parts_of_the_page_do_not_overlap() -> None:
-    names = range(
-        phases.NAMES_AT // 8, (phases.NAMES_AT + phases.PHASES_MAX * phases.NAME_BYTES) // 8
-    )
-    parts = [
-        [start.PID, hook.STEPS, phases.LAST_NS, hook.LONGEST_NS, hook.TICKS, start.FILE_FD],
-        range(hook.FURTHEST, hook.BEFORE_STEPS + 1),
-        range(hook.USES_DEVICE, hook.WALL_BEGAN_NS + 1),
-        [phases.PHASE, start.SINCE_NS, phases.CHANGES, phases.IDLE_NS],
-        range(data_wait.BATCHES, data_wait.PREFETCH + 1),
-        range(imported.IMPORTED, imported.IMPORTED + 1),
-        range(phases.SUMS, phases.SUMS + phases.PHASES_MAX),
-        [start.WANTED],
-        range(tuning_page.IN_EFFECT, tuning_page.SWITCH_NS + 1),
-        names,
-        range(hook.MARK_WAIT_NS, hook.REPORTS_ITSELF + 1),
-    ]
-    words = [word for part in parts for word in part]
-    assert len(words) == len(set(words))
-    assert max(words) < start.PAGE_BYTES // 8
-    assert len(imported.FORKABLE) <= 64
+    assert loop.page[layout.SQUARES] == (1 << 64) - 1

@@ -15,10 +15,11 @@ from typing import Any
 import ft_run
 import pytest
 from ft_run.launcher.machine.network import PortReservation
-from ft_run.launcher.processes.worker_watch import starter_env
+from ft_run.launcher.processes.worker_watch import WorkerWatch, starter_env
 from ft_run.training import progress
-from ft_run.training.worker import hook, start, store_wait
-from ft_run.training.worker.imported import IMPORTED, names_of
+from ft_run.training.worker import hook, store_wait
+from ft_run.training.worker import page_layout as layout
+from ft_run.training.worker.imported import names_of
 from ft_run.training.worker.start import Page
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
 
@@ -209,12 +210,12 @@ class Optimizer:
 
 
 def test_an_optimizer_in_the_place_of_one_that_is_gone_is_another_one() -> None:
-    page = memoryview(bytearray(start.PAGE_BYTES)).cast("Q")
+    page = memoryview(bytearray(layout.PAGE_BYTES)).cast("Q")
     watched = hook.Hook(Page(page))
 
     def step(optimizer: Optimizer) -> int:
         watched.after_step(optimizer)
-        return int(page[hook.STEPS])
+        return int(page[layout.STEPS])
 
     first = Optimizer()
     assert step(first) == 1
@@ -228,13 +229,13 @@ def test_an_optimizer_in_the_place_of_one_that_is_gone_is_another_one() -> None:
 
 
 def test_what_is_imported_by_the_first_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = memoryview(bytearray(start.PAGE_BYTES)).cast("Q")
+    page = memoryview(bytearray(layout.PAGE_BYTES)).cast("Q")
     watched = hook.Hook(Page(page))
     monkeypatch.setattr(sys, "modules", {"torch": sys, "numpy": sys, "os": os})
     watched.progress(0)
     monkeypatch.setattr(sys, "modules", {"transformers": sys})
     watched.progress(1)
-    assert names_of(page[IMPORTED]) == ("numpy", "torch")
+    assert names_of(page[layout.IMPORTED]) == ("numpy", "torch")
 
 
 # --- what led the interpreter to the hook -------------------------------------------------------
@@ -253,13 +254,12 @@ print(json.dumps([sys.path, environ, children, sorted(sys.path_importer_cache),
 
 def look(folder: Path, environ: Mapping[str, str], *, watched: bool) -> tuple[Any, str]:
     """Run ``LOOKS``, executed; return what it found and its errors."""
-    file = os.memfd_create("ft-run-page")
-    os.ftruncate(file, start.PAGE_BYTES)
-    more = starter_env(environ, file) if watched else {}
+    watch = WorkerWatch()
+    more = starter_env(environ, watch.fds) if watched else {}
     done = subprocess.run(
         [sys.executable, "-c", LOOKS],
         env={**environ, **more},
-        pass_fds=[file],
+        pass_fds=watch.fds,
         cwd=folder,
         capture_output=True,
         text=True,
@@ -267,9 +267,8 @@ def look(folder: Path, environ: Mapping[str, str], *, watched: bool) -> tuple[An
         check=True,
     )
     if watched:
-        page = memoryview(os.pread(file, start.PAGE_BYTES, 0)).cast("Q")
-        assert page[start.PID] > 0
-    os.close(file)
+        assert watch.progress() is not None
+    watch.close()
     return json.loads(done.stdout), done.stderr
 
 
@@ -293,28 +292,26 @@ def test_an_executed_worker_finds_what_it_would_find(
 
 def test_the_first_python_of_a_shell_script_is_watched(tmp_path: Path) -> None:
     """And the next one when that has ended; what they start is not."""
-    file = os.memfd_create("ft-run-page")
-    os.ftruncate(file, start.PAGE_BYTES)
+    watch = WorkerWatch()
     say = "from ft_run.training import progress; [progress() for _ in range(%d)]"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{say % 4}'])"
     found = []
     for script in (f'{sys.executable} -c "{say % 2}"', f'{sys.executable} -c "{child}"'):
         subprocess.run(
             ["sh", "-c", f"true; {script}; true"],
-            env={**os.environ, **starter_env(os.environ, file)},
-            pass_fds=[file],
+            env={**os.environ, **starter_env(os.environ, watch.fds)},
+            pass_fds=watch.fds,
             cwd=tmp_path,
             check=True,
             timeout=60,
         )
-        found.append(memoryview(os.pread(file, start.PAGE_BYTES, 0)).cast("Q")[hook.TICKS])
-    os.close(file)
+        found.append(watch._page[layout.TICKS])
+    watch.close()
     assert found == [2, 0]
 
 
 def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
-    file = os.memfd_create("ft-run-page")
-    os.ftruncate(file, start.PAGE_BYTES)
+    watch = WorkerWatch()
     os.mkfifo(tmp_path / "up")
     os.mkfifo(tmp_path / "over")
     say = "from ft_run.training import progress; [progress() for _ in range(%d)]"
@@ -324,14 +321,14 @@ def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
     )
     subprocess.run(
         ["sh", "-c", script],
-        env={**os.environ, **starter_env(os.environ, file)},
-        pass_fds=[file],
+        env={**os.environ, **starter_env(os.environ, watch.fds)},
+        pass_fds=watch.fds,
         cwd=tmp_path,
         check=True,
         timeout=60,
     )
-    ticks = memoryview(os.pread(file, start.PAGE_BYTES, 0)).cast("Q")[hook.TICKS]
-    os.close(file)
+    ticks = watch._page[layout.TICKS]
+    watch.close()
     assert ticks == 2
 
 

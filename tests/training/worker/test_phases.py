@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed.distributed_c10d as c10d
 from ft_run.training import activity
+from ft_run.training.worker import page_layout as layout
 from ft_run.training.worker import phases, start
 from ft_run.training.worker.phases import Phases, find_joining, read, time_joining
 from ft_run.training.worker.start import Page
@@ -26,7 +27,7 @@ class Worker:
         clock = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
         monkeypatch.setattr(phases, "time", clock)
         monkeypatch.setattr(start, "time", clock)
-        self.page = memoryview(mmap.mmap(-1, start.PAGE_BYTES)).cast("Q")
+        self.page = memoryview(mmap.mmap(-1, layout.PAGE_BYTES)).cast("Q")
         self.phases = Phases(Page(self.page))
         module: Any = ModuleType(start.NAME)
         module.enter, module.leave = self.phases.enter, self.phases.leave
@@ -130,7 +131,7 @@ def test_names_beyond_the_limit_are_counted_together(worker: Worker) -> None:
     for number in range(40):
         worker.does(f"évaluation {number:02}", 1.0)
         worker.does("é" * 30, 0.25)
-    shown = phases.PHASES_MAX - len(phases.NAMES) - 1
+    shown = layout.PHASES_MAX - len(phases.NAMES) - 1
     assert worker.spent == {
         **{f"évaluation {number:02}": 1.0 for number in range(shown)},
         "é" * 30: 10.0,
@@ -164,7 +165,7 @@ def test_other_threads_and_processes_do_not_count(
 
 
 def test_what_is_being_written_is_not_read(worker: Worker) -> None:
-    worker.page[phases.CHANGES] += 1
+    worker.page[layout.CHANGES] += 1
     assert read(worker.page, worker.now_ns) is None
     Phases(Page(worker.page))  # another process, after one that was killed just then
     assert worker.doing == "importing and building"
@@ -191,7 +192,7 @@ def test_a_look_before_the_current_phase_takes_nothing_from_its_sum(worker: Work
 
 def test_the_training_since_the_last_step_leaves_out_activities(worker: Worker) -> None:
     def ticks() -> None:
-        worker.page[phases.LAST_NS] = worker.now_ns
+        worker.page[layout.LAST_NS] = worker.now_ns
         worker.phases.stepped()
 
     ticks()
@@ -221,8 +222,8 @@ def test_what_changes_during_the_look_is_not_read(worker: Worker) -> None:
     class Page(list[int]):
         def __getitem__(self, at: Any) -> Any:
             found = super().__getitem__(at)
-            if at == phases.PHASE:
-                self[phases.CHANGES] += 2
+            if at == layout.PHASE:
+                self[layout.CHANGES] += 2
             return found
 
     assert read(Page(worker.page), worker.now_ns) is None
@@ -235,7 +236,7 @@ def test_a_torch_without_process_groups_is_left_alone(worker: Worker) -> None:
 
 
 def test_a_page_with_another_phase_than_there_are_is_not_read(worker: Worker) -> None:
-    worker.page[phases.PHASE] = phases.PHASES_MAX
+    worker.page[layout.PHASE] = layout.PHASES_MAX
     assert read(worker.page, worker.now_ns) is None
 
 

@@ -5,25 +5,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ft_run.training.worker import hook, start
+from ft_run.training.worker import page_layout as layout
+from ft_run.training.worker import start
 from ft_run.training.worker.start import Page
 
 FOLDER = Path(start.__file__).parent
 BEGIN = """
 import os, sys, time, contextlib  # as site has them in an environment
-file = os.memfd_create("ft-run-page")
+file, stacks = os.memfd_create("ft-run-page"), os.memfd_create("ft-run-stacks")
 os.ftruncate(file, 4096)
 package = type(sys)("hooks"); package.__path__ = [sys.argv[1]]
 sys.modules["hooks"] = package
+words = lambda: memoryview(os.pread(file, 4096, 0)).cast('Q')
 before = set(sys.modules)
 import hooks.start
 def load():
     import hooks.hook
     return hooks.hook.install
-hooks.start.install_or_say(file, load)
+hooks.start.install_or_say(file, stacks, load)
 """
 HOOK = "watched = sys.modules['_ft_run_hook']"
-TICKS = "print(memoryview(os.pread(file, 4096, 0)).cast('Q')[4])"
+TICKS = "print(words()[hooks.page_layout.TICKS])"
 LOADED = "print('hooks.hook' in sys.modules)"
 
 
@@ -39,7 +41,7 @@ def run(*lines: str, folder: Path = FOLDER, says: str = "") -> list[str]:
 
 def test_at_start_only_what_a_bare_python_has_is_loaded() -> None:
     new = "print(*sorted({*sys.modules} - before))"
-    assert run(new) == ["_ft_run_hook faulthandler hooks.start"]
+    assert run(new) == ["_ft_run_hook faulthandler hooks.page_layout hooks.start"]
 
 
 def test_the_import_of_torch_loads_the_hooks(tmp_path: Path) -> None:
@@ -100,18 +102,17 @@ def test_a_thread_that_loads_the_hooks_is_not_the_one_whose_phases_count() -> No
         "thread = threading.Thread(target=watched.enter, args=('saving',))",
         "thread.start(); thread.join()",
         "from hooks import phases",
-        "page = memoryview(os.pread(file, 4096, 0)).cast('Q')",
-        "print(page[phases.PHASE] == phases.BUILDING)",
+        "print(words()[phases.PHASE] == phases.BUILDING)",
         "watched.enter('saving')",
-        "page = memoryview(os.pread(file, 4096, 0)).cast('Q')",
-        "print(page[phases.PHASE] == phases.SAVING)",
+        "print(words()[phases.PHASE] == phases.SAVING)",
     )
     assert found == ["True", "True"]
 
 
 def test_hooks_that_cannot_be_loaded_are_reported_once(tmp_path: Path) -> None:
     """E.g. since ft-run was removed meanwhile."""
-    (tmp_path / "start.py").write_text((FOLDER / "start.py").read_text())
+    for name in ("start.py", "page_layout.py"):
+        (tmp_path / name).write_text((FOLDER / name).read_text())
     found = run(
         HOOK,
         "watched.progress(1); watched.expect(2); watched.enter('a'); watched.leave()",
@@ -124,7 +125,9 @@ def test_hooks_that_cannot_be_loaded_are_reported_once(tmp_path: Path) -> None:
 
 
 def test_the_script_gets_the_descriptors_that_it_would_get() -> None:
-    opened = "other = os.open('/dev/null', os.O_RDONLY); print(other == file + 1); os.close(other)"
+    opened = (
+        "other = os.open('/dev/null', os.O_RDONLY); print(other == stacks + 1); os.close(other)"
+    )
     assert run(HOOK, opened, "watched.progress(-1)", opened) == ["True", "True"]
 
 
@@ -138,18 +141,18 @@ def test_a_script_that_has_closed_all_descriptors_is_not_watched(tmp_path: Path)
         "os.write(other[0], b'a' * 4096)",
         "watched.progress(1)",
         "print(os.pread(other[0], 5000, 0) == b'a' * 4096)",
-        says="is not the page that is shared with ft-run",
+        says="is not the file that is shared with ft-run",
     )
     assert found == ["True"]
 
 
 def test_a_page_begins_without_what_another_process_has_left() -> None:
-    words = memoryview(bytearray(start.PAGE_BYTES)).cast("Q")
+    words = memoryview(bytearray(layout.PAGE_BYTES)).cast("Q")
     Page(words)
     for word in range(1, len(words)):
         words[word] = 7
-    Page(words, 3)
+    Page(words, 3, 4)
     left = {word: value for word, value in enumerate(words) if value}
-    assert left.pop(start.SINCE_NS) > 7
-    assert left == {start.PID: os.getpid(), start.FILE_FD: 3, start.WANTED: 7}
-    assert not words[hook.TICKS]
+    assert left.pop(layout.SINCE_NS) > 7
+    assert left == {layout.PID: os.getpid(), layout.STACKS_FD: 4, layout.WANTED: 7}
+    assert not words[layout.TICKS]

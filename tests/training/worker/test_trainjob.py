@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 from ft_run.launcher.processes.worker_watch import WorkerWatch, starter_env
 from ft_run.training import progress
-from ft_run.training.worker import hook, start
+from ft_run.training.worker import hook
+from ft_run.training.worker import page_layout as layout
 from ft_run.training.worker.start import Page
 
 
@@ -27,9 +28,9 @@ def run(watch: WorkerWatch, folder: Path, text: str) -> tuple[int, bool]:
     (folder / "work.py").write_text(text)
     subprocess.run(
         [sys.executable, "work.py"],
-        env={**os.environ, **starter_env(os.environ, watch.fd)},
+        env={**os.environ, **starter_env(os.environ, watch.fds)},
         cwd=folder,
-        pass_fds=[watch.fd],
+        pass_fds=watch.fds,
         timeout=60,
         check=True,
     )
@@ -49,7 +50,7 @@ def run(watch: WorkerWatch, folder: Path, text: str) -> tuple[int, bool]:
 def test_a_worker_that_sends_its_progress_by_itself(
     monkeypatch: pytest.MonkeyPatch, module: str, name: str, *, is_sent: bool
 ) -> None:
-    page = memoryview(bytearray(start.PAGE_BYTES)).cast("Q")
+    page = memoryview(bytearray(layout.PAGE_BYTES)).cast("Q")
     watched = hook.Hook(Page(page))
     found = []
     with monkeypatch.context() as changed:
@@ -57,7 +58,7 @@ def test_a_worker_that_sends_its_progress_by_itself(
         for modules in ({}, {module: SimpleNamespace(**{name: None})}):
             changed.setattr(sys, "modules", modules)
             watched.progress(-1)
-            found.append(bool(page[hook.REPORTS_ITSELF]))
+            found.append(bool(page[layout.REPORTS_ITSELF]))
     assert found == [False, is_sent]
 
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 _PACKAGE = "_ft_run_worker"
 
 
-def _take_off(folder: str) -> "tuple[int, int, int]":
+def _take_off(folder: str) -> "tuple[int, int, int, int]":
     """Leave environment and path as they would be; return what ``starter_env`` has given."""
-    given = os.environ.pop("FT_RUN_HOOK", "-1:0:0").split(":")
-    fd, is_empty, pid = (int(number) for number in given)
+    given = os.environ.pop("FT_RUN_HOOK", "-1:-1:0:0").split(":")
+    fd, stacks_fd, is_empty, pid = (int(number) for number in given)
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if folder in path:
         path.remove(folder)
@@ -29,7 +29,7 @@ def _take_off(folder: str) -> "tuple[int, int, int]":
     if folder in sys.path:
         sys.path.remove(folder)
     sys.path_importer_cache.pop(folder, None)
-    return fd, is_empty, pid
+    return fd, stacks_fd, is_empty, pid
 
 
 def _module(folder: str, name: str) -> "Any":
@@ -42,13 +42,15 @@ def _module(folder: str, name: str) -> "Any":
     return module
 
 
-def _watch(folder: str, fd: int) -> None:
+def _watch(folder: str, fd: int, stacks_fd: int) -> None:
     """Have the process watched by modules of ft-run, in a package of their own."""
     package: Any = type(sys)(_PACKAGE)
     package.__path__ = [folder]
-    start = _module(folder, "start")
-    sys.modules[_PACKAGE], sys.modules[start.__name__] = package, start
-    start.install_or_say(fd, _hooks)
+    sys.modules[_PACKAGE] = package
+    for name in ("page_layout", "start"):
+        module = _module(folder, name)
+        sys.modules[module.__name__] = module
+    module.install_or_say(fd, stacks_fd, _hooks)
 
 
 def _hooks() -> "Any":
@@ -58,13 +60,14 @@ def _hooks() -> "Any":
 
 
 _folder = os.path.dirname(os.path.abspath(__file__))
-_fd, _, _pid = _take_off(_folder)
+_fd, _stacks_fd, _, _pid = _take_off(_folder)
 # A program between ft-run and the script may start several interpreters: one is the worker.
 if _pid == os.getpid():
     _module(_folder, "capture").install_or_say(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
 if _fd >= 0:
-    _watch(os.path.dirname(_folder), _fd)
+    _watch(os.path.dirname(_folder), _fd, _stacks_fd)
     os.close(_fd)
+    os.close(_stacks_fd)
 del sys.modules["sitecustomize"]
 # What it raises, also that there is none, is for the interpreter's `site` as if asked directly.
 __import__("sitecustomize")

@@ -1,0 +1,69 @@
+"""The layout of the page that a watched worker shares with its agent.
+
+The page consists of 8-byte words. Each is written by one aligned store, so a reader never sees half
+of one. ``WANTED`` is written by the agent, all others by the worker. Times are of CLOCK_MONOTONIC.
+"""
+
+PAGE_BYTES = 4096
+PAGE_FILE, STACKS_FILE = "ft-run-page", "ft-run-stacks"
+"""The names of the page's memfd and of the one for stacks; /proc/PID/fd shows ``/memfd:NAME``."""
+
+(
+    # the process: start.py
+    PID,  # process ID of the worker; 0 until it is watched; written after the others
+    STACKS_FD,  # the worker's descriptor of the file for stacks
+    # progress: hook.py
+    STEPS,  # completed steps, or the number that the script has reported
+    TICKS,  # number of signs of progress
+    LAST_NS,  # time of the last sign of progress; 0 before the first
+    LONGEST_NS,  # the longest time between two signs of progress
+    FIRST,  # the first step that the script has reported plus 1; 0 if it reports none
+    FURTHEST,  # the highest step that the script has reported plus 1; 0 if it reports none
+    TOTAL,  # steps of the whole training; 0 if unknown
+    REPORTS_ITSELF,  # whether the worker has imported code that reports progress to Kubeflow
+    # rates, from the last interval of at least hook.STRETCH_NS (MARK) and the previous one (BEFORE)
+    MARK_NS,  # start time
+    MARK_STEPS,  # STEPS at the start
+    MARK_WAIT_NS,  # WAIT_NS at the start
+    BEFORE_NS,
+    BEFORE_STEPS,
+    BEFORE_WAIT_NS,
+    # CPU time since the first step, updated once per second: hook.py
+    USES_DEVICE,  # whether an accelerator is used
+    CPU_NS,  # CPU time of the process
+    CPU_WALL_NS,  # elapsed time
+    CPU_BEGAN_NS,  # CPU clock at the first step
+    WALL_BEGAN_NS,  # time of the first step
+    # modules: imported.py
+    IMPORTED,  # a bit per module that was imported before the first step
+    # phases: phases.py
+    PHASE,  # number of the current phase
+    SINCE_NS,  # start time of the current phase
+    CHANGES,  # number of writes; odd during a write
+    IDLE_NS,  # training between the last sign of progress and the start of the phase
+    # waits for data: data_wait.py
+    BATCHES,  # batches taken
+    WAIT_NS,  # total wait
+    FIRST_WAIT_NS,  # part of WAIT_NS for the first batches of iterators
+    SQUARES,  # sum of the squares of the other waits, in square microseconds
+    PROCESSES,  # num_workers of the last loader that training waited for
+    PREFETCH,  # prefetch_factor of that loader
+    # --auto-tune on: tuning_page.py
+    WANTED,  # settings that should be in effect; 0 if nothing is tuned
+    IN_EFFECT,  # settings in effect; 0 if no loader can be tuned
+    DISTURBED,  # changes while a checkpoint is written
+    STEP,  # completed steps
+    STEP_NS,  # time at which the last step ended
+    SWITCH_NS,  # how long training last waited because a loader started
+    DECLARED,  # length of the JSON at DECLARED_AT; 0 if nothing is declared
+) = range(39)
+
+PHASES_MAX, NAME_BYTES = 24, 64
+"""The maximum number of phases of a worker, including its activities; the size of a name."""
+
+SUMS = 40
+"""The first of ``PHASES_MAX`` words: nanoseconds in each phase up to the start of the current."""
+NAMES_AT = 8 * (SUMS + PHASES_MAX)
+"""Offset of the names of phases: UTF-8 that ends before the first zero."""
+DECLARED_AT = NAMES_AT + PHASES_MAX * NAME_BYTES
+"""Offset of the JSON of the values that the script has declared, up to the end of the page."""
