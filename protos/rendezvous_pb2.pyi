@@ -330,7 +330,7 @@ class NodeFailures(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., ages_s: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "successor", "state", "failures", "past", "checked", "term")
+    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "successor", "state", "failures", "past", "checked", "term", "ended", "clear")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +343,8 @@ class Claim(_message.Message):
     PAST_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
     round: int
     formed_by: str
     restarts: int
@@ -355,7 +357,9 @@ class Claim(_message.Message):
     past: Past
     checked: bool
     term: int
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., checked: bool = ..., term: _Optional[int] = ...) -> None: ...
+    ended: str
+    clear: int
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., checked: bool = ..., term: _Optional[int] = ..., ended: _Optional[str] = ..., clear: _Optional[int] = ...) -> None: ...
 
 class Attend(_message.Message):
     __slots__ = ("protocol", "version", "job", "node", "offer", "claim", "leaving", "work")
@@ -779,6 +783,22 @@ class WorkGrant(_message.Message):
     refusal: str
     def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ..., pieces: _Optional[_Iterable[int]] = ..., confirmed_to: _Optional[int] = ..., batch_s: _Optional[float] = ..., refusal: _Optional[str] = ...) -> None: ...
 
+class Resigned(_message.Message):
+    __slots__ = ("round", "formed_by", "reason", "restarts", "past", "clear")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FORMED_BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    formed_by: str
+    reason: str
+    restarts: int
+    past: Past
+    clear: int
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., reason: _Optional[str] = ..., restarts: _Optional[int] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., clear: _Optional[int] = ...) -> None: ...
+
 class Challenge(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -882,7 +902,7 @@ class Renamed(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "renamed", "stackorder", "nohang", "stepsorder", "drain", "mayleave", "canceldrain", "workgrant")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "renamed", "stackorder", "nohang", "stepsorder", "drain", "mayleave", "canceldrain", "workgrant", "resigned")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -900,6 +920,7 @@ class MasterMessage(_message.Message):
     MAYLEAVE_FIELD_NUMBER: _ClassVar[int]
     CANCELDRAIN_FIELD_NUMBER: _ClassVar[int]
     WORKGRANT_FIELD_NUMBER: _ClassVar[int]
+    RESIGNED_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -917,7 +938,8 @@ class MasterMessage(_message.Message):
     mayleave: MayLeave
     canceldrain: CancelDrain
     workgrant: WorkGrant
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ..., canceldrain: _Optional[_Union[CancelDrain, _Mapping]] = ..., workgrant: _Optional[_Union[WorkGrant, _Mapping]] = ...) -> None: ...
+    resigned: Resigned
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ..., canceldrain: _Optional[_Union[CancelDrain, _Mapping]] = ..., workgrant: _Optional[_Union[WorkGrant, _Mapping]] = ..., resigned: _Optional[_Union[Resigned, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("until_end",)

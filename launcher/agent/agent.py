@@ -48,6 +48,7 @@ from ...rendezvous.protocol.messages import (
     Outcome,
     Refused,
     Renamed,
+    Resigned,
     Stop,
     Verdict,
     Waiting,
@@ -333,6 +334,8 @@ class Agent:
                 self._renamed(node_id)
             case Challenge():
                 self._send(ChallengeReply())
+            case Resigned():
+                self._claim.resigned(event)
             case WorkGrant():
                 self._work.granted(event)
             case StackOrder(number, inquiry):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from ... import defaults
 from ...rendezvous.protocol.claim import Claim, ClaimState, Past
 from ...rendezvous.protocol.failure import Failure, FailureKind, evidence
-from ...rendezvous.protocol.messages import Assignment
+from ...rendezvous.protocol.messages import Assignment, Resigned
 from ...rendezvous.protocol.tuned import Retune
 from ...values import replace
 
@@ -84,6 +84,23 @@ class OwnClaim:
         if claim is not None and claim.round == order.round:
             past = replace(claim.past or Past(), values=order.values, trial=order.trial)
             self._claim = replace(claim, past=past)
+
+    def resigned(self, resigned: Resigned) -> None:
+        """Record the decision of a leader on the last round, which it made before it resigned."""
+        claim = self._claim
+        if claim is None:
+            return
+        claim = replace(claim, clear=resigned.clear)
+        if (claim.round, claim.formed_by) == (resigned.round, resigned.formed_by):
+            claim = replace(
+                claim,
+                ended=resigned.reason,
+                restarts=resigned.restarts,
+                past=resigned.past,
+                failures=(),
+            )
+            self._since = time.monotonic()
+        self._claim = claim
 
     def became_spare(self) -> None:
         """Claim to be in no round's world, so that no later master counts this node as a member."""

@@ -30,6 +30,10 @@ class GroupSettings(Timeouts):
     starts_from: float = -math.inf
     """By the group's clock: no worker is started earlier, for those that an earlier leader started
     may be alive. A round that is found whole is taken over all the same."""
+    quorum_term: int = 0
+    """Term of the newest round that each host of the electing majority knew; 0 if they differ."""
+    wait_s: float = 0.0
+    """How long workers may live that this master cannot reach."""
     succession: SuccessionSpec | None = None
     """With several endpoints: what nodes must have been given as well."""
 

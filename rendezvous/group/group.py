@@ -17,6 +17,7 @@ import math
 
 from ...events.master import JobForgotten, NodeDisconnected, NodesRespondAgain, NoNodeResponds
 from ...values import replace
+from ..protocol.bounds import SHORT_TEXT_MAX_CHARS
 from ..protocol.check_messages import CheckResult
 from ..protocol.drain_messages import Drained, Notice
 from ..protocol.messages import (
@@ -30,6 +31,7 @@ from ..protocol.messages import (
     Leave,
     NodeMessage,
     Outcome,
+    Resigned,
     Stopped,
     Verdict,
 )
@@ -162,6 +164,32 @@ class Group:
         """No earlier leader has started any worker: rounds may be formed from the next event on."""
         self.state.starts_from = -math.inf
 
+    def resign(self, now: float) -> list[Command]:
+        """Return the last messages to the nodes of a leader that resigns between two rounds.
+
+        They put the leader's decision on the last round into the nodes' claims, so that the next
+        leader neither repeats it nor takes nodes for lost that left in order. If every worker is
+        known to be dead, the next leader does not wait for that.
+        """
+        state = self.state
+        if not state.settings.term or not isinstance(state.phase, Gathering | Checking):
+            return []
+        reachable = [node for node in self.roster if node.link is not None]
+        is_clear = now >= max(state.starts_from, state.unreached_until) and not self.roster.count(
+            NodePhase.STALE
+        )
+        resigned = Resigned(
+            round=max(0, state.round),
+            formed_by=state.formed_by,
+            reason=(self.last_stop or "its leader resigned")[:SHORT_TEXT_MAX_CHARS],
+            restarts=state.restarts,
+            past=state.aftermath.past(state.policy, now),
+            clear=state.settings.term if is_clear else 0,
+        )
+        for node in reachable:
+            self._out.send(node, resigned)
+        return self._out.take()
+
     def deadline(self) -> float | None:
         """Return when the next ``Tick`` is wanted; None for never."""
         losses = self._liveness.delayed(self.roster.next_loss())
@@ -232,6 +260,8 @@ class Group:
         name = node.spec.node_id
         if node.rank is not None:
             self.state.former_ranks[name] = node.rank
+        if node.phase in (NodePhase.RUNNING, NodePhase.STOPPING, NodePhase.STALE):
+            self.state.unreached_until = self.state.now + self.settings.wait_s
         if isinstance(self.state.phase, Takeover):
             self.state.phase.node_removed(name)
         self.roster.remove(node)

@@ -281,6 +281,8 @@ class Joining:
         if not self._may_teach(node):
             return
         past = claim.past or _NO_PAST
+        if claim.clear and claim.clear == self._state.settings.quorum_term:
+            self._state.starts_from = -math.inf  # nor has any leader in between started a round
         self._state.aftermath.limit_parts(past.micro_batch)
         if claim.round > self._state.highest or self._is_rank_0_of(claim):
             is_over = self._state.formed_before and not isinstance(

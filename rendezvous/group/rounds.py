@@ -249,7 +249,8 @@ class Rounds:
         for name, claim in taken.claims.items():
             node = self._roster.get(name)
             if name in world.members:
-                self._resume(node, claim)
+                is_decided = taken.finding is TakeoverState.ENDED
+                self._resume(node, replace(claim, failures=()) if is_decided else claim)
             elif node is not None and claim.state is not ClaimState.STOPPED:
                 self.stop_stale(node, claim.round)
         self._judge(taken, running)

@@ -1,5 +1,6 @@
 """What is known of a job, whichever part of the group has found it out. Pure."""
 
+import math
 from collections import Counter
 
 from ..policy.decision import Aftermath
@@ -42,6 +43,8 @@ class JobState:
         when it is being stopped, so that its start waits for nothing."""
         self.starts_from = settings.starts_from
         """No worker is started earlier; ``Rounds`` ends this when it finds a round whole."""
+        self.unreached_until = -math.inf
+        """Until then, workers may live on nodes that this master has given up."""
         self.formed_by = ""
         """The master that formed ``round``: this one, or the one that it was taken over from."""
         self.highest = settings.known[1]

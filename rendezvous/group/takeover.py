@@ -24,6 +24,7 @@ class TakeoverState(enum.Enum):
 
     COMPLETE = "all nodes are connected and running"
     FAILED = "a node reports a failure, or did not reconnect"
+    ENDED = "it had ended when its leader resigned"
     REGROUP = "nodes reconnected without its workers, or left"
     BROKEN = "the round was being started or stopped when the master was lost"
     FENCED = (
@@ -262,9 +263,12 @@ class Takeover:
         is_clear = not world.missing or self._are_replaced(world)
         if now < self.until and not (world.members and is_clear):
             return None
+        ended = next((claim.ended for claim in world.members.values() if claim.ended), "")
         departure, gone = self._departure(world), self._gone(world)
         finding = self._judge(world, departure, gone)
         lost, reason = None, ""
+        if ended:  # the earlier leader has decided what follows from it
+            finding, reason = TakeoverState.ENDED, ended
         if finding is TakeoverState.FAILED:
             lost = self._not_back(world, gone) if gone else None
         elif finding is TakeoverState.REGROUP:

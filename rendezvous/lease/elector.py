@@ -31,6 +31,8 @@ class _Attempt:
     """When it was sent: a lease that it wins counts from then."""
     accepted: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
+    known_terms: set[int] = field(default_factory=set)
+    """Terms of the newest rounds that the hosts that accepted it knew."""
 
 
 class Elector:
@@ -72,6 +74,9 @@ class Elector:
         """Term and number of the newest round, and of the newest that a majority knows."""
         self.known = NO_ROUND
         """The newest round of an earlier leader when this one was elected."""
+        self.quorum_term = 0
+        """The term of the newest round that each host of the electing majority knew; 0 if they
+        differ. A host that was restarted knows none."""
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -179,6 +184,7 @@ class Elector:
             is_over = len(attempt.refused) > self._hosts // 2
             return self._give_up_attempt(now) if is_over else None
         attempt.accepted.add(host)
+        attempt.known_terms.add(answer.round_term)
         if len(attempt.accepted) <= self._hosts // 2:
             return None
         if ask.step is LeaseStep.PREPARE:
@@ -211,6 +217,7 @@ class Elector:
             self._attempt, self._next_at = None, now + self._pause_s()
             return None
         self._attempt.accepted.add(self._own)
+        self._attempt.known_terms.add(own.round_term)
         if ask.step is LeaseStep.PROPOSE and not own.knows_earlier:
             self._vouch(self._own, ask.term)
         return ask
@@ -247,6 +254,8 @@ class Elector:
     def _win(self, attempt: _Attempt, now: float) -> LeaseAsk | None:
         if not self.leads(now):
             self.term, self.known = attempt.ask.term, self.acceptor.formed
+            terms = attempt.known_terms
+            self.quorum_term = next(iter(terms)) if len(terms) == 1 else 0
         self._number, self._is_outbid = attempt.ask.number, False
         self._held_until = attempt.since + self._times.held_s
         self._next_at = attempt.since + self._times.renew_s

@@ -265,6 +265,8 @@ class Succession(Lease):
                 self._settings,
                 term=self._elector.term,
                 known=self._elector.known,
+                quorum_term=self._elector.quorum_term,
+                wait_s=self._times.wait_s,
                 starts_from=time.monotonic() + self._times.wait_s,
                 takeover_grace_s=self._times.takeover_grace_s,
             )

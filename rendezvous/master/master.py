@@ -226,6 +226,9 @@ class Master:
 
     def close(self) -> None:
         """Stop the clock and end all streams: later events are ignored."""
+        if not self.is_closed:
+            for command in self.group.resign(self._clock()):
+                self._carry_out(command)
         self.is_closed = True
         self._hangs.close()
         if self._timer is not None:

@@ -25,6 +25,7 @@ BALLOT_MAX: Final = 2**62
 NODES_MAX: Final = 100_000
 SECONDS_MAX: Final = 1e9
 """As on the command line."""
+SHORT_TEXT_MAX_CHARS: Final = 512
 RULES_MAX: Final = 100
 """To read the longest regular expression takes 0.04 s."""
 
@@ -87,7 +88,7 @@ Name = Annotated[str, Length(512, is_name=True)]
 Names = Annotated[str, Length(4_096, is_name=True)]
 """Several names, separated by commas."""
 Reason = Annotated[str, Length(512, is_needed=True)]
-ShortText = Annotated[str, Length(512)]
+ShortText = Annotated[str, Length(SHORT_TEXT_MAX_CHARS)]
 Text = Annotated[str, Length(4_096)]
 """Sentences, paths and rules."""
 Report = Annotated[str, Length(256 * 1024)]

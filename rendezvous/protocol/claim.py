@@ -98,3 +98,8 @@ class Claim:
     """The node has passed the checks of this job."""
     term: Ballot = 0
     """As in ``Assignment``."""
+    ended: ShortText = ""
+    """Why the round ended, if its leader has decided that and then resigned; ``restarts`` and
+    ``past`` include that decision. Empty if unknown."""
+    clear: Ballot = 0
+    """Term of the last leader that resigned while no worker of the job was alive; 0 if none did."""

@@ -282,6 +282,22 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Resigned:
+    """The leader resigns: the state after the last round, for the claims of its nodes."""
+
+    round: int
+    formed_by: str
+    """As in ``Claim``: identifies the round together with its number."""
+    reason: str
+    """Why the round ended."""
+    restarts: int
+    """Restarts counted so far, including the one that the end of the round costs."""
+    past: Past | None
+    clear: int
+    """As in ``Claim``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Challenge:
     """The node is to answer that it is alive.
 
@@ -361,4 +377,5 @@ MasterMessage = (
     | MayLeave
     | CancelDrain
     | WorkGrant
+    | Resigned
 )

@@ -37,6 +37,7 @@ from ft_run.rendezvous.protocol.messages import (
     NodeSpec,
     Refused,
     Renamed,
+    Resigned,
     Start,
     Stop,
     Stopped,
@@ -265,6 +266,7 @@ class Agent:
             state=ClaimState.STOPPED,
             past=last.past if last else None,
             term=last.term if last else 0,
+            clear=last.clear if last else 0,
         )
 
     def _send(self, message: NodeMessage) -> None:
@@ -296,6 +298,8 @@ class Agent:
                 self.work.granted(message, self._clock())
             case Challenge():
                 self._send(ChallengeReply())
+            case Resigned():
+                self._take_resignation(message)
             case Verdict():
                 self.verdict = message
                 self._send(Heard())
@@ -318,6 +322,22 @@ class Agent:
                     self.left.clear()
                     self.replicas.clear()
         return False
+
+    def _take_resignation(self, resigned: Resigned) -> None:
+        claim = self._claim
+        if claim is None:
+            return
+        claim = replace(claim, clear=resigned.clear)
+        if (claim.round, claim.formed_by) == (resigned.round, resigned.formed_by):
+            claim = replace(
+                claim,
+                ended=resigned.reason,
+                restarts=resigned.restarts,
+                past=resigned.past,
+                failures=(),
+            )
+            self._started_at = self._clock()
+        self._claim = claim
 
     def _end(self) -> None:
         self._no_loops()

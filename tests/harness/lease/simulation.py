@@ -206,6 +206,42 @@ class History:
             world.start(host)
 
 
+class Resignations(History):
+    """A history in which nodes only leave in order and return: as many as the job needs."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._slow = 0.0
+        self.world.job = job_of(len(self.world.hosts), len(self.world.hosts), max_restarts=0)
+        for host in self.world.hosts:
+            host.rate = 1.0
+
+    def live(self) -> None:
+        """Live through it; raises ``InvariantError``."""
+        world, chance = self.world, self.chance
+        world.run_until(20.0)
+        for _ in range(chance.randint(1, 5)):
+            leaders = [p.host for p in world.processes() if p.group is not None]
+            hosts = [*leaders, *chance.sample(world.hosts, chance.choice((0, 0, 1)))]
+            for host in hosts:
+                if host.process is not None and host.process.runs and not host.process.is_over:
+                    self._tell(f"{host.name} gets SIGTERM")
+                    host.process.agent.leave()
+                    world.later(chance.choice((2.0, 5.0, 12.0)), self._start_again, host)
+                world.run_until(world.now + chance.choice((0.0, 0.1, 1.0)))
+            world.run_until(world.now + chance.choice((8.0, 25.0)))
+        world.run_until(world.now + 40.0)
+        restarts = [p.group.restarts for p in world.processes() if p.group is not None]
+        if any(restarts) or world.running() is None:
+            raise InvariantError(f"nodes only left in order: {restarts} restarts, or no round runs")
+
+    def _start_again(self, host: Host) -> None:
+        if host.process is not None and host.process.is_alive:  # it still waits for its master
+            self.world.later(0.5, self._start_again, host)
+        else:
+            self.world.start(host)
+
+
 _WEIGHTS: dict[Callable[[History], None], int] = {
     History._split: 4,
     History._cut_one_way: 2,
@@ -223,7 +259,15 @@ _FAULTS = tuple(action for action, weight in _WEIGHTS.items() for _ in range(wei
 
 def live_through(seed: int, times: LeaseTimes = DEFAULT_TIMES) -> History:
     """Live through one history; raises what went wrong, with all that had happened."""
-    history = History(seed, times)
+    return _live_through(History(seed, times), seed)
+
+
+def live_through_resignations(seed: int) -> None:
+    """Live through a history of ``Resignations``; raises as ``live_through``."""
+    _live_through(Resignations(seed), seed)
+
+
+def _live_through(history: History, seed: int) -> History:
     try:
         history.live()
     except Exception as error:

@@ -44,6 +44,8 @@ _LOOK_S = 0.2
 _NO_ANSWER_S = 1.0
 _RESEND_S = 0.2
 _LINGERS_S = 30.0
+_LAST_WORDS_S = 0.5
+"""How long the process of a leader that has resigned delivers its last messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +88,8 @@ class Process:
     def __init__(self, world: "World", host: Host, spec: NodeSpec) -> None:
         self.world, self.host = world, host
         self.is_alive = True
+        self.is_over = False
+        """It has returned its lease, and only delivers its last messages."""
         self.agent = Agent(spec, world.job, world.number, self.clock, repeats_leave=False)
         now, times = self.clock(), world.times
         self.search = Search(world.listed)
@@ -255,7 +259,7 @@ class World:
         """What a process does by itself, every moment."""
         process.wake += 1
         wake = process.wake
-        if not process.runs:
+        if not process.runs or process.is_over:
             return
         self._fence(process)
         if process.elector is not None:
@@ -307,7 +311,7 @@ class World:
 
     def _look_at_agent(self, process: Process) -> None:
         agent = process.agent
-        if not process.host.is_node:
+        if not process.host.is_node or process.is_over:
             return
         if agent.is_stopping and not process.is_dying:
             process.is_dying = True
@@ -325,10 +329,17 @@ class World:
         group = process.group
         if group is not None and not group.is_settled and self.now < process.ends_at:
             return
+        if group is not None and group.verdict is None:
+            self._step_down(process)
         if process.elector is not None:
             self._ask(process, process.elector.give_back(process.clock()))
         self.tell(f"{process.name} ends")
-        self.kill(process.host)
+        process.is_over = True
+        self.later(_LAST_WORDS_S, self._exit, process)
+
+    def _exit(self, process: Process) -> None:
+        if process.host.process is process:
+            self.kill(process.host)
 
     # --- which host leads --------------------------------------------------------------------
 
@@ -339,6 +350,8 @@ class World:
 
     def _use_lease(self, process: Process, elector: Elector) -> None:
         now, group = process.clock(), process.group
+        if process.is_over:
+            return
         if elector.leads(now):
             others = [p for p in self.processes() if p is not process and p.elector is not None]
             for other in others:
@@ -355,6 +368,8 @@ class World:
                 takeover_grace_s=self.times.takeover_grace_s,
                 term=elector.term,
                 known=elector.known,
+                quorum_term=elector.quorum_term,
+                wait_s=self.times.wait_s,
                 starts_from=now + self.times.wait_s,
                 join_timeout_s=1e6,
                 last_call_timeout_s=3.0,
@@ -369,9 +384,14 @@ class World:
 
     def _step_down(self, process: Process) -> None:
         self.tell(f"{process.name} is no longer the leader")
-        process.group = None
+        group, process.group = process.group, None
+        assert group is not None
         process.held.clear()
+        last_words = group.resign(process.clock())
         links, process.links = process.links, {}
+        for command in last_words:
+            if isinstance(command, Send) and command.link in links:
+                links[command.link].stream.send_down(command.message)
         for link in links.values():
             link.is_open[True] = False
             link.stream.end_down()

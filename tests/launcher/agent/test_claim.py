@@ -8,7 +8,13 @@ from ft_run.launcher.agent.claim import OwnClaim
 from ft_run.rendezvous.protocol import bounds
 from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
-from ft_run.rendezvous.protocol.messages import Assignment, Attend, JobSpec, NodeSpec
+from ft_run.rendezvous.protocol.messages import (
+    Assignment,
+    Attend,
+    JobSpec,
+    NodeSpec,
+    Resigned,
+)
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.tuned import Retune, TunedValue
 from ft_run.rendezvous.transport.channel_options import MAX_FROM_NODE_BYTES
@@ -30,6 +36,29 @@ def claimed(*failures: Failure) -> tuple[Failure, ...]:
     present = claim.present()
     assert present is not None
     return present.failures
+
+
+@pytest.mark.parametrize(
+    ("formed_by", "ended", "restarts"), [("m", "rank 1 failed", 2), ("another", "", 0)]
+)
+def test_decision_of_a_resigned_leader_is_claimed_for_its_round(
+    formed_by: str, ended: str, restarts: int
+) -> None:
+    claim = OwnClaim()
+    claim.resigned(Resigned(0, "m", "rank 1 failed", 2, Past((9,)), 7))
+    assert claim.present() is None  # it was in no round
+    claim.started(ASSIGNMENT)
+    claim.failed(failure(1))
+    claim.stopped(0)
+    claim.resigned(Resigned(0, formed_by, "rank 1 failed", 2, Past((9,)), 7))
+    present = claim.present()
+    assert present is not None
+    assert (present.ended, present.restarts, present.clear) == (ended, restarts, 7)
+    assert len(present.failures) == (0 if ended else 1)
+    claim.started(dataclasses.replace(ASSIGNMENT, round=1))
+    present = claim.present()
+    assert present is not None
+    assert (present.ended, present.clear) == ("", 0)
 
 
 def test_the_first_failures_are_claimed_as_many_as_a_verdict_shows() -> None:

@@ -8,7 +8,7 @@ import os
 import random
 
 import pytest
-from ft_run.tests.harness.lease.simulation import live_through
+from ft_run.tests.harness.lease.simulation import live_through, live_through_resignations
 
 GIVEN = os.environ.get("FT_RUN_SIMULATION_HISTORIES")
 HISTORIES = int(GIVEN) if GIVEN else 60
@@ -25,3 +25,12 @@ def test_worlds_of_two_leaders_never_overlap(chunk: int) -> None:
     for seed in range(first, first + min(_CHUNK, HISTORIES - chunk * _CHUNK)):
         longest_s = max(longest_s, live_through(seed).longest_s)
     print(f"a round ran {longest_s:.1f} s after the last fault at the latest")
+
+
+@pytest.mark.timeout(0 if GIVEN else 400)
+@pytest.mark.parametrize("chunk", range(-(-HISTORIES // _CHUNK)))
+def test_nodes_that_leave_in_order_cost_no_restart(chunk: int) -> None:
+    first = SEED + chunk * _CHUNK
+    print(f"FT_RUN_SIMULATION_SEED={first}")
+    for seed in range(first, first + min(_CHUNK, HISTORIES - chunk * _CHUNK)):
+        live_through_resignations(seed)

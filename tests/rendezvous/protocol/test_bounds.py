@@ -125,7 +125,7 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif hint is str:
         yield name, "x" * 300_000
     elif hint is int:
-        bits = {"time_s": 64, "furthest": 63, "steps": 63, "step": 64, "term": 64}
+        bits = {"time_s": 64, "furthest": 63, "steps": 63, "step": 64, "term": 64, "clear": 64}
         bits |= {"checkpoint_step": 64, "size": 64, "grain": 64, "confirmed": 64, "held": 64}
         yield name, 2 ** bits.get(name, 31) - 1
     elif hint is float:
@@ -212,9 +212,10 @@ def test_nothing_that_came_in_fails_to_go_out() -> None:
         wanted_rank=(0, 1, 2), rules=("exit:3=fail",), minimums=(),
         separate_store=(False,), snapshots=(), leaving=("", "", "x"),
         restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,), term=(0, 0, 3),
+        ended=("", "", "x"), clear=(0, 0, 3),
     )  # fmt: skip
     taken, said = 0, collections.Counter[str]()
-    for _ in range(90):
+    for _ in range(120):
         group, links, now = Group(IMPATIENT, "m"), set[int](), 0.0
         for link in range(60):
             now += hostile.random.choice((0.0, 0.1, 1.0, 11.0))
