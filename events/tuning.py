@@ -4,8 +4,6 @@ from typing import Any
 
 from .event import Event, RoundEvent, Severity
 
-_LOADER = ("num_workers", "prefetch_factor")
-
 
 class MicroBatchChanged(RoundEvent):
     """The parts of ``ElasticBatches`` are smaller from this round on; the same on every node."""
@@ -114,7 +112,7 @@ class SettingsStarted(RoundEvent):
     """The job starts with the settings of ``--tune-file``, from an earlier job."""
 
     settings: dict[str, Any]
-    """By name: a number, a string or a boolean."""
+    """Loader settings by name."""
 
     name = "tuning.settings"
 
@@ -126,9 +124,8 @@ class TrialEnded(RoundEvent):
     """``--auto-tune on`` has tried a value; it is in effect if it was accepted."""
 
     setting: str
-    """E.g. ``num_workers``; ``tuned("NAME")``: a value that the script names."""
+    """``num_workers`` or ``prefetch_factor``."""
     old: Any
-    """A number, a string or a boolean; so is the next one."""
     new: Any
     is_accepted: bool
     reason: str
@@ -167,22 +164,10 @@ class TuningEnded(Event):
             return f"auto-tune: nothing was tuned: {self.reason}"
         found = "no faster value was found"
         if self.settings:
-            found = f"{_as_code(self.settings)}, {self.gain:+.1%} steps/s"
+            found = f"DataLoader({_assigned(self.settings)}), {self.gain:+.1%} steps/s"
         rest = f"; {self.reason}" if self.reason else ""
         return f"auto-tune: {self.trials} trial{'s' * (self.trials != 1)}: {found}{rest}"
 
 
 def _assigned(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def _as_code(settings: dict[str, Any]) -> str:
-    """Return settings as they are written in a script or before a command."""
-    loader = {name: value for name, value in settings.items() if name in _LOADER}
-    parts = [f"DataLoader({_assigned(loader)})"] if loader else []
-    for name, value in settings.items():
-        if name.endswith(")"):
-            parts.append(f"{name[:-1]}, {value!r}, ...)")
-        elif name not in loader:
-            parts.append(f"{name}={value}")
-    return ", ".join(parts)

@@ -227,8 +227,7 @@ class LaunchOptions:
         "--auto-tune off|advise|on",
         "Measure how the job uses CPUs and waits for data. advise: recommend settings at the end,"
         " in ft-run status and ft-run report. on: try num_workers and prefetch_factor of the"
-        " ElasticBatches loader, OMP_NUM_THREADS in jobs without a GPU, and values of tuned();"
-        " keep those that are measurably faster (default: off).",
+        " ElasticBatches loader, and keep values that are measurably faster (default: off).",
         values.one_of("off", "advise", "on"),
         ours=True,
     )

@@ -223,27 +223,17 @@ class Snapshots(_message.Message):
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
 
-class TunedValue(_message.Message):
-    __slots__ = ("name", "value")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    value: str
-    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-
 class Offer(_message.Message):
-    __slots__ = ("address", "port", "snapshots", "micro_batch", "values")
+    __slots__ = ("address", "port", "snapshots", "micro_batch")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
     address: str
     port: int
     snapshots: Snapshots
     micro_batch: int
-    values: _containers.RepeatedCompositeFieldContainer[TunedValue]
-    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., micro_batch: _Optional[int] = ..., values: _Optional[_Iterable[_Union[TunedValue, _Mapping]]] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., micro_batch: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop", "piece", "micro_batch", "trial")
@@ -286,24 +276,20 @@ class Failure(_message.Message):
     def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ..., piece: _Optional[str] = ..., micro_batch: _Optional[int] = ..., trial: _Optional[str] = ...) -> None: ...
 
 class Past(_message.Message):
-    __slots__ = ("restart_ages_s", "excluded", "since_s", "failures", "progress", "micro_batch", "values", "trial")
+    __slots__ = ("restart_ages_s", "excluded", "since_s", "failures", "progress", "micro_batch")
     RESTART_AGES_S_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    TRIAL_FIELD_NUMBER: _ClassVar[int]
     restart_ages_s: _containers.RepeatedScalarFieldContainer[int]
     excluded: _containers.RepeatedScalarFieldContainer[str]
     since_s: int
     failures: _containers.RepeatedCompositeFieldContainer[NodeFailures]
     progress: PastProgress
     micro_batch: int
-    values: _containers.RepeatedCompositeFieldContainer[TunedValue]
-    trial: TunedValue
-    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[NodeFailures, _Mapping]]] = ..., progress: _Optional[_Union[PastProgress, _Mapping]] = ..., micro_batch: _Optional[int] = ..., values: _Optional[_Iterable[_Union[TunedValue, _Mapping]]] = ..., trial: _Optional[_Union[TunedValue, _Mapping]] = ...) -> None: ...
+    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[NodeFailures, _Mapping]]] = ..., progress: _Optional[_Union[PastProgress, _Mapping]] = ..., micro_batch: _Optional[int] = ...) -> None: ...
 
 class PastProgress(_message.Message):
     __slots__ = ("furthest", "idle_restarts")
@@ -434,16 +420,6 @@ class Stopped(_message.Message):
     progress: Progress
     work: _containers.RepeatedCompositeFieldContainer[WorkClaim]
     def __init__(self, round: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., work: _Optional[_Iterable[_Union[WorkClaim, _Mapping]]] = ...) -> None: ...
-
-class Retune(_message.Message):
-    __slots__ = ("round", "values", "trial")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    TRIAL_FIELD_NUMBER: _ClassVar[int]
-    round: int
-    values: _containers.RepeatedCompositeFieldContainer[TunedValue]
-    trial: TunedValue
-    def __init__(self, round: _Optional[int] = ..., values: _Optional[_Iterable[_Union[TunedValue, _Mapping]]] = ..., trial: _Optional[_Union[TunedValue, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("reason",)
@@ -598,7 +574,7 @@ class StepsReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_age_s: _Optional[float] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport", "notice", "drained", "workreport", "retune")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport", "notice", "drained", "workreport")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -613,7 +589,6 @@ class NodeMessage(_message.Message):
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     WORKREPORT_FIELD_NUMBER: _ClassVar[int]
-    RETUNE_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     failed: Failed
     done: Done
@@ -628,8 +603,7 @@ class NodeMessage(_message.Message):
     notice: Notice
     drained: Drained
     workreport: WorkReport
-    retune: Retune
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., workreport: _Optional[_Union[WorkReport, _Mapping]] = ..., retune: _Optional[_Union[Retune, _Mapping]] = ...) -> None: ...
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., workreport: _Optional[_Union[WorkReport, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")

@@ -121,30 +121,21 @@ def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Ite
 
 
 def tuned(name: str, default: _T, values: Sequence[_T]) -> _T:
-    """Return a value of the script for which ``--auto-tune on`` may find a faster one.
-
-    It must affect speed only: not the samples, the loss or the precision. All ranks get the same
-    value, and it stays the same until the workers are restarted::
-
-        prefetch = tuned("prefetch", 2, [2, 4, 8])
-
-    Without ``--auto-tune on`` it is the value in ``--tune-file``, or else the default. Call it on
-    all ranks, before the first step. The names and values of all calls may take 1488 bytes as JSON;
-    the values of further calls are not tuned.
+    """Return ``default`` and print one line, on rank 0. Deprecated: ft-run tries no other values.
 
     Args:
-        name: of the value in the script, 1 to 64 letters, digits, ``_``, ``.`` or ``-``.
-        default: the value without tuning.
-        values: 1 to 12 different ones to try: numbers, booleans, or strings of up to 100
-            characters.
-
-    Raises:
-        TypeError: a value has another type, or ``values`` is neither a list nor a tuple.
-        ValueError: the name or the number of values is invalid, or values are equal.
+        name: Name of the value in the script.
+        default: Value to use.
+        values: Ignored.
     """
-    from .worker.tuned_values import choose
+    del values
+    import os
 
-    return choose(name, default, values)
+    from .worker.log import log
+
+    if os.environ.get("RANK", "0") == "0":
+        log(f"tuned({name!r}) returns its default {default!r}: ft-run does not try other values")
+    return default
 
 
 def __getattr__(name: str) -> Any:

@@ -55,7 +55,6 @@ from ...rendezvous.protocol.messages import (
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder
 from ...rendezvous.protocol.steps import StepsOrder
-from ...rendezvous.protocol.tuned import Retune
 from ...rendezvous.protocol.work_messages import WorkGrant
 from ...tasks import show_bug
 from ...values import replace
@@ -169,9 +168,7 @@ class Agent:
         self._snapshots = HeldSnapshots(size, self._saves, options.snapshot_replicas)
         self._tuning = Tuning(starter.tune_file, self._event, self._new_trials())
         self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)
-        self._offers = NodeOffers(
-            port, self._snapshots, self._tuning.offered, self._tuning.offered_values
-        )
+        self._offers = NodeOffers(port, self._snapshots, self._tuning.offered)
 
         # What this node does for the job, and how it ends.
         self._link: MasterLink | None = None
@@ -221,14 +218,12 @@ class Agent:
             return None
         from .auto_tune import AutoTune, Machine  # most jobs are not tuned
 
-        commands, display = self._starter.commands, self._display
+        display = self._display
         return AutoTune(
-            Machine.of(commands.local_world_size, commands.environ),
+            Machine.of(self._starter.commands.local_world_size),
             self._starter.tune_file,
             self._event,
             None if display.is_json else display.report,
-            retune=self._retune,
-            has_snapshot=lambda: self.snapshot_step >= 0,
         )
 
     # --- what the launcher calls -------------------------------------------------------------
@@ -471,12 +466,6 @@ class Agent:
         self._hangs.begin(self._workers.group)
         self._step_events.begin(self._workers.group)
         self._tuning.started(self._workers.group)
-
-    def _retune(self, order: Retune, is_accepted: bool) -> None:
-        """Have all ranks start again with other values, or keep those of this round."""
-        if is_accepted:
-            self._claim.accepted(order)
-        self._send(order)
 
     async def _spawner_gone(self) -> None:
         """Kill orphaned processes: the spawner is dead, and the kernel has killed the workers."""

@@ -4,10 +4,9 @@ import time
 from collections.abc import Iterable
 
 from ... import defaults
-from ...rendezvous.protocol.claim import Claim, ClaimState, Past
+from ...rendezvous.protocol.claim import Claim, ClaimState
 from ...rendezvous.protocol.failure import Failure, FailureKind, evidence
 from ...rendezvous.protocol.messages import Assignment, Resigned
-from ...rendezvous.protocol.tuned import Retune
 from ...values import replace
 
 
@@ -77,13 +76,6 @@ class OwnClaim:
             past=assignment.past,
             term=assignment.term,
         )
-
-    def accepted(self, order: Retune) -> None:
-        """Record that the value on trial in the round is accepted: a later master keeps it."""
-        claim = self._claim
-        if claim is not None and claim.round == order.round:
-            past = replace(claim.past or Past(), values=order.values, trial=order.trial)
-            self._claim = replace(claim, past=past)
 
     def resigned(self, resigned: Resigned) -> None:
         """Record the decision of a leader on the last round, which it made before it resigned."""

@@ -4,11 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...events.event import Event
-from ...events.tuning import MicroBatchChanged, SettingsStarted
+from ...events.tuning import MicroBatchChanged
 from ...rendezvous.protocol.claim import Past
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.tuned import TunedValue, in_effect
-from ...training.worker.tuned_values import OMP_NUM_THREADS, decoded, encoded, is_key
 from ...values import replace
 from ..workers.tune_file import TuneFile
 from ..workers.worker_group import WorkerGroup
@@ -42,23 +40,9 @@ class Tuning:
         """The ``micro_batch`` with which the job begins if this node has rank 0; 0: none."""
         return self._file.values.micro_batch if self._file is not None else 0
 
-    @property
-    def offered_values(self) -> tuple[TunedValue, ...]:
-        """The values with which the workers start, likewise."""
-        return tuple(
-            TunedValue(name, encoded(value))
-            for name, value in (self._file.values.settings if self._file is not None else ())
-            if name == OMP_NUM_THREADS or is_key(name)
-        )
-
     def begin(self, assignment: Assignment) -> None:
         """Report and keep what has changed with a round."""
-        offered, past = self.offered_values, assignment.past or Past()
-        is_first = (assignment.node_rank, self._node_rank) == (0, -1)
-        if offered and is_first and past.values == offered:
-            values = decoded(in_effect(offered, None))
-            self._note(SettingsStarted(assignment.round, 0, values))
-        micro_batch = past.micro_batch
+        micro_batch = (assignment.past or Past()).micro_batch
         if micro_batch and micro_batch != self._micro_batch:
             before = assignment.cause.micro_batch if assignment.cause is not None else 0
             self._note(

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...training.worker import page_layout as layout
 from ...training.worker import phases, starter
@@ -213,12 +213,6 @@ class WorkerWatch:
             page[layout.SWITCH_NS] / 1e9,
         )
         return found if page[layout.STEP_NS] == at_ns else None
-
-    def declared(self) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-        """Return the values of ``tuned``: by name, the one in use, and all."""
-        from ...training.worker import tuning_page
-
-        return {} if self.is_closed else tuning_page.declared_in(self._page)
 
     @property
     def trial(self) -> str:

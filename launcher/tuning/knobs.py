@@ -1,10 +1,8 @@
-"""Which values are worth a trial: of a ``DataLoader``, and those that restart all workers. Pure."""
+"""Settings of a ``DataLoader`` and the values of them that are worth a trial. No I/O, no clock."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-from ...training.worker.tuned_values import OMP_NUM_THREADS, key_of
 from .tuner import Knob
 
 NUM_WORKERS, PREFETCH = "num_workers", "prefetch_factor"
@@ -26,29 +24,9 @@ def of_loader(cpus: float, workers: int) -> tuple[Knob, ...]:
     )
 
 
-def threads(cores: int, workers: int) -> Knob:
-    """Return ``OMP_NUM_THREADS``.
-
-    Args:
-        cores: physical cores that this node may use.
-        workers: the number of training processes on it, which share them.
-    """
-    most = max(1, cores // workers)
-    return Knob(OMP_NUM_THREADS, partial(_others, (most, max(1, most // 2), 1)), restarts=True)
-
-
-def of_script(name: str, values: Sequence[Any]) -> Knob:
-    """Return a value of the script, for which it has named others (``tuned``)."""
-    return Knob(key_of(name), partial(_others, tuple(values)), restarts=True)
-
-
 def _beside(value: int, *, most: int) -> Sequence[int]:
     """Return twice and half a value, of those that differ from it and are >= 1."""
     found = [] if value >= most else [min(2 * value, most)]
     if value > 1:
         found.append(value // 2)
     return found
-
-
-def _others(values: Sequence[Any], present: Any) -> Sequence[Any]:
-    return [value for value in dict.fromkeys(values) if value != present]

@@ -1,14 +1,13 @@
 """One trial: is a new value faster than the old one, and is that so again later? Pure."""
 
-import math
 from collections.abc import Generator, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .rules import RULES
 
-Values = Mapping[str, Any]
-"""Numbers, strings or booleans by setting, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``."""
+Values = Mapping[str, int]
+"""By setting, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``."""
 
 _ORDER = "ABBAAB"
 """The blocks of a trial: old value (A), new value (B). What drifts evenly hits both alike."""
@@ -37,9 +36,6 @@ class Reading(NamedTuple):
     """Changes while a checkpoint is written or an activity runs."""
     switch_s: float = 0.0
     """What a switch of the loader costs, by the last one (or the start)."""
-    restart_s: float = math.inf
-    """What a restart of all workers costs up to their first steps, by the last one (or the start);
-    infinity: they could not continue from a snapshot."""
 
 
 class Order(NamedTuple):
@@ -92,16 +88,14 @@ class _RejectedError(Exception):
 class Trial:
     """Compares two settings by ``run``, a generator that takes readings and yields orders."""
 
-    def __init__(self, old: Values, new: Values, budget: Budget, *, restarts: bool = False) -> None:
+    def __init__(self, old: Values, new: Values, budget: Budget) -> None:
         """Prepare a trial.
 
         Args:
             old: the settings in effect.
             new: those to try.
             budget: is charged.
-            restarts: a switch restarts all workers.
         """
-        self._restarts = restarts
         self._settings = {"A": old, "B": new}
         self._budget = budget
         self._arm = "A"
@@ -198,17 +192,13 @@ class Trial:
     def _look(self, wait_s: float, *, is_free: bool = False) -> Generator[Order, Reading, None]:
         """Get the next reading: sooner if the costs could exceed the budget until then."""
         if self._figures["A"] and self._arm == "B" and not is_free:
-            left_s = self._budget.left_s - self._excess_s - 2 * self._switch_s
+            left_s = self._budget.left_s - self._excess_s - 2 * self._reading.switch_s
             if left_s <= 0:
                 raise _RejectedError("slower, or too expensive to try")
             wait_s = min(wait_s, left_s)
         is_new = self._arm == "B"
         reading = yield Order(self._settings[self._arm], max(_LOOK_MIN_S, wait_s), is_new)
         self._reading = reading
-
-    @property
-    def _switch_s(self) -> float:
-        return self._reading.restart_s if self._restarts else self._reading.switch_s
 
     @property
     def _step_s(self) -> float:
@@ -225,7 +215,7 @@ class Trial:
         begin, now = self._span, self._reading
         old = self._figures["A"]
         if not old or now.disturbed != begin.disturbed:
-            return self._switch_s if self._restarts and self._has_switched else 0.0
+            return 0.0
         steps = now.steps - begin.steps + 1  # with the one that has not ended
         return max(0.0, now.now_s - begin.at_s - steps * sum(old) / len(old))
 

@@ -5,7 +5,7 @@ and when it needs the next reading.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .rules import RULES
 from .trial import Budget, Order, Outcome, Reading, Trial, Values
@@ -14,25 +14,19 @@ _IDLE_S = 60.0
 
 
 class Knob(NamedTuple):
-    """A setting that can be tuned."""
+    """A setting of the loader that can be tuned."""
 
     name: str
-    candidates: Callable[[Any], Sequence[Any]]
-    """Returns the values to try beside a present one, the most promising first."""
-    restarts: bool = False
-    """A switch restarts all workers. Otherwise it restarts the loader, if data wait is high."""
-
-    def cost_s(self, reading: Reading) -> float:
-        """Return the seconds that a switch costs."""
-        return reading.restart_s if self.restarts else reading.switch_s
+    candidates: Callable[[int], Sequence[int]]
+    """Returns the values to try besides the current one, the most promising first."""
 
 
 class Tried(NamedTuple):
     """A trial that has ended."""
 
     name: str
-    old: Any
-    new: Any
+    old: int
+    new: int
     outcome: Outcome
 
 
@@ -50,9 +44,9 @@ class Tuner:
         self.tried: list[Tried] = []
         self.kept: Values = kept
         """Values that were accepted."""
-        self._forbidden: set[tuple[str, Any]] = set()
+        self._forbidden: set[tuple[str, int]] = set()
         """Each value is tried once."""
-        self.trying: tuple[str, Any, Any] | None = None
+        self.trying: tuple[str, int, int] | None = None
         """Name, old and new value of the present trial."""
         self._running: Generator[Order, Reading, None] | None = None
         self._last: Reading | None = None
@@ -107,21 +101,15 @@ class Tuner:
             waits = reading.waited_s - begin.waited_s > RULES.wait_share * (
                 reading.at_s - begin.at_s
             )
-            missing_s = [self.budget.missing_s(knob.cost_s(reading)) for knob, _ in candidates]
-            found = [
-                one
-                for one, missing in zip(candidates, missing_s, strict=True)
-                if missing <= 0 and (waits or one[0].restarts)
-            ]
-            if not found:
-                look_in_s = min(missing_s, default=0.0)
-                reading = yield Order(settings, max(_IDLE_S, min(look_in_s, 10 * _IDLE_S)))
+            missing_s = self.budget.missing_s(reading.switch_s)
+            if not candidates or not waits or missing_s > 0:
+                reading = yield Order(settings, max(_IDLE_S, min(missing_s, 10 * _IDLE_S)))
                 continue
-            knob, new = found[0]
+            knob, new = candidates[0]
             name, old = knob.name, settings[knob.name]
             self._forbidden |= {(name, old), (name, new)}
             self.trying = name, old, new
-            trial = Trial(settings, {**settings, name: new}, self.budget, restarts=knob.restarts)
+            trial = Trial(settings, {**settings, name: new}, self.budget)
             outcome = yield from trial.run(reading)
             self.trying = None
             self.tried.append(Tried(name, old, new, outcome))
@@ -145,7 +133,7 @@ class Tuner:
         rest_s = max(RULES.block_s - took_s, (RULES.block_steps - steps) * step_s)
         return min(max(1.0, rest_s), _IDLE_S)
 
-    def _candidates(self, values: Values) -> list[tuple[Knob, Any]]:
+    def _candidates(self, values: Values) -> list[tuple[Knob, int]]:
         """Return what is left to try, in order."""
         return [
             (knob, value)

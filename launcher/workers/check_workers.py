@@ -8,7 +8,6 @@ from typing import Final
 from ...checks.worker_config import CheckWorkerConfig
 from ...events.event import Severity
 from ...events.preload import PreloadChanged
-from ...training.worker.tuned_values import OMP_NUM_THREADS
 from ..flags.values import AUTO_PRELOAD
 from ..machine.accelerators import gpus_asked_by
 from ..options import LaunchOptions, ScriptMode
@@ -36,7 +35,7 @@ def crew_plan(
         gpus_shown: the kinds of GPUs found on the machine, and how they were counted.
     """
     commands = starter.commands
-    threads = commands.environ.get(OMP_NUM_THREADS)
+    threads = commands.environ.get("OMP_NUM_THREADS")
     is_program = options.mode is ScriptMode.COMMAND
     only_checked = options.checks.log_dir if options.checks is not None else None
     log_dir = only_checked or options.logs.log_dir
@@ -53,7 +52,7 @@ def crew_plan(
         config,
         python=sys.executable if is_program else worker_python(os.environ),
         visible_devices=commands.devices,
-        env={OMP_NUM_THREADS: threads} if threads is not None else {},
+        env={"OMP_NUM_THREADS": threads} if threads is not None else {},
         cpus=starter.cpus,
         preload=options.preload if options.preload != AUTO_PRELOAD else (),
     )

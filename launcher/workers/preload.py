@@ -12,7 +12,6 @@ from ...errors import UsageError
 from ...events.event import Event
 from ...events.preload import NothingToPreload, PreloadChanged, PreloadSource, PreloadState
 from ...training.worker.imported import names_of
-from ...training.worker.tuned_values import OMP_NUM_THREADS
 from ..flags.values import AUTO_PRELOAD, shown
 from ..options import LaunchOptions, ScriptMode
 from ..spawner.client import ForkServerEvent
@@ -58,14 +57,11 @@ def _remembered(starter: "WorkerStarter") -> tuple[str, ...]:
 
 def import_modules(modules: Sequence[str], source: PreloadSource, starter: "WorkerStarter") -> None:
     """Have the spawner start a fork server for the workers."""
-    commands, file = starter.commands, starter.tune_file
-    env, settings = commands.job_env(), file.values.settings if file is not None else ()
-    if (threads := dict(settings).get(OMP_NUM_THREADS)) and OMP_NUM_THREADS not in os.environ:
-        env[OMP_NUM_THREADS] = str(threads)  # which torch reads when it is imported
+    commands = starter.commands
     starter.spawner.preload(
         modules,
         commands.argv(0),
-        env,
+        commands.job_env(),
         differing=commands.own_variables,
         source=source,
     )

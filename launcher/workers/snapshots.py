@@ -15,7 +15,6 @@ from typing import NamedTuple
 from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.offer import Offer, Replica, Saving, Snapshots
-from ...rendezvous.protocol.tuned import TunedValue
 from ...training.worker import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
@@ -303,10 +302,8 @@ class NodeOffers:
         port: PortReservation,
         snapshots: HeldSnapshots,
         micro_batch: int = 0,
-        values: tuple[TunedValue, ...] = (),
     ) -> None:
-        self._port, self._snapshots = port, snapshots
-        self._micro_batch, self._values = micro_batch, values
+        self._port, self._snapshots, self._micro_batch = port, snapshots, micro_batch
 
     @property
     def offer(self) -> Offer:
@@ -319,4 +316,4 @@ class NodeOffers:
 
     def _with_what_is_held(self, offer: Offer) -> Offer:
         held = self._snapshots.held()
-        return replace(offer, snapshots=held, micro_batch=self._micro_batch, values=self._values)
+        return replace(offer, snapshots=held, micro_batch=self._micro_batch)

@@ -13,7 +13,6 @@ from typing import Any
 
 from ...events.event import Event
 from ...events.tuning import TuneFileIgnored, TuneFileNotWritten
-from ...training.worker.tuned_values import OMP_NUM_THREADS, is_key, is_plain
 from ...values import dataclass
 from ..options import LaunchOptions, ScriptMode
 from ..processes.regular_file import head_of_file
@@ -22,9 +21,8 @@ _VERSION = 1
 _READ_MAX_BYTES = 1 << 20
 _MODULES_MAX = 100
 _MICRO_BATCH_MAX = 10**9
-_SETTINGS = ("num_workers", "prefetch_factor", OMP_NUM_THREADS)
+_SETTINGS = ("num_workers", "prefetch_factor")
 _SETTING_MAX = 1000
-_SETTINGS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,8 @@ class TunedValues:
     """Of ``--on-failure device-oom=shrink``; 0: none."""
     preload: tuple[str, ...] = ()
     """Of ``--preload auto``."""
-    settings: tuple[tuple[str, Any], ...] = ()
-    """Of ``--auto-tune on``, by name: numbers, strings and booleans."""
+    settings: tuple[tuple[str, int], ...] = ()
+    """Loader settings of ``--auto-tune on``, by name."""
     gain: float = 0.0
     """More steps a second with them, as a share."""
 
@@ -121,16 +119,12 @@ def _checked(given: Any) -> TunedValues:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError
     settings, gain = given.get("settings", {}), given.get("gain", 0.0)
-    for name, value in settings.items():
-        if name in _SETTINGS:
-            is_valid = type(value) is int and 1 <= value <= _SETTING_MAX
-        else:
-            is_valid = is_key(name) and is_plain(value)
-        if not is_valid:
-            raise ValueError
-    if not isinstance(gain, float) or len(settings) > _SETTINGS_MAX:
+    loader = {name: settings[name] for name in _SETTINGS if name in settings}
+    if not all(type(one) is int and 1 <= one <= _SETTING_MAX for one in loader.values()):
         raise ValueError
-    return TunedValues(micro_batch, tuple(preload), tuple(settings.items()), gain)
+    if not isinstance(gain, float):
+        raise ValueError
+    return TunedValues(micro_batch, tuple(preload), tuple(loader.items()), gain)
 
 
 def fingerprint(options: LaunchOptions, workers: int) -> dict[str, Any]:

@@ -8,9 +8,7 @@ from string import Template
 
 from ...errors import UsageError
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.tuned import in_effect
 from ...training.worker.device_memory import VARIABLE as MICRO_BATCH
-from ...training.worker.tuned_values import OMP_NUM_THREADS, environ_of
 from ..options import LaunchOptions, ScriptMode
 from ..stacks.flight_recorder import VARIABLES as RECORDER_VARIABLES
 
@@ -159,13 +157,8 @@ class WorkerCommands:
             "TORCHELASTIC_ERROR_FILE": error_file,
         }
         env = self.job_env() | {name: str(value) for name, value in given.items()}
-        if (past := assignment.past) is not None:
-            if past.micro_batch:
-                env[MICRO_BATCH] = str(past.micro_batch)
-            tuned = environ_of(in_effect(past.values, past.trial))
-            if OMP_NUM_THREADS in os.environ:  # the user has set it
-                tuned.pop(OMP_NUM_THREADS, None)
-            env |= tuned
+        if assignment.past is not None and assignment.past.micro_batch:
+            env[MICRO_BATCH] = str(assignment.past.micro_batch)
         if self.devices:
             env |= self.devices[local_rank]
         return env

@@ -16,7 +16,6 @@ from ...events.master import NodePreemptionNoticed, ScaleUpCancelled, ScaleUpPre
 from ...values import replace
 from ..protocol.bounds import COUNT_MAX
 from ..protocol.drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
-from ..protocol.tuned import Retune
 from .outbox import Outbox
 from .phases import Running
 from .roster import Node, NodePhase, sizes_of
@@ -74,23 +73,6 @@ class Drains:
         is_current = message.round == self._state.round == node.round
         if is_current and message.number == self._number:  # else the order was cancelled
             self._steps[node.spec.node_id] = message.step
-
-    def retuned(self, node: Node, order: Retune) -> None:
-        """Restart all workers with the values that the node with rank 0 orders.
-
-        An order that comes while the world changes, or may, is ignored: the node repeats it.
-        """
-        running = self._state.phase
-        if not isinstance(running, Running) or node.rank != 0 or order.round != self._state.round:
-            return
-        trials = self._state.aftermath.trials
-        members = self._roster.in_phase(NodePhase.RUNNING)
-        there = [one for one in members if one.link is not None]
-        is_whole = len(there) == self._state.world_nodes
-        if trials.are(order):
-            trials.learn(order.values, order.trial)
-        elif is_whole and not running.is_growing and not self._leaving(there):
-            self._rounds.stop_round(trials.order(order), counted=False)
 
     def taken_over(self) -> None:
         """A round of an earlier master runs on: a larger world that it has planned is cancelled."""

@@ -81,7 +81,6 @@ class Formation:
         self._state.world_nodes = size
         if not self._state.formed_before:
             self._state.aftermath.limit_parts(members[0].offer.micro_batch)
-            self._state.aftermath.trials.learn(members[0].offer.values)
         self._state.formed_before = True
         self._state.former_ranks = {}
         self._waiting.close()

@@ -35,7 +35,6 @@ from ..protocol.messages import (
     Stopped,
     Verdict,
 )
-from ..protocol.tuned import Retune
 from ..protocol.work_messages import WorkReport
 from .checks import Checks
 from .drains import Drains
@@ -302,8 +301,6 @@ class Group:
                 self._drains.noticed(node, message)
             case Drained():
                 self._drains.drained(node, message)
-            case Retune():
-                self._drains.retuned(node, message)
             case ChallengeReply():
                 self._joining.answered(node, now)
             case CheckResult():

@@ -19,7 +19,7 @@ from .ending import Ending
 from .examination import Examiner
 from .identity import Contest, Newcomer, next_identity
 from .outbox import Outbox
-from .phases import Gathering, Running, Stopping
+from .phases import Gathering
 from .roster import Incarnations, Node, NodePhase
 from .rounds import IN_ROUND, Rounds
 from .state import JobState
@@ -284,11 +284,6 @@ class Joining:
         if claim.clear and claim.clear == self._state.settings.quorum_term:
             self._state.starts_from = -math.inf  # nor has any leader in between started a round
         self._state.aftermath.limit_parts(past.micro_batch)
-        if claim.round > self._state.highest or self._is_rank_0_of(claim):
-            is_over = self._state.formed_before and not isinstance(
-                self._state.phase, Running | Stopping
-            )  # so is a trial of that round
-            self._state.aftermath.trials.learn(past.values, None if is_over else past.trial)
         if claim.round > self._state.highest:
             self._state.highest = claim.round
             self._state.aftermath.ledger.learn_failures(past.failures, past.since_s, now)
@@ -300,11 +295,6 @@ class Joining:
             self._state.aftermath.budget.learn(ages, now)
         if past.excluded and self._state.aftermath.ledger.learn(past.excluded):
             self._rounds.expel_excluded()
-
-    def _is_rank_0_of(self, claim: Claim) -> bool:
-        """Whether a claim is of rank 0 in the newest round: it may have accepted a value since."""
-        is_newest = claim.round == self._state.highest
-        return is_newest and claim.node_rank == 0 and not is_spare(claim)
 
     def _take_claim(self, node: Node, claim: Claim, now: float) -> None:
         takeover = self._state.phase

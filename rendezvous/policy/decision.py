@@ -1,6 +1,6 @@
 """The response to the end of a round: the policy's decision, budget and exclusion. Pure."""
 
-from ...values import dataclass, replace
+from ...values import dataclass
 from ..protocol.claim import Past
 from ..protocol.failure import Failure, FailureKind, is_collateral
 from ..protocol.messages import JobSpec, Outcome, PolicySpec
@@ -10,12 +10,11 @@ from .no_progress import ProgressRecord
 from .postmortem import Postmortem
 from .rules import SLIP_S, Action, Context, Decision, Rule, decide
 from .shrink import smaller
-from .trials import Trials
 
 _DEFAULTS = PolicySpec()
 
 _TRIALS_MAX = 12
-"""Of ``--auto-tune on`` in a job: more failures are those of the script."""
+"""Failed trials of ``--auto-tune on`` in a job that are not counted; the script causes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,6 @@ class Aftermath:
         self.progress = ProgressRecord()
         self.micro_batch = 0
         """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
-        self.trials = Trials()
-        """Values of ``--auto-tune on``."""
         self._failed_trials = 0
         self._slip: Failure | None = None
         self._rules: tuple[Rule, ...] | None = None
@@ -78,9 +75,6 @@ class Aftermath:
             return RoundDecision(outcome=Outcome.WORKERS_FAILED)
         failure = postmortem.cause or postmortem.preempted
         decision = self._decision(policy, postmortem, failure, ran_s)
-        at_fault = self.trials.round_over(failure)
-        if at_fault and failure is not None:
-            failure = postmortem.cause = replace(failure, trial=at_fault)
         shrinks = decision is not None and decision.action is Action.SHRINK
         trial = failure.trial if failure is not None else ""
         is_trial = bool(trial) and self._failed_trials < _TRIALS_MAX
@@ -121,17 +115,10 @@ class Aftermath:
         excluded = self.ledger.excluded
         failures = self.ledger.failures(policy.max_node_failures, policy.restart_window_s, now)
         progress = self.progress.past if policy.max_no_progress else None
-        values, trial = self.trials.values, self.trials.trial
-        if not (ages or excluded or failures or progress or self.micro_batch or values or trial):
+        if not (ages or excluded or failures or progress or self.micro_batch):
             return None
         return Past(
-            ages,
-            excluded,
-            failures=failures,
-            progress=progress,
-            micro_batch=self.micro_batch,
-            values=values,
-            trial=trial,
+            ages, excluded, failures=failures, progress=progress, micro_batch=self.micro_batch
         )
 
     def limit_parts(self, micro_batch: int) -> None:

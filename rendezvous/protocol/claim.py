@@ -8,7 +8,6 @@ from ...values import dataclass
 from .bounds import NODES_MAX, Age, Ages, Ballot, Count, Length, Name, ShortText, Whole
 from .failure import Failure
 from .steps import STEPS_MAX
-from .tuned import TunedValue, TunedValues
 
 FurthestStep = Annotated[int, Whole(-1, STEPS_MAX)]
 """-1: none."""
@@ -69,10 +68,6 @@ class Past:
     """None: unknown."""
     micro_batch: Count = 0
     """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
-    values: TunedValues = ()
-    """Of ``--auto-tune on``, accepted."""
-    trial: TunedValue | None = None
-    """In effect in this round only; None: nothing is tried."""
 
 
 @dataclass(frozen=True, slots=True)

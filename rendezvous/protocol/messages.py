@@ -3,8 +3,8 @@
 ``protos/rendezvous.proto`` has the same names and fields, and ``transport.codec`` converts. They
 are separate from protobuf so that the rules are pure and a standalone job never loads it. Messages
 about checks are in ``check_messages``, those about preemption in ``drain_messages``, those about
-stacks and steps in ``stacks`` and ``steps``, those about shared work in ``work_messages``, the one
-about tuned values in ``tuned``. What a node says of its last round is in ``claim``.
+stacks and steps in ``stacks`` and ``steps``, those about shared work in ``work_messages``. What a
+node says of its last round is in ``claim``.
 """
 
 import enum
@@ -34,7 +34,6 @@ from .lease_messages import SuccessionSpec
 from .offer import Offer, Resumption, Saving
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
 from .steps import StepsOrder, StepsReport
-from .tuned import Retune
 from .work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
 
 PROTOCOL_VERSION = 1
@@ -195,7 +194,6 @@ NodeMessage = (
     | Notice
     | Drained
     | WorkReport
-    | Retune
 )
 
 

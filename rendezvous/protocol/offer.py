@@ -4,7 +4,6 @@ from typing import Annotated
 
 from ...values import dataclass
 from .bounds import Count, Length, Name, Port, Ranks, Whole
-from .tuned import TunedValues
 
 STEP_MAX = (1 << 63) - 1
 Step = Annotated[int, Whole(0, STEP_MAX)]
@@ -77,5 +76,3 @@ class Offer:
     """None: its workers have saved none."""
     micro_batch: Count = 0
     """With which the job begins if this node gets rank 0, from its ``--tune-file``; 0: none."""
-    values: TunedValues = ()
-    """Of ``--auto-tune on``, likewise."""

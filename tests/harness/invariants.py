@@ -45,7 +45,6 @@ from ft_run.rendezvous.protocol.messages import (
     Stopped,
     Verdict,
 )
-from ft_run.rendezvous.protocol.tuned import Retune
 from ft_run.tests.harness.policy_invariants import PolicyWatch, is_over
 from ft_run.tests.harness.progress_invariants import ProgressWatch
 from ft_run.tests.harness.simulated_agent import Agent
@@ -169,8 +168,6 @@ class Invariants:
         if node is None:
             return
         incarnation, message = node.spec.incarnation, event.message
-        if isinstance(message, Retune) and (node.rank, message.round) == (0, group.round):
-            self._policy.trials.ordered(message)
         if isinstance(message, Leave):
             self._takeover.leaves(incarnation)
         world = self._in_world.get(incarnation)
@@ -499,8 +496,7 @@ class Invariants:
         self._highest = max(self._highest, round_number)
         members = {rank: spec.node_id for rank, spec in nodes.items()}
         shrinks = first.decision.startswith("rule device-oom=shrink")
-        is_trial = first.decision.startswith("auto-tune ")
-        has_failed = first.cause is not None and not shrinks and not is_trial
+        has_failed = first.cause is not None and not shrinks
         self._progress.formed((round_number, first.formed_by), len(members), has_failed=has_failed)
         is_counted = self._policy.formed(first, members, now)
         if is_counted is not None and self._is_counted is not None:

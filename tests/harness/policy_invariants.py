@@ -11,7 +11,6 @@ from ft_run.rendezvous.protocol.claim import Claim, Past
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import Assignment, JobSpec, Outcome, PolicySpec, Verdict
 from ft_run.tests.harness.shrink_invariants import ShrinkWatch
-from ft_run.tests.harness.trial_invariants import TrialWatch
 
 _SLIP_CODE, _SLIP_S = 2, 10.0
 _FREE_DELAYS_S = (0.0, 60.0)
@@ -45,13 +44,11 @@ class PolicyWatch:
         self._job = job
         self._policy = job.policy or PolicySpec()
         self._shrinking = ShrinkWatch(self._policy)
-        self.trials = TrialWatch()
         self.new_master()
 
     def new_master(self) -> None:
         """Another master: what the one before has seen is known from claims only."""
         self._shrinking.new_master()
-        self.trials.new_master()
         self.excluded: set[str] = set()
         self._learned: set[str] = set()
         """Excluded nodes, as nodes said that were admitted."""
@@ -78,7 +75,6 @@ class PolicyWatch:
         """A node tells of the past; one that is not admitted at once may be so later."""
         past = claim.past or Past()
         self._shrinking.hear(past.micro_batch, is_admitted=is_admitted)
-        self.trials.hear(claim)
         times = [now - age - past.since_s for age in past.restart_ages_s]
         self._told.setdefault(claim.restarts, times)
         self._rumoured.update(past.excluded)
@@ -129,8 +125,7 @@ class PolicyWatch:
         """A round was formed; return whether the restart is counted, None where that is open."""
         cause, policy = assignment.cause, self._policy
         is_counted: bool | None = None
-        is_trial = self.trials.formed(assignment)
-        shrinks = False if is_trial else self._shrinking.formed(assignment)
+        shrinks = self._shrinking.formed(assignment)
         before = self.excluded | self._learned
         now_excluded = set(assignment.past.excluded) if assignment.past else set()
         justified = before | self._rumoured
@@ -138,7 +133,7 @@ class PolicyWatch:
             raise PolicyError(
                 f"{before - now_excluded} excluded, and a later master would not know"
             )
-        if shrinks or is_trial:
+        if shrinks:
             is_counted, self._was_slip = False, False
         elif cause is not None:
             action = action_for(policy, cause)
@@ -154,7 +149,7 @@ class PolicyWatch:
             raise PolicyError(f"{now_excluded - justified} excluded for no reason")
         if now_excluded & set(members.values()):
             raise PolicyError(f"{now_excluded & set(members.values())} is excluded and a member")
-        if (cause is not None and not shrinks and not is_trial) or self._was_counted:
+        if (cause is not None and not shrinks) or self._was_counted:
             self._was_spaced(is_free=assignment.is_free, now=now)
         least, most = (self._in_window(now, more) for more in (-_ROUNDED_S, _ROUNDED_S))
         if policy.restart_window_s and not least <= assignment.restarts_in_window <= most:

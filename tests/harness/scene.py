@@ -41,7 +41,6 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
 )
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.protocol.tuned import TunedValue
 from ft_run.rendezvous.protocol.work_messages import WorkClaim
 
 _M = TypeVar("_M", bound=MasterMessage)
@@ -120,8 +119,6 @@ class Scene:
         """Nodes that do not answer when they are asked for a sign of life."""
         self.micro_batches: dict[str, int] = {}
         """By node, what is in its tune file."""
-        self.tuned_values: dict[str, tuple[TunedValue, ...]] = {}
-        """Likewise."""
         self._names: dict[int, str] = {}
         self._ports = 5000
 
@@ -191,7 +188,6 @@ class Scene:
             f"store-of-{name}",
             self._ports,
             micro_batch=self.micro_batches.get(name, 0),
-            values=self.tuned_values.get(name, ()),
         )
 
     def say(self, name: str, message: NodeMessage) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ft_run.launcher.workers.node_work import NodeWork, Taker
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
-from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Past, Progress
+from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Progress
 from ft_run.rendezvous.protocol.drain_messages import (
     CancelDrain,
     Drain,
@@ -45,7 +45,6 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
-from ft_run.rendezvous.protocol.tuned import Retune, TunedValue
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant
 
 
@@ -476,21 +475,6 @@ class Agent:
             size = next(iter(shares.values())).world_size
             replicas.append(Replica(step, size, tuple(ranks)))
         return Snapshots(*self.line, tuple(held), tuple(replicas))
-
-    def retune(self, trial: TunedValue | None) -> None:
-        """Have the workers restarted with a value on trial; None: only with accepted ones."""
-        assert self._claim is not None
-        past = self._claim.past or Past()
-        self._send(Retune(self._claim.round, past.values, trial))
-
-    def accept(self) -> None:
-        """Keep the value on trial."""
-        assert self._claim is not None
-        past = self._claim.past or Past()
-        found = {one.name: one for one in (*past.values, *filter(None, [past.trial]))}
-        past = replace(past, values=tuple(found.values()), trial=None)
-        self._claim = replace(self._claim, past=past)
-        self._send(Retune(self._claim.round, past.values))
 
     def take_replica(self, step: int, share: Left) -> None:
         """Another node has sent its shares of a step."""

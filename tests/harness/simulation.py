@@ -31,7 +31,6 @@ from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ft_run.rendezvous.protocol.claim import Progress
 from ft_run.rendezvous.protocol.failure import FailureKind, hung
 from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec
-from ft_run.rendezvous.protocol.tuned import TunedValue
 from ft_run.tests.harness.invariants import InvariantError, Invariants
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.work_invariants import LOOPS, WorkWatch
@@ -486,20 +485,6 @@ class Simulation:
             self._log(f"a worker of {agent.name} fails with {code}, in a part of {samples}")
             agent.fail(exit_code=code, micro_batch=samples)
 
-    def _retune(self, choice: int) -> None:
-        """A node tries, accepts or withdraws a value; only one with rank 0 may."""
-        working = self._working()
-        first = [one for one in working if one.assignment and one.assignment.node_rank == 0]
-        agent = _pick(first if choice & 7 else working, choice // 64)
-        if agent is None:
-            return
-        self._log(f"{agent.name} retunes: {choice}")
-        if choice & 24 == 24 and agent in first:
-            agent.accept()
-        else:
-            values = TunedValue("m" if choice & 32 else "n", str(choice // 64))
-            agent.retune(values if choice & 8 else None)
-
     def _train(self, choice: int) -> None:
         """The workers of a node do a step; some say which."""
         if agent := _pick(self._working(), choice):
@@ -714,7 +699,6 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._cut_off_master: 1,
     Simulation._mend_master: 3,
     Simulation._share_work: 16,
-    Simulation._retune: 6,
 }
 _ACTIONS = tuple(action for action, weight in _WEIGHTS.items() for _ in range(weight))
 _OF_GROWTH: dict[Callable[[Simulation, int], None], int] = {
@@ -732,7 +716,6 @@ _OF_GROWTH: dict[Callable[[Simulation, int], None], int] = {
     Simulation._give_notice: 1,
     Simulation._agree_on_drain: 10,
     Simulation._plan_growth: 6,
-    Simulation._retune: 3,
     Simulation._finish_stop: 4,
     Simulation._take_snapshots: 2,
     Simulation._kill_master: 1,

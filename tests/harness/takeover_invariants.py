@@ -5,7 +5,7 @@ follow from the loss of a member; and the cause that is told is one that happene
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.group.phases import GroupPhase
@@ -144,7 +144,7 @@ class TakeoverWatch:
     def _happened(self, cause: Failure) -> None:
         rounds = self._rounds.values()
         known = (f for of in rounds for failures in of.failures.values() for f in failures)
-        if replace(cause, trial="") not in known:  # of which the master may know more
+        if cause not in known:
             raise TakeoverError(f"no node has reported {cause.summary()}")
 
     def _was_away(self, taken: _Round, judged: _Judgement, cause: Failure) -> None:

@@ -29,7 +29,6 @@ from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Past
 from ft_run.rendezvous.protocol.failure import hung
 from ft_run.rendezvous.protocol.messages import JobSpec, NodeSpec, PolicySpec
-from ft_run.rendezvous.protocol.tuned import TunedValue
 from ft_run.rendezvous.protocol.work_messages import WorkClaim
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.transcript_words import words
@@ -298,11 +297,6 @@ _EVENTS: dict[str, Callable[..., None]] = {
     rf"the worker of {_NAME} (?:asks for|has done) a piece of (\w+) of (\d+)": Transcript._ask,
     rf"the worker of {_NAME} leaves its loop of (\w+)": Transcript._leave_loop,
     rf"the clock of {_NAME} strikes": lambda self, name: self._agents[name].work.tick(self._now),
-    rf"{_NAME} tries (\w+)=(\d+)": lambda self, name, *given: self._agents[name].retune(
-        TunedValue(*given)
-    ),
-    rf"{_NAME} tries nothing": lambda self, name: self._agents[name].retune(None),
-    rf"{_NAME} accepts": lambda self, name: self._agents[name].accept(),
     rf"{_NAME} gets SIGTERM": lambda self, name: self._agents[name].leave(),
     rf"{_NAME} has checked: (.+)": lambda self, name, text: self._agents[name].finish_check(text),
     rf"{_NAME} -> (.+) comes again": Transcript._repeat,

@@ -9,7 +9,7 @@ from ft_run.rendezvous.protocol.check_messages import (
     CheckResult,
     CheckVerdict,
 )
-from ft_run.rendezvous.protocol.claim import Claim, Past
+from ft_run.rendezvous.protocol.claim import Claim
 from ft_run.rendezvous.protocol.drain_messages import (
     CancelDrain,
     Drain,
@@ -38,7 +38,6 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.protocol.tuned import Retune, in_effect
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
 
 
@@ -83,9 +82,6 @@ def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
             return f"round {number}: the workers save no state"
         case Drained(number, step):
             return f"round {number}: the state of step {step} is left"
-        case Retune(number, values, trial):
-            kept = ", ".join(map(str, values)) or "nothing"
-            return f"round {number}: keep {kept}, try {trial or 'nothing'}"
         case ChallengeReply():
             return "is here"
         case Heard():
@@ -126,9 +122,6 @@ def _claim(claim: Claim) -> str:
     past = restarts + (f", excluded {', '.join(excluded)}" if excluded else "")
     if claim.past is not None and claim.past.micro_batch:
         past += f", micro_batch {claim.past.micro_batch}"
-    if claim.past is not None:
-        past += "".join(f", {one}" for one in claim.past.values)
-        past += f", trying {claim.past.trial}" if claim.past.trial is not None else ""
     return (
         f"was node {claim.node_rank} of {claim.nodes} in round {claim.round} of {claim.formed_by}"
         f" ({claim.state.name.lower()}{failures}{past}{checked})"
@@ -142,12 +135,9 @@ def _from_master(message: NodeMessage | MasterMessage) -> str:
         case Start(place):
             restarts = f"restarts {place.restarts}"
             free = " (not counted)" if place.is_free else ""
-            past = place.past or Past()
-            tuned = in_effect(past.values, past.trial)
-            given = free + "".join(f", {name}={value}" for name, value in tuned.items())
             return (
                 f"start round {place.round} as node {place.node_rank} of {place.nodes}, "
-                f"MASTER {place.master_addr}:{place.master_port}, {restarts}{given}: {place.reason}"
+                f"MASTER {place.master_addr}:{place.master_port}, {restarts}{free}: {place.reason}"
                 + (f" [{place.decision}]" if place.decision else "")
             )
         case Stop(number, reason, lets_settle, is_stale, is_hung):

@@ -62,14 +62,10 @@ class TunedMachine:
         values: Mapping[str, int],
         *,
         switch_s: float = 0.2,
-        restart_s: float = 20.0,
-        restarted: frozenset[str] = frozenset(),
     ) -> None:
         self._noise = noise(random.Random(seed))
         self._slowness, self._values = slowness, values
-        self._switch_s, self._restart_s = switch_s, restart_s
-        self._restarted = restarted
-        """Settings that take effect with a restart from the step before."""
+        self._switch_s = switch_s
         self._work = self._now_s = self._at_s = self._left_s = 0.0
         self._factor = 1.0
         self.lost_s = 0.0
@@ -78,26 +74,15 @@ class TunedMachine:
 
     def reading(self, **more: float) -> Reading:
         steps = int(self._work)
-        known = {
-            "waited_s": 0.2 * self._now_s,
-            "switch_s": self._switch_s,
-            "restart_s": self._restart_s,
-            **more,
-        }
+        known = {"waited_s": 0.2 * self._now_s, "switch_s": self._switch_s, **more}
         return Reading(self._now_s, self._at_s, steps, self._values, **known)
 
     def follow(self, order: Order) -> Reading:
         """Put the settings into effect, and return what is known when the tuner asks again."""
         if order.values != self._values:
-            changed = {name for name in self._values if order.values[name] != self._values[name]}
             self._values = order.values
-            cost_s = self._switch_s
-            if changed & self._restarted:
-                cost_s = self._restart_s
-                self._work = max(0.0, self._work // 1 - 1)
-                self.lost_s += STEP_S
-            self._now_s += cost_s
-            self.lost_s += cost_s
+            self._now_s += self._switch_s
+            self.lost_s += self._switch_s
         left_s = order.look_in_s
         slowness = self._slowness(self._values)
         while left_s > 1e-9:

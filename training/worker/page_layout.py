@@ -55,8 +55,7 @@ PAGE_FILE, STACKS_FILE = "ft-run-page", "ft-run-stacks"
     STEP,  # completed steps
     STEP_NS,  # time at which the last step ended
     SWITCH_NS,  # how long training last waited because a loader started
-    DECLARED,  # length of the JSON at DECLARED_AT; 0 if nothing is declared
-) = range(39)
+) = range(38)
 
 PHASES_MAX, NAME_BYTES = 24, 64
 """The maximum number of phases of a worker, including its activities; the size of a name."""
@@ -65,5 +64,3 @@ SUMS = 40
 """The first of ``PHASES_MAX`` words: nanoseconds in each phase up to the start of the current."""
 NAMES_AT = 8 * (SUMS + PHASES_MAX)
 """Offset of the names of phases: UTF-8 that ends before the first zero."""
-DECLARED_AT = NAMES_AT + PHASES_MAX * NAME_BYTES
-"""Offset of the JSON of the values that the script has declared, up to the end of the page."""

@@ -9,17 +9,7 @@ from __future__ import annotations
 
 import time
 
-from .page_layout import (
-    DECLARED,
-    DECLARED_AT,
-    DISTURBED,
-    IN_EFFECT,
-    PAGE_BYTES,
-    STEP,
-    STEP_NS,
-    SWITCH_NS,
-    WANTED,
-)
+from .page_layout import DISTURBED, IN_EFFECT, STEP, STEP_NS, SWITCH_NS, WANTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +21,6 @@ TRIAL = 1 << 40
 NOTHING = 1 << 41
 """Of ``WANTED``: tuning is on, and wants nothing yet."""
 _FIELD = 0xFFFF
-_DECLARED_MAX = PAGE_BYTES - DECLARED_AT
 
 
 def pack(num_workers: int, prefetch_factor: int) -> int:
@@ -82,26 +71,6 @@ class TuningPage:
         """Record how long training has waited because a loader began."""
         if self._is_own():
             self._page[SWITCH_NS] = took_ns
-
-    def declare(self, text: bytes) -> bool:
-        """Record what the script has declared with ``tuned``, if it fits; return whether it did."""
-        if not self._is_own() or len(text) > _DECLARED_MAX:
-            return False
-        self._page[DECLARED] = 0
-        self._page.cast("B")[DECLARED_AT : DECLARED_AT + len(text)] = text
-        self._page[DECLARED] = len(text)
-        return True
-
-
-def declared_in(page: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Return what the script has declared: by name, the value in use, and all values."""
-    import json  # for the agent: most workers need none of it
-
-    text = bytes(page.cast("B")[DECLARED_AT:][: min(page[DECLARED], _DECLARED_MAX)])
-    try:
-        return {name: (value, tuple(values)) for name, (value, values) in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return {}  # nothing, or the worker is writing it
 
 
 def trial_of(page: Any) -> str:

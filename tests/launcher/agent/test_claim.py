@@ -16,7 +16,6 @@ from ft_run.rendezvous.protocol.messages import (
     Resigned,
 )
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.protocol.tuned import Retune, TunedValue
 from ft_run.rendezvous.transport.channel_options import MAX_FROM_NODE_BYTES
 from ft_run.rendezvous.transport.codec import encode_node
 
@@ -121,18 +120,3 @@ def test_one_node_is_the_first_of_those_that_are_left(
     assert claim.is_first_but(failures) is expected
     claim.became_spare()
     assert not claim.is_first_but(failures)
-
-
-def test_an_accepted_value_is_claimed_in_its_round() -> None:
-    claim, two = OwnClaim(), TunedValue("n", "2")
-    claim.accepted(Retune(0, (two,)))
-    assert claim.present() is None
-    claim.started(dataclasses.replace(ASSIGNMENT, past=Past(micro_batch=4, trial=two)))
-    claim.accepted(Retune(1, (two,)))  # of another round
-    present = claim.present()
-    assert present is not None
-    assert present.past == Past(micro_batch=4, trial=two)
-    claim.accepted(Retune(0, (two,)))
-    present = claim.present()
-    assert present is not None
-    assert present.past == Past(micro_batch=4, values=(two,))

@@ -11,14 +11,11 @@ from ft_run.events.event import Event
 from ft_run.launcher.agent.tuning import Tuning
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions, ScriptMode
 from ft_run.launcher.workers.tune_file import TunedValues, TuneFile, fingerprint
-from ft_run.launcher.workers.worker_command import WorkerCommands, worker_environ
+from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.messages import Assignment
-from ft_run.rendezvous.protocol.tuned import TunedValue
 from ft_run.tests.harness.scene import worker_failure
 from ft_run.training.worker.device_memory import VARIABLE
-from ft_run.training.worker.tuned_values import VARIABLE as TUNED
-from ft_run.training.worker.tuned_values import key_of
 from ft_run.values import replace
 
 FIRST = Assignment(0, "m", 0, 0, 2, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
@@ -81,9 +78,8 @@ def test_what_is_no_tune_file(tmp_path: Path, text: str) -> None:
     [
         *({"micro_batch": -1}, {"micro_batch": "2"}, {"micro_batch": 10**9 + 1}),
         *({"preload": "os"}, {"preload": ["os;x"]}, {"preload": ["os"] * 101}, []),
-        *({"settings": {"batch": 2}}, {"settings": {"num_workers": 0}}, {"settings": []}),
+        *({"settings": {"num_workers": 0}}, {"settings": []}),
         *({"settings": {"num_workers": True}}, {"gain": "1"}),
-        *({"settings": {"OMP_NUM_THREADS": "2"}}, {"settings": {'tuned("a")': [1]}}),
     ],
 )
 def test_values_that_none_of_us_has_written(tmp_path: Path, values: Any) -> None:
@@ -91,6 +87,16 @@ def test_values_that_none_of_us_has_written(tmp_path: Path, values: Any) -> None
     begin(path, TunedValues(4))
     path.write_text(json.dumps({**json.loads(path.read_text()), "values": values}))
     assert TuneFile(str(path), JOB).values == TunedValues()
+
+
+def test_settings_that_earlier_versions_tuned_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    begin(path, TunedValues(4))
+    settings = {"OMP_NUM_THREADS": 2, "prefetch_factor": 4, 'tuned("a")': "b"}
+    content = json.loads(path.read_text())
+    content["values"]["settings"] = settings
+    path.write_text(json.dumps(content))
+    assert TuneFile(str(path), JOB).values == TunedValues(4, settings=(("prefetch_factor", 4),))
 
 
 def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
@@ -155,33 +161,3 @@ def test_workers_find_it_in_their_environment() -> None:
     commands = WorkerCommands(LaunchOptions("a.py", RendezvousOptions()), 2, {})
     assert VARIABLE not in commands.env(FIRST, 0, "")
     assert commands.env(replace(FIRST, past=Past(micro_batch=4)), 0, "")[VARIABLE] == "4"
-
-
-@pytest.mark.parametrize("has_own", [False, True])
-def test_workers_find_tuned_values_in_their_environment(
-    monkeypatch: pytest.MonkeyPatch, *, has_own: bool
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if has_own:
-        monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    options = LaunchOptions("a.py", RendezvousOptions())
-    commands = WorkerCommands(options, 2, worker_environ(options, 2))
-    past = Past(values=(TunedValue("OMP_NUM_THREADS", "4"),), trial=TunedValue(key_of("a"), "2"))
-    env = commands.env(replace(FIRST, past=past), 0, "")
-    assert env["OMP_NUM_THREADS"] == ("7" if has_own else "4")
-    assert json.loads(env[TUNED]) == {key_of("a"): 2}
-
-
-def test_values_of_a_file_are_offered_and_reported_if_they_hold(tmp_path: Path) -> None:
-    path, events = tmp_path / "tuned.json", list[str]()
-    settings = (("num_workers", 2), ("OMP_NUM_THREADS", 4), (key_of("mode"), "b"))
-    begin(path, TunedValues(settings=settings, gain=0.5))
-    assert TuneFile(str(path), JOB).values == TunedValues(settings=settings, gain=0.5)
-    tuning = Tuning(TuneFile(str(path), JOB), lambda event: events.append(str(event)))
-    offered = (TunedValue("OMP_NUM_THREADS", "4"), TunedValue(key_of("mode"), '"b"'))
-    assert tuning.offered_values == offered
-    tuning.begin(replace(FIRST, past=Past(values=offered)))
-    tuning.begin(replace(FIRST, round=1, past=Past(values=offered)))
-    assert events == [
-        'round=0 node_rank=0 auto-tune: OMP_NUM_THREADS=4, tuned("mode")=b from --tune-file'
-    ]

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 
 import pytest
-from ft_run.launcher.tuning.knobs import of_loader, of_script, threads
+from ft_run.launcher.tuning.knobs import of_loader
 from ft_run.launcher.tuning.trial import Order, Values
 from ft_run.launcher.tuning.tuner import Tuner
 from ft_run.tests.harness.tuned_machine import NOISES, Noise, TunedMachine, quiet
 
 USERS = {"num_workers": 2, "prefetch_factor": 2}
 DAY_S = 86400
-THREADS = {"OMP_NUM_THREADS": 1}
 
 
 def starved(values: Mapping[str, int]) -> float:
@@ -174,70 +173,3 @@ def test_a_loader_that_is_no_longer_read_ends_the_trial() -> None:
     assert order is not None
     assert order.values == {}
     assert [one.outcome.reason for one in tuner.tried] == ["the round ended"]
-
-
-def of_threads(values: Mapping[str, int]) -> float:
-    """Return the time of a step that four threads shorten, and eight do not."""
-    return 1 / min(4, values["OMP_NUM_THREADS"])
-
-
-def threaded(values: Values = THREADS, restart_s: float = 20.0) -> TunedMachine:
-    restarted = frozenset({"OMP_NUM_THREADS", 'tuned("depth")'})
-    return TunedMachine(1, quiet, of_threads, values, restart_s=restart_s, restarted=restarted)
-
-
-def test_threads_are_tried_up_to_the_cores_of_a_worker() -> None:
-    tuner, machine = Tuner([threads(cores=17, workers=2)], {}), threaded()
-    assert run(tuner, machine, 10 * DAY_S) is None
-    assert names(tuner) == [
-        ("OMP_NUM_THREADS", 1, 8, True),
-        ("OMP_NUM_THREADS", 8, 4, False),
-    ]
-    assert machine.lost_s <= 0.01 * machine.reading().now_s
-    for cores, workers in ((1, 1), (4, 8)):
-        assert run(Tuner([threads(cores, workers)], {}), threaded()) is None
-
-
-def test_restarts_need_no_wait_for_data_but_time_and_snapshots() -> None:
-    tuner, machine = Tuner([threads(8, 2)], {}), threaded()
-    order = run(tuner, machine, 10 * DAY_S, until_trial=True, waits=0.0)
-    assert order is not None
-    assert order.values == {"OMP_NUM_THREADS": 4}
-    assert machine.reading().now_s > 2 * 6 * 20 / 0.01
-    tuner, machine = Tuner([threads(8, 2)], {}), threaded(restart_s=float("inf"))
-    assert run(tuner, machine) is not None
-    assert tuner.tried == []
-
-
-def test_what_a_loader_needs_is_tried_while_restarts_are_too_expensive() -> None:
-    tuner = Tuner([threads(8, 2), *of_loader(4, 2)], {})
-    machine = threaded({**THREADS, "num_workers": 1})
-    run(tuner, machine, 10 * DAY_S)
-    assert [one.name for one in tuner.tried] == [
-        "num_workers",
-        "OMP_NUM_THREADS",
-        "OMP_NUM_THREADS",
-    ]
-
-
-def test_values_of_a_script_are_any_and_each_is_tried_once() -> None:
-    knob = of_script("depth", ["a", "b", "c"])
-    assert knob.name == 'tuned("depth")'
-    machine = threaded({**THREADS, knob.name: "b"})
-    tuner = Tuner([knob], {knob.name: "b", "gone": 1})
-    assert run(tuner, machine, 10 * DAY_S) is None
-    assert [(one.old, one.new) for one in tuner.tried] == [("b", "a"), ("b", "c")]
-    assert machine.reading().values == {**THREADS, knob.name: "b"}
-
-
-def test_a_restart_beside_a_checkpoint_is_charged() -> None:
-    tuner, machine = Tuner([threads(8, 2)], {}), threaded()
-    run(tuner, machine, 10 * DAY_S, until_trial=True)
-    spent_s = tuner.budget.spent_s
-    for disturbed in range(100):
-        order = tuner.read(machine.reading()._replace(disturbed=disturbed))
-        if order is None or tuner.tried:
-            break
-        machine.follow(order)
-    assert tuner.tried[0].outcome.reason == ("checkpoints or activities disturbed too many blocks")
-    assert tuner.budget.spent_s - spent_s >= 2 * 20

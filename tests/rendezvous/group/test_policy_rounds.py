@@ -9,7 +9,6 @@ from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import Hung, Received
 from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.protocol.claim import ClaimState, NodeFailures, Past, PastProgress, Progress
-from ft_run.rendezvous.protocol.drain_messages import Notice
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind, hung
 from ft_run.rendezvous.protocol.messages import (
     Attend,
@@ -28,7 +27,6 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.protocol.tuned import Retune, TunedValue
 from ft_run.rendezvous.transport.codec import encode_master
 from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running, worker_failure
 
@@ -132,89 +130,6 @@ def test_failures_of_a_trial_are_not_counted() -> None:
     scene.fail("a", worker_failure(0, trial="num_workers=4"))
     scene.stopped("a")
     assert scene.last("a", Verdict).outcome is Outcome.POLICY_ENDED
-
-
-def tried(scene: Scene, value: str = "2") -> TunedValue:
-    """Have the round replaced by one with a value on trial."""
-    trial = TunedValue("n", value)
-    scene.say("a", Retune(scene.group.round, (), trial))
-    scene.stopped("a", "b")
-    assert scene.assignment("b").past == Past(trial=trial)
-    return trial
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"out_of_memory": True, "exit_code": -9},
-        *({"kind": kind} for kind in (FailureKind.HANG, FailureKind.START, FailureKind.STORE)),
-        {"micro_batch": 4},
-    ],
-)
-def test_whatever_fails_in_a_round_on_trial_is_blamed_on_it(changes: dict[str, Any]) -> None:
-    scene = running(2, names="ab", restarts=0, policy=rules("device-oom=shrink", "oom=fail"))
-    tried(scene)
-    scene.fail("b", replace(worker_failure(1), **changes))
-    scene.stopped("a", "b")
-    assignment = scene.assignment("a")
-    assert assignment.decision == "auto-tune was trying n=2"
-    assert (assignment.restarts, assignment.is_free, assignment.past) == (0, True, None)
-    assert assignment.cause is not None
-    assert assignment.cause.trial == "n=2"
-    fail_and_stop(scene, "b", worker_failure(1), "a")
-    assert scene.last("a", Verdict).outcome is Outcome.WORKERS_FAILED
-
-
-def test_the_loss_of_a_node_only_ends_a_trial() -> None:
-    scene = running(2, names="abc", high=2, restarts=1)
-    tried(scene)
-    scene.detach("b")
-    scene.wait(60)
-    scene.stopped("a")
-    assignment = scene.assignment("c")
-    assert (assignment.restarts, assignment.is_free) == (1, False)
-    assert assignment.past is not None
-    assert assignment.past.trial is None
-    assert assignment.cause is not None
-    assert assignment.cause.trial == ""
-
-
-def test_an_order_waits_while_the_world_may_change() -> None:
-    scene = running(2, names="ab")
-    order = Retune(0, (), TunedValue("n", "2"))
-    scene.detach("b")
-    scene.say("a", order)
-    scene.attend("b", claim=claim_of(0, 1))
-    assert scene.stops("a") == []
-    scene.say("b", Notice("spot", 10.0))
-    scene.say("a", order)
-    assert scene.stops("a") == []
-
-
-def test_an_order_is_of_rank_0_and_its_round() -> None:
-    scene = running(2, names="ab")
-    order = Retune(0, (), TunedValue("n", "2"))
-    scene.say("a", replace(order, round=1))
-    scene.say("b", order)
-    assert scene.stops("a") == []
-    scene.say("a", order)
-    assert scene.stops("a") == [0]
-
-
-def test_a_job_begins_with_the_values_of_rank_0() -> None:
-    scene = Scene(2)
-    values: dict[str, tuple[TunedValue, ...]] = {
-        "a": (TunedValue("n", "2"),),
-        "b": (TunedValue("n", "3"),),
-    }
-    scene.tuned_values = values
-    for name in "ab":
-        scene.attend(name)
-    assert scene.assignment("b").past == Past(values=values["a"])
-    fail_and_stop(scene, "a", worker_failure(0), "b")
-    past = scene.assignment("b").past
-    assert past is not None
-    assert past.values == values["a"]
 
 
 def test_replace_node_excludes_the_node_of_the_root_cause_and_a_spare_comes() -> None:

@@ -43,18 +43,15 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsReport
-from ft_run.rendezvous.protocol.tuned import Retune, TunedValue
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkReport
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
 
-TUNED = (TunedValue("n", "1"),)
 OFFER = Offer(
     "::1",
     1,
     Snapshots(0, "m", (Snapshot(1, 1, 0, True),), (Replica(1, 1, (0,)),)),
-    values=TUNED,
 )
 FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
 IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, takeover_grace_s=1.0)
@@ -74,7 +71,7 @@ MESSAGES: list[NodeMessage] = [
         claim=Claim(
             0, "m", 0, 1, 0, 0, "n", ClaimState.RUNNING, (FAILURE,),
             Past(
-                (1,), ("a",), 1, (NodeFailures("a", (1,)),), PastProgress(1, 1), 1, TUNED, TUNED[0]
+                (1,), ("a",), 1, (NodeFailures("a", (1,)),), PastProgress(1, 1), 1
             ),
         ),
         leaving="x",
@@ -99,7 +96,6 @@ MESSAGES: list[NodeMessage] = [
     CheckResult(0, "", OFFER),
     Notice("x", 1.0),
     Drained(0, 1),
-    Retune(0, TUNED, TUNED[0]),
 ]  # fmt: skip
 
 

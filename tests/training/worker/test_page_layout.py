@@ -7,10 +7,9 @@ from ft_run.training.worker import imported, page_layout, phases
 AREAS = {
     "sums of phases": (8 * page_layout.SUMS, 8 * page_layout.PHASES_MAX),
     "names": (page_layout.NAMES_AT, page_layout.PHASES_MAX * page_layout.NAME_BYTES),
-    "declared values": (page_layout.DECLARED_AT, page_layout.PAGE_BYTES - page_layout.DECLARED_AT),
 }
 """Offset and size."""
-OTHERS = {"PAGE_BYTES", "PHASES_MAX", "NAME_BYTES", "SUMS", "NAMES_AT", "DECLARED_AT"}
+OTHERS = {"PAGE_BYTES", "PHASES_MAX", "NAME_BYTES", "SUMS", "NAMES_AT"}
 
 
 def words() -> dict[str, int]:
@@ -34,4 +33,3 @@ def test_words_and_areas_do_not_overlap() -> None:
 def test_areas_are_large_enough() -> None:
     assert len(imported.FORKABLE) <= 64
     assert len(phases.NAMES) < page_layout.PHASES_MAX
-    assert AREAS["declared values"][1] >= 1488
