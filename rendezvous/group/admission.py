@@ -165,6 +165,15 @@ def _shown(value: object) -> str:
     return {True: "set", False: "not set"}[value] if isinstance(value, bool) else str(value)
 
 
+def endpoint_taken(holder: NodeSpec) -> str:
+    """Return the error for a node of a different job without an ID, at the endpoint of this one."""
+    return (
+        f"another job without --rdzv-id, of one node ({holder.host}), is running at this endpoint; "
+        "use a different --rdzv-endpoint for each job, or the same --rdzv-id for a spare of that "
+        "job."
+    )
+
+
 def identity_taken(attend: Attend, holder: NodeSpec) -> str:
     """Return the error for a node whose identity or rank a living node already has."""
     node = attend.node

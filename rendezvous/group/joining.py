@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from ... import defaults
 from ...events.master import (
     NodeJoined,
     NodeReconnected,
@@ -14,7 +15,7 @@ from ...events.master import (
 from ...values import replace
 from ..protocol.claim import Claim, ClaimState, Past
 from ..protocol.messages import Attend, Challenge, NodeSpec, Refused, Renamed, Start, Stop
-from .admission import difference, identity_taken, refusal
+from .admission import difference, endpoint_taken, identity_taken, refusal
 from .ending import Ending
 from .examination import Examiner
 from .identity import Contest, Newcomer, next_identity
@@ -87,8 +88,22 @@ class Joining:
                 self.rival_leaves(rival)
             elif rival.link is not None:
                 self._challenge(rival, now)
+        elif (holder := self._holder_of_endpoint(attend)) is not None:
+            self._refuse(link, spec, endpoint_taken(holder.spec))
         else:
             self._admit(link, attend, None, now)
+
+    def _holder_of_endpoint(self, attend: Attend) -> Node | None:
+        """Return the only node of a job without an ID if a new node is not a part of that job.
+
+        Nodes without an ID have the same job ID. A job of one node needs no second one, so this is
+        the first node of a different job with the same endpoint.
+        """
+        job = attend.job
+        if job.job_id != defaults.JOB_ID or job.max_nodes > 1 or not self._is_new(attend):
+            return None
+        staying = (node for node in self._roster if node.link is not None and not node.leaving)
+        return next(staying, None)
 
     def _may_attend(self, link: int, attend: Attend, now: float) -> bool:
         """Return whether a node belongs to this job and may be in it; if not, tell it."""

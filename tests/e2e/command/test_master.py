@@ -272,6 +272,27 @@ def test_the_first_node_says_which_node_was_refused_and_why(ft: "Launcher", endp
     assert told[1] == "the node's options differ: --max-restarts is 7 (this job: 2)"
 
 
+@pytest.mark.parametrize("has_own_process", [False, True], ids=["node", "ft-run master"])
+def test_second_job_of_one_node_at_an_endpoint_is_an_error(
+    ft: "Launcher", endpoint: str, has_own_process: bool
+) -> None:
+    """Nobody gave an ID, so the second job would be a spare of the first one, and never run."""
+    if has_own_process:
+        ft.start("master", "--bind", endpoint).expect("listening")
+    gate = ft.folder / "gate"
+    options = ("--nnodes", 1, "--nproc-per-node", 1, "--rdzv-endpoint", endpoint)
+    first = ft.start(*options, ft.script(WORKER), gate)
+    first.expect("up rank=0")
+    second = ft.run(*options, ft.script(WORKER), gate)
+    assert second.process.returncode == exit_codes.REFUSED
+    assert "another job without --rdzv-id, of one node" in second.stderr
+    assert "use a different --rdzv-endpoint for each job" in second.stderr
+    assert "up rank=0" not in second.stdout
+    assert first.process.poll() is None
+    gate.touch()
+    assert first.wait() == 0
+
+
 def test_an_ipv6_endpoint(ft: "Launcher", free_port: int) -> None:
     with socket.socket(socket.AF_INET6) as probe:
         try:

@@ -71,6 +71,52 @@ def test_another_configuration_is_refused_with_the_difference(job, words):
     assert scene.rounds("a") == scene.rounds("c") == [0]
 
 
+ONLY = JobSpec("none", 1, 1, 1, 3)
+"""The options of a job of one node without --rdzv-id."""
+
+
+def test_second_job_of_one_node_without_an_id_is_refused():
+    scene = Scene(1)
+    scene.attend("a", job=ONLY)
+    scene.attend("b", job=ONLY)
+    assert "another job without --rdzv-id" in scene.last("b", Refused).sentence
+    assert "use a different --rdzv-endpoint" in scene.last("b", Refused).sentence
+    assert scene.closed == ["b"]
+    assert scene.rounds("a") == [0]
+
+
+@pytest.mark.parametrize("job", [replace(ONLY, job_id="j"), replace(ONLY, max_nodes=2)])
+def test_second_node_of_other_jobs_is_a_spare_or_a_member(job):
+    scene = Scene(1)
+    scene.attend("a", job=job)
+    scene.attend("b", job=job)
+    assert not any(isinstance(message, Refused) for message in scene.told["b"])
+
+
+def test_node_of_a_job_without_an_id_is_replaced_if_it_is_lost_or_leaves():
+    scene = Scene(1)
+    scene.attend("a", job=ONLY)
+    scene.detach("a")
+    scene.attend("b", job=ONLY)
+    scene.attend("b2", job=ONLY)  # b waits until a is lost
+    assert scene.last("b", Waiting).spare
+    assert isinstance(scene.told["b2"][-1], Refused)
+    leaves = Scene(1)
+    leaves.attend("a", job=ONLY)
+    leaves.say("a", Leave("SIGTERM"))
+    leaves.attend("b", job=ONLY)
+    assert leaves.last("b", Waiting).spare
+
+
+def test_node_of_a_job_without_an_id_returns_to_its_round():
+    """A new master knows nothing of it, and its agent was not restarted."""
+    scene = Scene(1)
+    scene.attend("a", job=ONLY)
+    scene.detach("a")
+    scene.attend("a", job=ONLY, claim=claim_of(0, 0, nodes=1))
+    assert not any(isinstance(message, Refused) for message in scene.told["a"])
+
+
 def another(value):
     """Return a value of the same type, or a number of seconds where none was given."""
     match value:
