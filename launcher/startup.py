@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -50,6 +50,14 @@ def import_asyncio() -> None:
         import asyncio  # noqa: F401 - it is to be loaded, without ssl
     finally:
         del sys.modules["ssl"]
+
+
+def unblock(signals: Iterable[signal.Signals]) -> None:
+    """Receive signals that the parent process blocked; call this when their handlers are set.
+
+    A signal mask is inherited. Workers get the mask of the parent process, as from torchrun.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def quiet_grpc() -> None:

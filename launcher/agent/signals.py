@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+from ..startup import unblock
+
 SAME_S = 0.2
 """A signal repeated within this time is a duplicate: ``timeout`` sends it to its child and to its
 process group, and wrappers forward a Ctrl-C that the terminal has sent to all processes."""
@@ -44,9 +46,10 @@ def hear(
 
     for number in heard(signals):
         _handle(loop, number, partial(take, number))
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        if number not in signals:
-            loop.add_signal_handler(number, pass_on, number)
+    passed_on = {signal.SIGUSR1, signal.SIGUSR2}.difference(signals)
+    for number in passed_on:
+        loop.add_signal_handler(number, pass_on, number)
+    unblock({*heard(signals), *passed_on, signal.SIGCHLD})
 
 
 def _handle(

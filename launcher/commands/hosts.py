@@ -16,6 +16,7 @@ from ... import exit_codes
 from ...errors import RendezvousError, UsageError
 from ...printable import printable
 from ..hosts_options import HostsOptions, NodeCommand
+from ..startup import unblock
 from .hosts_node import BEAT_S, LOST
 
 _SSH_OPTIONS: Final = (
@@ -128,6 +129,7 @@ def run_hosts(options: HostsOptions) -> int:
     for number in _FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, _: asked.put(number))
+            unblock([number])
     hosts = [_Host(command, options) for command in options.nodes]
     for host in hosts:
         threading.Thread(target=host.attend, args=(console, ended), daemon=True).start()

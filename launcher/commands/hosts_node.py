@@ -16,6 +16,7 @@ from typing import Final
 from ... import exit_codes
 from ...errors import UsageError
 from ..processes.prctl import die_with_parent
+from ..startup import unblock
 
 SILENCE_S: Final = 60.0
 """Maximum time without a heartbeat, even of a stopped ``ft-run hosts``."""
@@ -59,6 +60,7 @@ def run_hosts_node() -> int:
         ) from error
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: job.send_signal(number))
+        unblock([number])
     _attend(job, orders, rest)
     status = job.wait()
     status = exit_codes.SIGNAL_BASE - status if status < 0 else status

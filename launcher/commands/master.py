@@ -106,6 +106,7 @@ class _LoneMaster:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+                startup.unblock([number])
         try:
             first = await self._outcome.get()
             if isinstance(first, RefusedError):

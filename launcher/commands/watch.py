@@ -12,6 +12,7 @@ from ...errors import RendezvousError, UsageError
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
 from ..reporting.status_lines import furthest_worker, status_lines
+from ..startup import unblock
 from .asking import MasterCalls
 from .local_jobs import LocalCalls
 from .targets import Target
@@ -165,6 +166,7 @@ async def _show(job: _Watched, screen: "FullScreen") -> None:
     for number in _QUITS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, job.quit, exit_codes.SIGNAL_BASE + number)
+            unblock([number])
     for number in (signal.SIGWINCH, signal.SIGCONT):
         loop.add_signal_handler(number, _drawn_anew, job, screen)
     loop.add_signal_handler(signal.SIGTSTP, _suspend, screen)

@@ -28,6 +28,7 @@ def main(host: str, port: int) -> None:
         wait_for_workers=False,
         use_libuv=os.environ.get("USE_LIBUV", "1") == "1",  # as in torch's rendezvous
     )
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     while store:
         signal.pause()
 

@@ -89,6 +89,7 @@ class Spawner:
         """Serve the agent until it has exited and every descendant is dead."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # a parent may block it
         self.send({"event": "hello", "pid": os.getpid()})
         while True:
             ready = self._wait()

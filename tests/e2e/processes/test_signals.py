@@ -105,3 +105,67 @@ def test_signals_at_the_end_do_not_end_the_agent_raw(ft, code):
             command.process.wait(0.001)
     assert command.wait() in (code, 128 + signal.SIGTERM, 128 + signal.SIGINT)
     assert "Traceback" not in command.stderr
+
+
+# Starts the program behind it with all signals blocked, as some schedulers and test programs do.
+DEAF = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def deaf(ft):
+    return (sys.executable, "-c", DEAF, *ft.program)
+
+
+MASKS = """
+import os, signal, sys
+blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGUSR1])
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"usr1\\n"))
+os.write(1, b"ready %d\\n" % len(blocked))
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_signals_that_the_parent_blocked_are_received(ft, number):
+    command = ft.start("--standalone", ft.script(MASKS), program=deaf(ft))
+    (ready,) = command.expect(r"^ready (\d+)")
+    assert int(ready[1]) > 50, "a worker has the mask of the parent, as from torchrun"
+    command.send(signal.SIGUSR1)
+    command.expect("^usr1")
+    command.send(number)
+    assert command.wait() == 128 + number
+    assert not ft.processes()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--preload", "colorsys"), ("--store", "separate")],
+    ids=["cold", "warm", "store"],
+)
+def test_exit_of_a_worker_is_noticed_if_the_parent_blocks_sigchld(ft, options):
+    script = ft.script("import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')")
+    command = ft.run("--standalone", "--max-restarts", 1, *options, script, program=deaf(ft))
+    assert command.process.returncode == 0
+    assert "restart 1/1" in command.stderr
+
+
+def test_lone_master_receives_signals_that_the_parent_blocked(ft):
+    command = ft.start("master", "--bind", "127.0.0.1:0", program=deaf(ft))
+    command.expect("listening")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+
+
+def test_hosts_receives_signals_that_the_parent_blocked(ft):
+    ssh = ft.folder / "ssh"
+    ssh.write_text("#!/bin/sh\necho started\ngrep -q SIGTERM\nexit 143\n")
+    ssh.chmod(0o755)
+    options = ("--hosts", "a,b", "--ssh", ssh, "train.py")
+    command = ft.start("hosts", *options, program=deaf(ft))
+    command.expect("started", 2)
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
