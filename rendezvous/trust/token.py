@@ -3,6 +3,7 @@
 import math
 import os
 import stat
+from collections import Counter
 from typing import NoReturn
 
 from ...errors import UsageError
@@ -56,7 +57,7 @@ def checked(token: Token, origin: str) -> Token:
     """Return a token without the white space around it, if it is strong enough.
 
     Raises:
-        UsageError: it is too weak.
+        UsageError: If it is too weak.
     """
     text = token.reveal().strip()
     if not text:
@@ -68,7 +69,21 @@ def checked(token: Token, origin: str) -> Token:
             f"the token of {origin} has {len(text)} characters, which is less than {LEAST_BITS}"
             f" bits; {ADVICE}"
         )
+    if not text.isprintable():
+        raise UsageError(f"the token of {origin} contains control characters; {ADVICE}")
+    if _bits_of_variety(text) <= LEAST_BITS / 2:
+        raise UsageError(f"the token of {origin} is too regular to be random; {ADVICE}")
     return Token(text)
+
+
+def _bits_of_variety(text: str) -> float:
+    """Return the bits that the frequencies of the characters allow, of one period of the text.
+
+    A random text has fewer bits by this measure than by its alphabet, but more than half of them.
+    """
+    period = next(n for n in range(1, len(text) + 1) if text.startswith(text[n:]))
+    counts = Counter(text[:period]).values()
+    return sum(count * math.log2(period / count) for count in counts)
 
 
 def read_token(path: str, origin: str) -> Token:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.root
 FOLDER = EXAMPLES / "container"
 ROOT = EXAMPLES.parent
 STAGE = Stage.read(FOLDER / "Dockerfile")
-TOKEN = "5d0f" * 16
+TOKEN = "9c41d07e5b2f863ae17d5a0b94c2f368"
 TORCH = ("--preload=torch,torch._dynamo", "--network-check", "--check-timeout=300")
 
 # In place of the training: it waits for a file in the volume.

@@ -25,7 +25,7 @@ RECIPES = {
     "trainjob": ["trainjob.yaml", "clustertrainingruntime.yaml"],
     "leaderworkerset": ["leaderworkerset.yaml"],
 }
-TOKEN = "5d0f" * 16
+TOKEN = "9c41d07e5b2f863ae17d5a0b94c2f368"
 
 # In place of the training: it waits for a file in the volume, and fails on demand.
 SCRIPT = """\

@@ -3,7 +3,9 @@
 import os
 import pickle
 import re
+import string
 from pathlib import Path
+from random import Random
 
 import pytest
 from ft_run.errors import UsageError
@@ -11,7 +13,7 @@ from ft_run.rendezvous.trust import source, token
 from ft_run.rendezvous.trust.source import TrustOptions, read_trust
 from ft_run.rendezvous.trust.token import Token, checked, new_token, read_token, write_token
 
-GOOD = "0123456789abcdef" * 2
+GOOD = "3b1f6c0a9d7e48258c4f20d1e6a7b935"
 
 
 def refused(text: str) -> str:
@@ -41,7 +43,42 @@ def test_what_can_be_guessed_is_refused_and_not_shown(text: str) -> None:
     assert text not in sentence.replace("characters", "") or len(text) < 3
 
 
-@pytest.mark.parametrize("text", ["7" * 39, "a" * 32, "x" * 22])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a" * 64, "is too regular to be random"),
+        ("0123456789abcdef" * 2, "is too regular to be random"),
+        ("correct horse " * 9, "is too regular to be random"),
+        ("a" * 63 + "b", "is too regular to be random"),
+        ("0" * 60 + "1234", "is too regular to be random"),
+        ("\0" * 50, "contains control characters"),
+        (GOOD + "\0", "contains control characters"),
+        (GOOD + "\n" + GOOD, "contains control characters"),
+        (GOOD + "\x1b", "contains control characters"),
+    ],
+)
+def test_long_token_that_is_not_random_is_refused(text: str, reason: str) -> None:
+    sentence = refused(text)
+    assert f"{reason}; expected one made by ft-run token." in sentence
+    assert text not in sentence
+
+
+def test_random_tokens_of_every_alphabet_are_accepted() -> None:
+    random = Random(1)
+    signs = string.ascii_letters + string.digits + "-_"
+    shortest = {string.digits: 39, "01": 128, "0123456789abcdef": 32, signs: 22}
+    for alphabet, length in shortest.items():
+        for _ in range(2000):
+            text = "".join(random.choices(alphabet, k=length))
+            assert checked(Token(text), "FT_RUN_TOKEN").reveal() == text
+    for _ in range(100):
+        assert checked(new_token(), "FT_RUN_TOKEN")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["314159265358979323846264338327950288419", GOOD, "Tr0ub4dor-3xAmple-9Kq_Z"],
+)
 def test_128_bits_of_text_are_taken(text: str) -> None:
     assert checked(Token(f"\n {text}\t\n"), "FT_RUN_TOKEN").reveal() == text
 
