@@ -23,7 +23,8 @@ class NodeIdentity:
     host has. The number is held by a lock on a file, in a folder that only this user can write to;
     the kernel releases the lock with the process. An agent that is restarted on the same host finds
     its old file unlocked and is the same node again. If the master has assigned another number,
-    because of a duplicate host name, the file contains that number. An unlocked file is harmless.
+    because of a duplicate host name, the file contains that number. The file is removed when the
+    agent ends, unless a restarted agent needs that number; a killed agent leaves its file.
     """
 
     def __init__(self, job_id: str) -> None:
@@ -34,7 +35,8 @@ class NodeIdentity:
         """
         self.host = socket.gethostname()
         self.incarnation = os.urandom(8).hex()
-        self._file, number = _claim_number(job_id)
+        self._path = Path()
+        self._file, number = self._claim_number(job_id)
         self.node_id = f"{self.host}/{number}"
         """Proposed to the master, or assigned by it because of a duplicate host name."""
 
@@ -52,10 +54,33 @@ class NodeIdentity:
             is_over: the job is over: the next job of this name starts without an assigned number.
         """
         if self._file is not None:
-            if is_over:
-                self._write("")
+            if is_over or not os.fstat(self._file).st_size:
+                with contextlib.suppress(OSError):  # a cleaner of /tmp was faster
+                    self._path.unlink()
             os.close(self._file)
             self._file = None
+
+    def _claim_number(self, job_id: str) -> tuple[int | None, int]:
+        """Return the locked file and its number; no file where none can be created."""
+        # Two ids with the same checksum only skip numbers. Each network namespace is a host.
+        name = f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}.{_network()}"
+        taken: set[int] = set()
+        try:
+            folder = user_folder()
+            for slot in range(_MOST_PER_HOST):
+                self._path = folder / f"{name}.{slot}"
+                file, is_locked = _lock(self._path)
+                number = _number_in(file, slot)
+                if not is_locked:
+                    os.close(file)
+                    taken.add(number)
+                    continue
+                while number in taken:  # the master assigned this number to another agent here
+                    number += 1
+                return file, number
+        except OSError:
+            pass
+        return None, int.from_bytes(os.urandom(4), "big")
 
     def _write(self, number: str) -> None:
         if self._file is not None:
@@ -99,29 +124,22 @@ def machine_id() -> str:
     return ""
 
 
-def _claim_number(job_id: str) -> tuple[int | None, int]:
-    """Return the locked file and its number; no file where none can be created."""
-    # Two ids with the same checksum only skip numbers. Each network namespace is a host.
-    name = f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}.{_network()}"
-    taken: set[int] = set()
-    try:
-        folder = user_folder()
-        for slot in range(_MOST_PER_HOST):
-            path = folder / f"{name}.{slot}"
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            number = _number_in(file, slot)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(file)
-                taken.add(number)
-                continue
-            while number in taken:  # the master assigned this number to another agent here
-                number += 1
-            return file, number
-    except OSError:
-        pass
-    return None, int.from_bytes(os.urandom(4), "big")
+def _lock(path: Path) -> tuple[int, bool]:
+    """Open and lock a file; return its descriptor, and whether it is locked.
+
+    Raises:
+        OSError: If the file cannot be created.
+    """
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return file, False
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), path.lstat()):
+                return file, True
+        os.close(file)  # its last owner has removed it in the meantime
 
 
 def _number_in(file: int, slot: int) -> int:

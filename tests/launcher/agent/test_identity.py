@@ -1,5 +1,6 @@
 """Tests of the identity of a node."""
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from ft_run.launcher.agent import identity
 from ft_run.launcher.agent.identity import NodeIdentity
 from ft_run.launcher.machine import user_folder
 
@@ -32,6 +34,47 @@ def test_an_agent_that_is_started_again_is_the_same_node(job: str) -> None:
     with closing(NodeIdentity(job)) as again, closing(second):
         assert again.node_id == first.node_id
         assert again.incarnation != first.incarnation
+
+
+def test_lock_file_is_removed_with_the_agent(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_folder, "_shared_folder", lambda: tmp_path / "own")
+    one, other = NodeIdentity(job), NodeIdentity(job)
+    assert len(list((tmp_path / "own").iterdir())) == 2
+    one.close()
+    other.given(f"{other.host}/5")
+    other.close()
+    (kept,) = (tmp_path / "own").iterdir()
+    assert kept.read_text() == "5", "a restarted agent needs the number"
+    again = NodeIdentity(job)
+    assert again.node_id.endswith("/0")
+    with closing(NodeIdentity(job)) as restarted:
+        assert restarted.node_id.endswith("/5")
+        restarted.close(is_over=True)
+    again.close(is_over=True)
+    assert list((tmp_path / "own").iterdir()) == []
+
+
+def test_lock_of_a_file_that_was_just_removed_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last owner removes it between ``open`` and ``flock``."""
+    path, real = tmp_path / "slot", fcntl.flock
+    calls = []
+
+    def late(file: int, how: int) -> None:
+        calls.append(file)
+        if len(calls) == 1:
+            path.unlink()
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    file, is_locked = identity._lock(path)
+    assert is_locked
+    assert os.path.samestat(os.fstat(file), path.lstat())
+    assert len(calls) == 2
+    os.close(file)
 
 
 def test_another_job_has_numbers_of_its_own(job: str) -> None:
