@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .options import LaunchOptions
 
 
+_QUESTIONS = ("status", "stacks", "policy", "report", "token")
+"""Commands that end without a job of their own."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``ft-run``; return its exit code.
 
@@ -22,12 +26,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes those of the process.
     """
     open_standard_streams()
+    words = sys.argv[1:] if argv is None else argv
     try:
-        return _main(sys.argv[1:] if argv is None else argv)
+        return _main(words)
     except FtRunError as error:
         from .reporting.standard_output import say_last
 
         say_last(f"ft-run: error: {error.sentence}")
+        if not words or words[0] not in _QUESTIONS:  # a probe runs in the container of the job
+            from .reporting.termination_message import write_termination_message
+
+            write_termination_message(error.sentence, error.exit_code)
         return error.exit_code
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):

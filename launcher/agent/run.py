@@ -12,6 +12,7 @@ from ...errors import NodeExcludedError
 from ...events.event import Event, LogMessage
 from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, JobEnded, LogsKept, NodeStarted
+from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Outcome, Verdict
 from ..history.event_history import EventHistory
 from ..history.recorded_error import recorded
@@ -28,6 +29,7 @@ from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
 from ..reporting.failure_report import final_report
 from ..reporting.live_line import live_line
+from ..reporting.termination_message import write_termination_message
 from ..reporting.time_report import report_time
 from ..version import VERSION
 from ..workers.worker_starter import WorkerStarter
@@ -124,7 +126,14 @@ async def run_node(
         conclude(agent)
     if status != exit_codes.SUCCESS:
         _pass_on_error_file(agent)
+        verdict = agent.verdict
+        left = f"this node was asked to leave ({_signal_of(status)})"
+        write_termination_message(str(JobEnded(verdict)) if verdict is not None else left, status)
     return status
+
+
+def _signal_of(status: int) -> str:
+    return signal_name(status - exit_codes.SIGNAL_BASE)
 
 
 def _new_answers(

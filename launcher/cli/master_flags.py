@@ -59,9 +59,9 @@ class JobOptions:
 
     endpoint: Endpoint | None = _OPTIONS.option(
         None,
-        "--rdzv-endpoint HOST[:PORT]",
-        "Address of the master, instead of the argument.",
-        values.endpoint,
+        "--rdzv-endpoint HOST[:PORT],...",
+        "Address of the master, or of all master hosts, instead of the argument.",
+        values.listed_endpoints,
     )
     """None, and no job: the jobs of this host."""
     job: str = _OPTIONS.option(
@@ -118,7 +118,7 @@ Example:
 def stacks_command() -> CommandLine:
     """Return the flags of ``ft-run stacks``."""
     before = """\
-Usage: ft-run stacks [OPTIONS] [JOB | HOST[:PORT]]
+Usage: ft-run stacks [OPTIONS] [JOB | HOST[:PORT],...]
 
 Show the current stack trace of every rank of a job: of the only job of this
 host, of a job of this host by its ID or by the process ID of its ft-run, or of
@@ -137,12 +137,13 @@ Examples:
 def status_command() -> CommandLine:
     """Return the flags of ``ft-run status``."""
     before = """\
-Usage: ft-run status [OPTIONS] [JOB | HOST[:PORT]]
+Usage: ft-run status [OPTIONS] [JOB | HOST[:PORT],...]
 
 Show the state of a job: its round, nodes, restarts, steps and checkpoints.
 Without an argument: of the only job of this user on this host, or a list of
 them. JOB is the ID of a job on this host, or the process ID of its ft-run;
-HOST[:PORT] is the address of the master of any job.
+HOST[:PORT] is the address of the master of any job. Of several master hosts,
+name one or all: the leader answers.
 
 Examples:
   ft-run status

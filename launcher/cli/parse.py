@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ...events.event import Severity
 from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
-from ..flags.values import AUTO_PRELOAD, BadValue, endpoint, nearest, refuse, shown
+from ..flags.values import AUTO_PRELOAD, BadValue, listed_endpoints, nearest, refuse, shown
 from ..hosts_options import HostsOptions
 from ..log_options import LogOptions
 from ..options import LaunchOptions, ScriptMode
@@ -103,11 +103,12 @@ def _question(
     found: dict[str, Any] = {}
     if rest:
         try:
-            where = endpoint(rest[0])
+            where = listed_endpoints(rest[0])
         except BadValue as bad:
             raise refuse(line.name, rest[0], bad) from None
         if where is not None:
-            found = {"endpoint": where, "may_be_job": "" if ":" in rest[0] else rest[0]}
+            is_address = ":" in rest[0] or bool(where.others)
+            found = {"endpoint": where, "may_be_job": "" if is_address else rest[0]}
     if given["job"]:
         is_endpoint_given = given.origin("rdzv_endpoint").startswith("--")  # not by its variable
         if rest or (given["rdzv_endpoint"] is not None and is_endpoint_given):

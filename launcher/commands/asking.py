@@ -1,12 +1,16 @@
 """Requests to a master by gRPC."""
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from ...errors import RefusedError, RendezvousError
+from ...errors import RefusedError, RendezvousError, UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.trust.source import TrustOptions, read_trust
 from ..reporting.status_answer import status_dict
+
+_LEADER_S: Final = 2.0
+"""How long the leader has to answer if another host was asked: a probe of that host has passed."""
 
 
 class MasterCalls:
@@ -19,16 +23,32 @@ class MasterCalls:
     def __init__(self, endpoint: Endpoint, trust: TrustOptions | None, timeout_s: float) -> None:
         """Take where the master is.
 
+        Args:
+            endpoint: the address of the master, or of several hosts that may lead.
+            trust: how connections are secured.
+            timeout_s: how long to wait for each answer, in seconds.
+
         Raises:
             UsageError: the token or a certificate cannot be used.
         """
+        self._given = (Endpoint(endpoint.host, endpoint.port), *endpoint.others)
+        self._trust = read_trust(trust)
+        self._timeout_s = timeout_s
+        self._channel: Any = None
+        self._next = list(self._given)
+        self._connect(self._next.pop(0))
+
+    def _connect(self, endpoint: Endpoint) -> None:
+        """Open a channel; it connects with the first request."""
         from ...rendezvous.transport.channel_options import client_options
         from ...rendezvous.trust.wire import open_channel
 
         self.endpoint = endpoint
-        self._trust = read_trust(trust)
-        self._timeout_s = timeout_s
-        self._channel = open_channel(endpoint, client_options(timeout_s), self._trust)
+        self._channel = open_channel(endpoint, client_options(self._timeout_s), self._trust)
+
+    async def _switch_to(self, endpoint: Endpoint) -> None:
+        await self._channel.close()
+        self._connect(endpoint)
 
     async def __aenter__(self) -> "MasterCalls":
         """Connect when the first request is sent."""
@@ -39,18 +59,33 @@ class MasterCalls:
         await self._channel.close()
 
     async def status(self) -> dict[str, Any]:
-        """Return the status of the job, as ``status_dict`` does."""
-        return await self._status(until_end=False)
+        """Return the status of the job, as ``status_dict`` does.
+
+        If the host is not the leader, the leader is asked. Without an answer from the leader, the
+        result is the host's own answer, which names the leader.
+        """
+        status = await self._status(until_end=False)
+        leader = leader_elsewhere(status)
+        if leader is None:
+            return status
+        here = self.endpoint
+        await self._switch_to(leader)
+        try:
+            return await self._status(until_end=False, timeout_s=min(self._timeout_s, _LEADER_S))
+        except (RendezvousError, RefusedError):
+            await self._switch_to(here)
+            return status
 
     async def ended(self) -> dict[str, Any]:
         """Wait for the end of the job; return the last status."""
         return await self._status(until_end=True)
 
-    async def _status(self, *, until_end: bool) -> dict[str, Any]:
+    async def _status(self, *, until_end: bool, timeout_s: float | None = None) -> dict[str, Any]:
         from ...protos import rendezvous_pb2 as pb
 
         request = pb.StatusRequest(until_end=until_end)
-        return as_status(await self._ask("Status", request, pb.StatusReply, is_patient=until_end))
+        limit_s = math.inf if until_end else timeout_s
+        return as_status(await self._ask("Status", request, pb.StatusReply, limit_s))
 
     async def stacks(self, ranks: Sequence[int]) -> dict[str, Any]:
         """Return the stacks of ranks, of all if none is named, with ``lines``."""
@@ -59,20 +94,34 @@ class MasterCalls:
         from ...rendezvous.transport.codec import from_part
         from ..reporting.stack_answer import stacks_answer
 
+        await self.status()  # finds the leader
         reply = await self._ask("Stacks", pb.StacksRequest(ranks=ranks), pb.StacksReply)
         groups = [(tuple(one.ranks), from_part(RankStack, one.stack)) for one in reply.groups]
         silent = list(reply.silent)
         return stacks_answer(reply.round, groups, silent)
 
-    async def _ask(self, method: str, request: Any, reply: Any, *, is_patient: bool = False) -> Any:
-        """Return the master's answer.
+    async def _ask(
+        self, method: str, request: Any, reply: Any, limit_s: float | None = None
+    ) -> Any:
+        """Return the answer of the first host that answers.
 
         Args:
             method: the method of the service.
             request: the request message.
             reply: the class of the answer.
-            is_patient: the answer may take any time.
+            limit_s: how long to wait, in seconds; None: as long as for any other answer.
         """
+        try:
+            return await self._ask_here(method, request, reply, limit_s)
+        except RendezvousError:
+            is_last = not self._next
+            self._next = self._next or list(self._given)  # all of them for the next request
+            await self._switch_to(self._next.pop(0))
+            if is_last:
+                raise
+        return await self._ask(method, request, reply, limit_s)
+
+    async def _ask_here(self, method: str, request: Any, reply: Any, limit_s: float | None) -> Any:
         import grpc.aio
 
         from ...rendezvous.transport.channel_options import SERVICE
@@ -86,7 +135,8 @@ class MasterCalls:
             response_deserializer=reply.FromString,
         )
         try:
-            return await ask(request, timeout=None if is_patient else self._timeout_s)
+            timeout_s = self._timeout_s if limit_s is None else limit_s
+            return await ask(request, timeout=timeout_s if timeout_s < math.inf else None)
         except grpc.aio.AioRpcError as error:
             why = await handshake_error(error.details() or "", endpoint, self._trust)
             if why is not None:
@@ -100,6 +150,16 @@ class MasterCalls:
                 f"no ft-run master answers at {endpoint} ({in_words(error)}); check the "
                 "endpoint, and that the job is still running."
             ) from error
+
+
+def leader_elsewhere(status: Mapping[str, Any]) -> Endpoint | None:
+    """Return the leader that an answer names, if another host gave the answer; else None."""
+    if not status.get("hosts") or status["lease_s"] > 0 or not status["leader"]:
+        return None
+    try:
+        return Endpoint.parse(status["leader"])
+    except UsageError:  # the server is no ft-run master
+        return None
 
 
 def as_status(reply: Any) -> dict[str, Any]:

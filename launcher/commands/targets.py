@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from ... import defaults
 from ...errors import RendezvousError, UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
-from ...values import dataclass
+from ...values import dataclass, replace
 from ..cli.master_flags import JobOptions
 from ..flags.values import shown
 from ..reporting.standard_output import standard_output
@@ -109,5 +109,6 @@ def _target_of(job: LocalJob, jobs: Sequence[LocalJob] = ()) -> Target:
     """Return where to ask about a job: the agent with the master, or the master elsewhere."""
     endpoints = job.about.get("endpoints")
     if endpoints and not job.about.get("hosts_master"):
-        return Target(jobs, endpoint=Endpoint.parse(endpoints[0]))
+        first, *others = map(Endpoint.parse, endpoints)
+        return Target(jobs, endpoint=replace(first, others=tuple(others)))
     return Target(jobs, job)

@@ -105,16 +105,18 @@ def _is_rank_of_this_job(
 
     With fewer ``--nnodes`` than in the environment, the last nodes are spares, without a rank. With
     more, the job consists of several environments, and the ranks in one of them are not those of
-    the job.
+    the job. Pods of a Job do not know their number: a rank beyond ``--nnodes`` is that of a spare.
     """
     if rank is None or given.get("rdzv_backend") == "c10d":
         return False
     wanted = given.get("nnodes")
     here = next((e.nodes for e in environments if e.nodes is not None), None)
-    if wanted is None or here is None:
+    if wanted is None:
         return True
     most = wanted.rpartition(":")[2].strip()
-    return most.isdecimal() and int(rank.text) < int(most) <= here
+    if not most.isdecimal():
+        return here is None  # the value is refused elsewhere
+    return int(rank.text) < int(most) and (here is None or int(most) <= here)
 
 
 def _require_endpoint(

@@ -26,7 +26,7 @@ _NAMES_SHOWN = 6
 def status_lines(status: Status) -> list[str]:
     """Return the lines."""
     if not _leads(status):
-        return ["this host is not the leader", _led(status)]
+        return ["this host is not the leader, and no leader answers", _led(status)]
     lines = [*_job(status)]
     lines[-1] += f" · master up {duration(status['uptime_s'])}"
     lines += filter(None, (_training(status), _saves(status), _restarts(status), _nodes(status)))

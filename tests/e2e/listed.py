@@ -82,10 +82,10 @@ class Listed(Cluster):
         return status
 
     def agree(self, names: str) -> bool:
-        """Return whether hosts name the same leader, and that it is one of them."""
+        """Return whether hosts name the same leader, which answers for each of them."""
         found = [self.status(name) for name in names]
         leads = {(status["leader"], status["term"]) for status in found}
-        return len(leads) == 1 and sum(status["lease_s"] > 0 for status in found) == 1
+        return len(leads) == 1 and all(status["lease_s"] > 0 for status in found)
 
     def run_again(self, names: str) -> None:
         """Wait until the workers of a round after the first run in hosts."""

@@ -118,6 +118,18 @@ COMMANDS = [
     (job_set(1), "--nnodes=1:4",
      f"--nproc-per-node=auto --nnodes=1:4 --rdzv-endpoint={POD},{POD.replace('-0.', '-1.')},"
      f"{POD.replace('-0.', '-2.')} --rdzv-id=digits --node-rank=1"),
+    # Spares: pods beyond --nnodes have no rank.
+    (job_set(3), "--nnodes=3",
+     f"--nproc-per-node=auto --nnodes=3 --rdzv-endpoint={POD},{POD.replace('-0.', '-1.')},"
+     f"{POD.replace('-0.', '-2.')} --rdzv-id=digits"),
+    (job_set(3), "--nnodes=2:3",
+     f"--nproc-per-node=auto --nnodes=2:3 --rdzv-endpoint={POD},{POD.replace('-0.', '-1.')},"
+     f"{POD.replace('-0.', '-2.')} --rdzv-id=digits"),
+    ({"JOB_COMPLETION_INDEX": "2"}, "--nnodes=2",
+     f"--nproc-per-node=auto --nnodes=2 --rdzv-endpoint={POD} --rdzv-id=digits-node-0"),
+    (leader_worker_set(3, 4), "--nnodes=3",
+     "--nproc-per-node=auto --nnodes=3 --rdzv-endpoint=digits-0.digits.default:29400,"
+     "digits-0-1.digits.default:29400,digits-0-2.digits.default:29400 --rdzv-id=digits-0"),
     # Each of the two Jobs may have fewer pods than three.
     (job_set(1, JOBSET_REPLICATEDJOB_REPLICAS="2"), "--nnodes=4",
      f"--nproc-per-node=auto --nnodes=4 --rdzv-endpoint={POD} --rdzv-id=digits"),

@@ -103,7 +103,7 @@ def test_which_nodes_are_missing_and_how_many_spares_are_left() -> None:
 def test_a_host_that_does_not_lead_says_who_does() -> None:
     hosts = {"hosts": ["a:1", "b:1"], "leader": "b:1", "term": 7, "lease_s": 0.0}
     assert status_lines(status() | hosts) == [
-        "this host is not the leader",
+        "this host is not the leader, and no leader answers",
         "leader b:1, term 7 · other hosts: a:1",
     ]
     leads = status_lines(status() | hosts | {"leader": "a:1", "lease_s": 2.0})
