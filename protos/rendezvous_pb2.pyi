@@ -224,16 +224,18 @@ class Snapshots(_message.Message):
     def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("address", "port", "snapshots", "micro_batch")
+    __slots__ = ("address", "port", "snapshots", "micro_batch", "is_loading")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    IS_LOADING_FIELD_NUMBER: _ClassVar[int]
     address: str
     port: int
     snapshots: Snapshots
     micro_batch: int
-    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., micro_batch: _Optional[int] = ...) -> None: ...
+    is_loading: bool
+    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., micro_batch: _Optional[int] = ..., is_loading: bool = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop", "piece", "micro_batch", "trial")
@@ -445,6 +447,12 @@ class Drained(_message.Message):
     number: int
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
+class Loaded(_message.Message):
+    __slots__ = ("offer",)
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    offer: Offer
+    def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ...) -> None: ...
+
 class ChallengeReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -574,7 +582,7 @@ class StepsReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_age_s: _Optional[float] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport", "notice", "drained", "workreport")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport", "notice", "drained", "workreport", "loaded")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -589,6 +597,7 @@ class NodeMessage(_message.Message):
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     WORKREPORT_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     failed: Failed
     done: Done
@@ -603,7 +612,8 @@ class NodeMessage(_message.Message):
     notice: Notice
     drained: Drained
     workreport: WorkReport
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., workreport: _Optional[_Union[WorkReport, _Mapping]] = ...) -> None: ...
+    loaded: Loaded
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., workreport: _Optional[_Union[WorkReport, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")

@@ -44,6 +44,7 @@ from ...rendezvous.protocol.messages import (
     Excluded,
     Heard,
     Leave,
+    Loaded,
     NodeMessage,
     Outcome,
     Refused,
@@ -168,10 +169,14 @@ class Agent:
         self._snapshots = HeldSnapshots(size, self._saves, options.snapshot_replicas)
         self._tuning = Tuning(starter.tune_file, self._event, self._new_trials())
         self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)
-        self._offers = NodeOffers(port, self._snapshots, self._tuning.offered)
+        self._offers = NodeOffers(
+            port, self._snapshots, self._tuning.offered, lambda: starter.spawner.preloading
+        )
 
         # What this node does for the job, and how it ends.
         self._link: MasterLink | None = None
+        self._offered_loading = False
+        """Whether the master knows this node as one that still imports modules."""
         self._claim, self._life, self._starts = OwnClaim(), Lifecycle(options), Starts()
         self._fencing = Fencing(
             options.rendezvous.timeouts,
@@ -231,6 +236,7 @@ class Agent:
     def attend(self) -> Attend:
         """Return the first message that this node sends on every stream, with current values."""
         offer = self._offers.offer  # the address of this host may have changed
+        self._offered_loading = offer.is_loading
         return Attend(
             protocol=PROTOCOL_VERSION,
             version=VERSION,
@@ -361,6 +367,9 @@ class Agent:
                 await self._spawner_gone()
             case ForkServerEvent():
                 self._preload.changed(event)
+                if self._offered_loading and not self._starter.spawner.preloading:
+                    self._offered_loading = False
+                    self._send(Loaded(self._offers.offer))
             case Drain(number, reason, seconds) if self._runs(number):
                 if self._draining.order(event) and not self._life.is_preempted:
                     ordered = ScaleUpOrdered if event.grows else DrainOrdered

@@ -139,7 +139,9 @@ class Spawner:
         requests = self._incoming.receive()
         for request in requests or ():
             if request["do"] == "fence":  # the latest message also applies to the earlier ones
-                self._fence_at, self._is_fenced = request["at"], False
+                # The agent repeats a deadline that has passed: the workers were killed then.
+                self._is_fenced &= request["at"] == self._fence_at
+                self._fence_at = request["at"]
         self._fence()
         for request in requests or ():
             self._do(request)
@@ -176,7 +178,9 @@ class Spawner:
         if self._is_fenced or (late_s := _now() - self._fence_at) < 0:
             return
         self._is_fenced = True
-        if self._fork_server.is_awaited or self._reaped_at >= self._fence_at or self._left():
+        is_alive = self._fork_server.is_awaited or bool(self._left())
+        if is_alive or self._reaped_at >= self._fence_at:
+            late_s = late_s if is_alive else self._reaped_at - self._fence_at
             self.send({"event": "fenced", "late_s": late_s})
             self._cancel(signal.SIGKILL)
             self._killing = self._watching = True

@@ -8,6 +8,7 @@ never the buffers.
 import asyncio
 import socket
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -302,8 +303,10 @@ class NodeOffers:
         port: PortReservation,
         snapshots: HeldSnapshots,
         micro_batch: int = 0,
+        is_loading: Callable[[], bool] = bool,
     ) -> None:
         self._port, self._snapshots, self._micro_batch = port, snapshots, micro_batch
+        self._is_loading = is_loading
 
     @property
     def offer(self) -> Offer:
@@ -316,4 +319,6 @@ class NodeOffers:
 
     def _with_what_is_held(self, offer: Offer) -> Offer:
         held = self._snapshots.held()
-        return replace(offer, snapshots=held, micro_batch=self._micro_batch)
+        return replace(
+            offer, snapshots=held, micro_batch=self._micro_batch, is_loading=self._is_loading()
+        )

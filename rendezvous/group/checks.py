@@ -92,15 +92,19 @@ class Checks:
 
     # --- what may be in a world ---------------------------------------------------------------
 
-    def may_join(self) -> Sizes:
+    def may_join(self, *, loaded_only: bool = False) -> Sizes:
         """Return how many ready nodes of each segment may turn out to be fit for one world.
 
         All but those on the wrong end of a bad link.
+
+        Args:
+            loaded_only: only those that have imported the modules of ``--preload``.
         """
-        if not self._bad_links:
+        loading = self._roster.loading if loaded_only else frozenset()
+        if not self._bad_links and not loading:
             return self._roster.ready_sizes
         ready = self._roster.ready_nodes()
-        out = self._kept_out(ready)
+        out = (self._kept_out(ready) if self._bad_links else set()) | loading
         return sizes_of(node for node in ready if node.spec.node_id not in out)
 
     def fit(self, ready: Sequence[Node]) -> list[Node]:

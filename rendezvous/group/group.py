@@ -29,6 +29,7 @@ from ..protocol.messages import (
     Heard,
     JobSpec,
     Leave,
+    Loaded,
     NodeMessage,
     Outcome,
     Resigned,
@@ -294,6 +295,8 @@ class Group:
                 self._rounds.done(node, round_number)
             case Stopped(round_number, offer, progress):
                 self._rounds.stopped(node, round_number, offer, progress, now)
+            case Loaded(offer):
+                self._rounds.loaded(node, offer, now)
             case Leave(reason):
                 self._joining.rival_leaves(node)
                 self._rounds.leave(node, reason)

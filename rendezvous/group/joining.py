@@ -328,7 +328,7 @@ class Joining:
         self._out.close(node.link)
         self._roster.attach(node, link)
         self._rounds.postmortem.acquit(node.spec.node_id)
-        node.offer = attend.offer
+        self._roster.set_offer(node, attend.offer)
         if isinstance(ending := self._state.phase, Ending):
             self._out.add([ending.tell(link, node.spec.node_id)])
             return

@@ -121,6 +121,8 @@ class Roster:
         """How many of each phase have no stream; it is asked for at every event."""
         self.ready_sizes: Sizes = Counter()
         """How many nodes of each segment could enter a world now."""
+        self.loading: set[str] = set()
+        """Identities of the nodes that still import the modules of ``--preload``."""
         # In order of detachment. The grace period is one constant, so this is also the order of
         # loss.
         self._lost_at: dict[str, float] = {}
@@ -143,13 +145,23 @@ class Roster:
         self._by_link[link] = node
         self._by_phase[phase][spec.node_id] = node
         self._count(node, 1)
+        self.set_offer(node, offer)
         if spec.wanted_rank is not None:
             self._by_wanted_rank[spec.wanted_rank] = node
         return node
 
+    def set_offer(self, node: Node, offer: Offer) -> None:
+        """Record the newest offer of a node."""
+        node.offer = offer
+        if offer.is_loading:
+            self.loading.add(node.spec.node_id)
+        else:
+            self.loading.discard(node.spec.node_id)
+
     def remove(self, node: Node) -> None:
         """Forget a node."""
         del self._nodes[node.spec.node_id]
+        self.loading.discard(node.spec.node_id)
         del self._by_phase[node.phase][node.spec.node_id]
         self._count(node, -1)
         self._forget_loss(node)

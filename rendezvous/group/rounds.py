@@ -329,13 +329,19 @@ class Rounds:
         # Where a node is done, the job is about to end: no restart for a new node.
         if not isinstance(state.phase, Running) or state.job is None or members < state.world_nodes:
             return 0
-        return state.usable(state.sizes + self.gate.may_join()) - members
+        return state.usable(state.sizes + self.gate.may_join(loaded_only=True)) - members
 
     def plan_rescale(self, now: float) -> None:
         """Schedule the end of the round for a larger one, if there are enough nodes."""
         delay_s, running = self._state.rescale_delay_s, self._state.phase
         if isinstance(running, Running) and self.growth() > 0 and not running.is_growing:
             running.rescale_at = now + delay_s
+
+    def loaded(self, node: Node, offer: Offer, now: float) -> None:
+        """Plan a larger world with a node that was still importing modules when it connected."""
+        if node.phase is NodePhase.READY:
+            self._roster.set_offer(node, offer)
+            self.plan_rescale(now)
 
     def growth_reason(self) -> str:
         """Return why a round is stopped for a larger one."""

@@ -163,6 +163,13 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """The offer of a ready node: its fork server has imported its modules, or has failed."""
+
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The node was asked to leave (SIGTERM); it stops its workers, then closes the stream."""
 
@@ -184,6 +191,7 @@ NodeMessage = (
     | Failed
     | Done
     | Stopped
+    | Loaded
     | Leave
     | ChallengeReply
     | Heard

@@ -76,3 +76,6 @@ class Offer:
     """None: its workers have saved none."""
     micro_batch: Count = 0
     """With which the job begins if this node gets rank 0, from its ``--tune-file``; 0: none."""
+    is_loading: bool = False
+    """Whether the fork server of ``--preload`` still imports its modules: a running round is not
+    stopped for this node before ``Loaded``."""

@@ -163,6 +163,7 @@ class Scene:
         address: str = "",
         leaving: str = "",
         work: tuple[WorkClaim, ...] = (),
+        is_loading: bool = False,
     ) -> None:
         """Open a (new) stream for a node. ``name`` is its identity unless ``node_id`` is given."""
         link = len(self._names) + 1
@@ -177,7 +178,7 @@ class Scene:
             local_world_size=workers,
             wanted_rank=wanted_rank,
         )
-        offer = self.offer(name)
+        offer = replace(self.offer(name), is_loading=is_loading)
         attend = Attend(protocol, "1", job or self.job, spec, offer, claim, leaving, work)
         self.handle(Received(link, attend))
 

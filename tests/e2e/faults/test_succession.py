@@ -37,7 +37,7 @@ def test_the_process_that_leads_dies(ft, network):
     for name in left:  # also a host that does not lead, and a node that cannot lead
         shown = job.ft.run("status", "a,b,c" if name == "d" else "localhost", host=job.hosts[name])
         assert shown.wait() == 0
-        assert re.search(r"round \d+ up .* nodes 3 of 2 to 4", shown.stdout), shown.stdout
+        assert re.search(r"round \d+ up .* nodes 3 of 2:4", shown.stdout), shown.stdout
         assert len(re.findall(r"^\d .* running +yes", shown.stdout, re.M)) == 3, shown.stdout
     job.ends(left)
     # A fence that was quicker than the election of a busy machine must not hide the loss.

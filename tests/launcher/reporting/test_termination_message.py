@@ -1,6 +1,7 @@
 """The reason of a failure in the file that Kubernetes shows."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_control_characters_are_escaped(log: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("target", path)])
-def test_only_a_regular_file_is_written(log: Path, make) -> None:  # type: ignore[no-untyped-def]
+def test_only_a_regular_file_is_written(log: Path, make: Callable[[Path], None]) -> None:
     log.unlink()
     make(log)
     write_termination_message("rank 1 failed", 1)

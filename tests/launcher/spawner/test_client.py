@@ -90,6 +90,21 @@ async def late():
     client.fence(now() - 5)
     print((await until("Fenced")).late_s >= 5)
 
+async def repeated():
+    client.fence(now() + 1000)
+    client.spawn(0, [WorkerCommand(("true",), {})])
+    await until("Exited")
+    ended = now()
+    while now() < ended + 0.3:
+        pass
+    late_s = []
+    for _ in range(3):  # as each second while there is no leader
+        client.fence(ended - 1.5)
+        client.kill()
+        while type(event := await heard.get()).__name__ != "Empty":
+            late_s += [event.late_s] if isinstance(event, Fenced) else []
+    print(len(late_s), late_s[0] <= 1.5)
+
 async def said_later():
     client.fence(now() - 5)
     client.fence(now() + 1000)
@@ -107,6 +122,7 @@ client.close()
         ("held_up", "Fenced -9"),
         ("not_begun", "Fenced []"),
         ("late", "True"),
+        ("repeated", "1 True"),
         ("said_later", "Spawned"),
     ],
 )

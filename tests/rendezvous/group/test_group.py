@@ -12,6 +12,7 @@ from ft_run.rendezvous.protocol.messages import (
     Excluded,
     Heard,
     Leave,
+    Loaded,
     Outcome,
     PolicySpec,
     Stop,
@@ -139,6 +140,28 @@ def test_the_rescale_delay_of_the_job_holds_with_any_master(delay_s, of_the_mast
         scene.wait(1)
     scene.stopped("a")
     assert scene.ranks("a", "b") == [0, 1]
+
+
+def test_rescale_delay_starts_when_the_newcomer_has_imported_its_modules():
+    scene = running(1, 3, names="a")
+    scene.attend("b", is_loading=True)
+    scene.wait(1000)
+    assert scene.stops("a") == []
+    scene.say("b", Loaded(scene.offer("b")))
+    scene.wait(9)
+    assert scene.stops("a") == []
+    scene.wait(1)
+    assert scene.stops("a") == [0]
+
+
+def test_loading_newcomer_does_not_delay_a_restart_or_a_loaded_one():
+    scene = running(1, 4, names="a")
+    scene.attend("b", is_loading=True)
+    scene.attend("c")
+    scene.wait(10)
+    assert scene.stops("a") == [0]
+    scene.stopped("a")
+    assert scene.assignment("b").nodes == 3
 
 
 def test_without_a_rescale_delay_newcomers_wait_for_the_next_restart():

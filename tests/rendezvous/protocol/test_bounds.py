@@ -35,6 +35,7 @@ from ft_run.rendezvous.protocol.messages import (
     HangSpec,
     JobSpec,
     Leave,
+    Loaded,
     NodeMessage,
     NodeSpec,
     PolicySpec,
@@ -80,6 +81,7 @@ MESSAGES: list[NodeMessage] = [
     WorkReport(0, 1, WorkClaim("w", 1, 1, (0, 1), (1, 2)), 1.0, 1),
     Failed(0, FAILURE),
     Done(0),
+    Loaded(OFFER),
     Stopped(0, OFFER, Progress(1, True), (WorkClaim("w", 1, 1, (0, 1), (1, 2)),)),
     Leave("x"),
     StackReport(
