@@ -526,14 +526,16 @@ class GroupCollectives(_message.Message):
     def __init__(self, group: _Optional[str] = ..., ranks: _Optional[str] = ..., entered: _Optional[int] = ..., pending: _Optional[int] = ..., operation: _Optional[str] = ...) -> None: ...
 
 class RankCollectives(_message.Message):
-    __slots__ = ("groups", "peers", "is_whole")
+    __slots__ = ("groups", "peers", "is_whole", "unseen")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[GroupCollectives]
     peers: _containers.RepeatedScalarFieldContainer[int]
     is_whole: bool
-    def __init__(self, groups: _Optional[_Iterable[_Union[GroupCollectives, _Mapping]]] = ..., peers: _Optional[_Iterable[int]] = ..., is_whole: bool = ...) -> None: ...
+    unseen: str
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupCollectives, _Mapping]]] = ..., peers: _Optional[_Iterable[int]] = ..., is_whole: bool = ..., unseen: _Optional[str] = ...) -> None: ...
 
 class Suspicion(_message.Message):
     __slots__ = ("round", "ranks", "idle_s", "trial")

@@ -1,16 +1,21 @@
-"""A summary of a rank's dump of NCCL's flight recorder; the dump itself is never sent.
+"""A summary of a rank's dumps of NCCL's flight recorders; the dumps themselves are never sent.
 
 The file is a pickle (``FlightRecorderDetail.hpp`` in torch, format 2.10), and a worker can write
 anything to it. So it is not unpickled: the reader supports the few operations that torch's pickler
 uses for dictionaries, lists, tuples, texts and numbers, and refuses all others. None of these calls
 or imports anything.
+
+Since torch 2.15 a backend need not record collectives itself: a hook of torch does (nccl2,
+nccl-lazy), into a recorder for each backend. What it records ends less precisely than with the
+backends in ``_OWN_RECORDERS``. ``_unseen`` has the cases in which a rank may wait for others
+although nothing is pending in its dumps.
 """
 
 import io
 import pickle
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...rendezvous.protocol.bounds import COUNT_MAX
@@ -28,6 +33,8 @@ _PEERS_MAX = 64
 _PEER = re.compile(r"(?:send|recv) [0-9]{1,9}(?:->|<-)([0-9]{1,9})$")
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
 """Collectives to which all ranks bring tensors of the same size and type."""
+_OWN_RECORDERS = ("nccl", "gloo")
+"""Backends that record collectives themselves; gloo retires what is completed."""
 _OPCODES = (
     *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.EMPTY_DICT, pickle.EMPTY_LIST),
     *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
@@ -68,14 +75,29 @@ class _Reader(_UNPICKLER):  # type: ignore[misc]  # typeshed has it not
     dispatch[pickle.SETITEMS[0]] = load_setitems
 
 
-def read(path: str) -> Mapping[str, Any]:
+Dump = Mapping[str, Any]
+"""The content of a dump."""
+
+
+def read(path: str) -> Dump:
+    """Return the content of a file.
+
+    Raises:
+        BadDumpError: if it is something else, not complete, or too long.
+    """
+    data = head_of_file(path, FILE_MAX_BYTES + 1)
+    if data is None:
+        raise BadDumpError
+    return parse(data)
+
+
+def parse(data: bytes) -> Dump:
     """Return the content of a dump.
 
     Raises:
-        BadDumpError: it is something else, or too long.
+        BadDumpError: if it is something else, not complete, or too long.
     """
-    data = head_of_file(path, FILE_MAX_BYTES + 1)
-    if data is None or len(data) > FILE_MAX_BYTES:
+    if len(data) > FILE_MAX_BYTES:
         raise BadDumpError
     try:
         dump = _Reader(io.BytesIO(data)).load()
@@ -86,54 +108,127 @@ def read(path: str) -> Mapping[str, Any]:
     return dump
 
 
-def summary(dump: Mapping[str, Any], most: int = GROUPS_MAX) -> RankCollectives:
-    """Return the process groups of a rank, and the ranks that it exchanges tensors with.
-
-    Args:
-        dump: from ``read``.
-        most: how many groups to return; groups with pending collectives are preferred.
+def backends_of(dump: Dump) -> frozenset[str]:
+    """Return the backends that have recorded the entries of a dump.
 
     Raises:
-        BadDumpError: the dump has not the fields that torch writes.
+        BadDumpError: if the dump does not have the fields that torch writes.
     """
     try:
-        return _summary(dump, most)
+        return frozenset(map(_backend, dump.get("entries", [])))
     except _FAULTS as error:
         raise BadDumpError from error
 
 
-def _summary(dump: Mapping[str, Any], most: int) -> RankCollectives:
-    entries = dump.get("entries", [])
-    members = {
-        name: [int(rank) for rank in re.findall(r"[0-9]{1,9}", str(config["ranks"]))]
-        for name, config in dump.get("pg_config", {}).items()
-    }
-    groups: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
-    exchanges: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for entry in entries:
-        name, description = map(_text, entry["process_group"])
-        if entry["is_p2p"]:
-            exchanges.setdefault((name, int(entry["p2p_seq_id"])), []).append(entry)
-        else:  # of calls that were made together the last has the state of all
-            groups.setdefault((name, description), {})[int(entry["collective_seq_id"])] = entry
-    found = [
-        _group(f"{name}:{description}"[:TEXT_MAX], members.get(name, []), recorded)
-        for (name, description), recorded in groups.items()
-    ]
+def summary(dump: Dump, most: int = GROUPS_MAX) -> RankCollectives:
+    """Return ``merged`` of a single dump, of a rank of which no other backends are known."""
+    return merged(dict.fromkeys(backends_of(dump) or {""}, dump), (), most)
+
+
+def merged(
+    dumps: Mapping[str, Dump], backends: Collection[str], most: int = GROUPS_MAX
+) -> RankCollectives:
+    """Return the process groups of a rank, and the ranks that it exchanges tensors with.
+
+    Args:
+        dumps: the dump of each recorder of the rank, by the name of its backend.
+        backends: the backends of the rank's process groups; empty if they are not known.
+        most: maximum number of groups; groups with pending collectives are preferred.
+
+    Raises:
+        BadDumpError: if a dump does not have the fields that torch writes.
+    """
+    try:
+        return _merged(dumps, backends, most)
+    except _FAULTS as error:
+        raise BadDumpError from error
+
+
+def _merged(dumps: Mapping[str, Dump], backends: Collection[str], most: int) -> RankCollectives:
+    found: list[GroupCollectives] = []
+    peers: set[int] = set()
+    is_whole = True
+    for dump in {id(dump): dump for dump in dumps.values()}.values():
+        entries = dump.get("entries", [])
+        is_whole &= not entries or entries[0]["record_id"] == 0
+        members = {
+            name: [int(rank) for rank in re.findall(r"[0-9]{1,9}", str(config["ranks"]))]
+            for name, config in dump.get("pg_config", {}).items()
+        }
+        found += _groups(entries, members)
+        peers.update(_awaited_peers(entries, members))
     found.sort(key=lambda group: (not group.pending, group.group))
-    peers = {
-        members[name][peer]
-        for (name, _), together in exchanges.items()
-        if not _is_done(together[-1])
-        for peer in _peers(together)
-        if peer < len(members.get(name, ()))
-    }
-    is_whole = not entries or entries[0]["record_id"] == 0
     return RankCollectives(
         tuple(found[:most]),
         tuple(sorted(peers))[:_PEERS_MAX],
-        bool(is_whole) and len(found) <= most,
+        is_whole and len(found) <= most,
+        _unseen(dumps, backends)[:TEXT_MAX],
     )
+
+
+def _unseen(dumps: Mapping[str, Dump], backends: Collection[str]) -> str:
+    """Return why a rank may wait although nothing is pending in its dumps; empty if it cannot."""
+    if missing := sorted(set(backends) - dumps.keys()):
+        return f"the process groups of {' and '.join(map(_named, missing))} are not recorded"
+    for backend, dump in sorted(dumps.items()):
+        entries = [one for one in dump.get("entries", []) if _backend(one) == backend]
+        if backend in _OWN_RECORDERS or not entries:
+            continue
+        if any(entry["retired"] and entry["state"] != "completed" for entry in entries):
+            return f"{_named(backend)} does not record the end of its collectives"
+        if _ends_with_exchange(entries):
+            return f"{_named(backend)} does not record the end of batched sends and receives"
+        if not backends:
+            return f"process groups of other backends than {_named(backend)} may not be recorded"
+    return ""
+
+
+def _ends_with_exchange(entries: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether some group has completed a send or receive after its last collective.
+
+    A batched one is completed when it is issued. A later collective of its group proves its end.
+    """
+    last: dict[tuple[str, str], bool] = {}
+    for entry in entries:
+        if entry["state"] == "completed":
+            name, description = map(_text, entry["process_group"])
+            last[name, description] = bool(entry["is_p2p"])
+    return any(last.values())
+
+
+def _backend(entry: Mapping[str, Any]) -> str:
+    return str(entry["profiling_name"]).rpartition(":")[0]
+
+
+def _named(backend: str) -> str:
+    """Return the name of a backend, which a worker may have set to anything, for a message."""
+    return backend if re.fullmatch(r"[\w.-]{1,30}", backend) else "another backend"
+
+
+def _groups(
+    entries: Iterable[Mapping[str, Any]], members: Mapping[str, Sequence[int]]
+) -> Iterator[GroupCollectives]:
+    groups: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
+    for entry in entries:
+        name, description = map(_text, entry["process_group"])
+        if not entry["is_p2p"]:  # of calls that were made together the last has the state of all
+            groups.setdefault((name, description), {})[int(entry["collective_seq_id"])] = entry
+    for (name, description), recorded in groups.items():
+        yield _group(f"{name}:{description}"[:TEXT_MAX], members.get(name, []), recorded)
+
+
+def _awaited_peers(
+    entries: Iterable[Mapping[str, Any]], members: Mapping[str, Sequence[int]]
+) -> Iterator[int]:
+    exchanges: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        if entry["is_p2p"]:
+            name, _ = map(_text, entry["process_group"])
+            exchanges.setdefault((name, int(entry["p2p_seq_id"])), []).append(entry)
+    for (name, _), together in exchanges.items():
+        ranks = members.get(name, ())
+        if not _is_done(together[-1]):
+            yield from (ranks[peer] for peer in _peers(together) if peer < len(ranks))
 
 
 def _group(

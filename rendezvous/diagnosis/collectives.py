@@ -6,12 +6,15 @@ Of those that others wait for,
 
 1. ranks that have entered different operations under one number: both sides are named;
 2. else ranks that others wait for and that wait in no collective themselves: they hang;
-3. else ranks of which there is no record, if others wait for them: nothing is known;
+3. else ranks of which there is no complete record, if others wait for them: nothing is known;
 4. else, if all ranks wait, maybe through others, for a collective that all of its ranks have
    entered: the network, or a GPU, and none is named;
 5. else ranks wait for each other in several groups.
 
 A ``send`` or ``recv`` is one of two ranks, which both have entered if each waits for the other.
+
+A rank that may wait in something that its recorder does not show (``RankCollectives.unseen``) is
+treated as one without a record: its own waits count, but it is never one that hangs.
 """
 
 import enum
@@ -32,7 +35,7 @@ class Found(enum.Enum):
     MISSING = 2
     """Some ranks have not entered a collective, and wait in none."""
     UNRECORDED = 3
-    """Ranks wait for ranks of which there is no record."""
+    """Ranks wait for ranks of which there is no complete record."""
     IN_FLIGHT = 4
     """All ranks have entered a collective that does not complete."""
     CROSSED = 5
@@ -98,6 +101,7 @@ def examine(stacks: Sequence[RankStack]) -> Evidence | None:
         for rank, waited in peers.items()
         if waited
     )
+    unknown |= {rank for rank, recorded in known.items() if recorded.unseen}
     return _concluded(waits, known.keys() - unknown)
 
 

@@ -7,7 +7,7 @@ of these only ranks that have made progress before and do not wait for others. I
 report progress without steps, as in an evaluation, nothing hangs: the late ranks wait for them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...values import dataclass, replace
 from ..protocol.failure import Failure, hung
@@ -19,6 +19,7 @@ from .hang import (
     has_moved,
     judge,
     own_frame,
+    ranks_text,
     stack_lines,
 )
 from .waits import wait_of
@@ -27,6 +28,7 @@ STACKS_MAX_CHARS = 64 * 1024
 """Limit of the stacks of a hang, which are sent to every node."""
 
 _IN_REPORT_CHARS = 4_000
+_REASONS_MAX = 4
 _BY_DEBUGGER = "by a debugger"
 _DEBUGGERS = ("pdb.py", "bdb.py", "IPython/", "ipdb/", "debugpy/", "_pydevd_bundle/")
 _TAKE_LONG = (
@@ -145,11 +147,25 @@ def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
 def stacks_text(
     verdict: HangVerdict, stacks: Sequence[RankStack], most_chars: int = STACKS_MAX_CHARS
 ) -> str:
-    """Return the stacks as text, those of hanging ranks first; cut if it is too long."""
+    """Return the stacks as text, those of hanging ranks first; cut if it is too long.
+
+    Where collectives are not recorded completely, the text begins with that.
+    """
     groups = sorted(group_stacks(stacks), key=lambda group: group.ranks[0] not in verdict.culprits)
-    lines = [line for group in groups for line in stack_lines(group.ranks, group.stack)]
+    lines = list(_unrecorded(stacks))
+    lines += (line for group in groups for line in stack_lines(group.ranks, group.stack))
     text = "\n".join(lines)
     return text if len(text) <= most_chars else text[:most_chars].rpartition("\n")[0] + "\n…"
+
+
+def _unrecorded(stacks: Sequence[RankStack]) -> Iterator[str]:
+    reasons: dict[str, list[int]] = {}
+    for stack in sorted(stacks, key=lambda stack: stack.rank):
+        if stack.collectives is not None and stack.collectives.unseen:
+            reasons.setdefault(stack.collectives.unseen, []).append(stack.rank)
+    for reason, ranks in sorted(reasons.items())[:_REASONS_MAX]:
+        named = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+        yield f"{named} may wait in an operation that is not recorded: {reason}"
 
 
 def _slow(stack: RankStack, what: str, idle_s: float) -> Finding:

@@ -37,3 +37,5 @@ class RankCollectives:
     """The ranks with which it has a ``send`` or ``recv`` that is not completed."""
     is_whole: bool = False
     """Whether all collectives of this process are recorded: a group that is missing has none."""
+    unseen: _Text = ""
+    """Why this rank may wait for others although nothing pending is recorded; empty: it cannot."""

@@ -1,8 +1,9 @@
 """Verdicts on ranks with GPUs: their stacks, and dumps of NCCL's flight recorder.
 
-``dumps/gpu/verdicts.txt`` is the table. The dumps are made in the format of torch 2.13; those of
-``recorded.RANK`` were written by torch itself (gloo, three ranks, of which rank 2 does not enter
-the last all-reduce).
+``dumps/gpu/verdicts.txt`` is the table, and ``nccl2.txt`` that of the backends of torch 2.15. The
+dumps are made in the format of torch 2.13, which 2.15 has too. Those of ``recorded.RANK`` were
+written by torch itself (gloo, three ranks, of which rank 2 does not enter the last all-reduce), and
+those of ``nccl2/`` by torch 2.15 (``nccl2/record.py``).
 """
 
 import argparse
@@ -41,7 +42,9 @@ def numbers(text: str) -> list[int]:
     return found
 
 
-def entry(record: int, name: str, number: int, operation: str, *, is_done: bool) -> Dump:
+def entry(
+    record: int, name: str, number: int, operation: str, *, is_done: bool, backend: str = "nccl"
+) -> Dump:
     """Return what torch records of a collective."""
     operation, _, size = operation.partition(" ")
     name, _, description = name.partition(":")
@@ -55,7 +58,7 @@ def entry(record: int, name: str, number: int, operation: str, *, is_done: bool)
         "collective_seq_id": number,
         "p2p_seq_id": 0,
         "op_id": number,
-        "profiling_name": f"nccl:{operation}",
+        "profiling_name": f"{backend}:{operation}",
         "time_created_ns": 1795603601504618758,
         "input_sizes": [[int(size or 4)]],
         "input_dtypes": ["Float"],
@@ -75,54 +78,85 @@ class Case:
     """One paragraph of the table."""
 
     places: dict[int, str] = field(default_factory=dict)
-    dumps: dict[int, Dump] = field(default_factory=dict)
+    dumps: dict[int, dict[str, Dump]] = field(default_factory=dict)
+    """Of each rank, by the backend that has recorded it."""
+    backends: dict[int, set[str]] = field(default_factory=dict)
+    """Of each rank's groups."""
     expected: str = ""
     says: str = ""
 
     def read(self, lines: list[str]) -> None:
-        group, members = "", ""
+        backend, group, members = "", "", ""
         for line in lines:
             first, _, rest = line.partition(" ")
             if first == "->":
                 self.expected = rest
             elif first == "says":
                 self.says = rest
-            elif first == "nccl":
-                group, members = rest.split()
-                for rank in self.places:
-                    self.dumps.setdefault(rank, new_dump())
-            elif first == "p2p":
-                self.exchange(group, *rest.split(maxsplit=1))
+            elif first in ("nccl", "nccl2", "nccl-lazy"):
+                backend, (group, members) = first, rest.split()
+                for rank in self.places if backend == "nccl" else numbers(members):
+                    self.dumps.setdefault(rank, {}).setdefault(backend, new_dump())
+                    self.backends.setdefault(rank, set()).add(backend)
+            elif first in ("p2p", "batched"):
+                self.exchange(backend, group, members, first, *rest.split(maxsplit=1))
+            elif first == "issued":
+                self.issue(backend, group, members, *rest.split(maxsplit=2))
             elif first == "none":
-                del self.dumps[int(rest)]
+                rank, _, which = rest.partition(" ")
+                self.dumps[int(rank)].pop(which or backend)
             elif first == "late":
                 late = entry(5000, "9:old", 1, "all_reduce", is_done=True)
-                self.dumps[int(rest)]["entries"].append(late)
+                self.dumps[int(rest)][backend]["entries"].append(late)
             elif group:
                 for rank in numbers(first):
-                    self.record(rank, group, members, *rest.split(maxsplit=2))
+                    self.record(backend, rank, group, members, *rest.split(maxsplit=2))
             else:
                 self.places.update(dict.fromkeys(numbers(first), rest))
 
-    def record(
-        self, rank: int, group: str, members: str, entered: str, pending: str, operation: str
-    ) -> None:
-        dump, first = self.dumps[rank], int(pending.replace("-", "0"))
+    def _dump(self, backend: str, rank: int, group: str, members: str) -> Dump:
+        dump = self.dumps[rank][backend]
         name, _, description = group.partition(":")
         config = {"name": name, "desc": description, "ranks": str(numbers(members))}
         dump["pg_config"][name] = config
-        entries = dump["entries"]
+        return dump
+
+    def record(
+        self,
+        backend: str,
+        rank: int,
+        group: str,
+        members: str,
+        entered: str,
+        pending: str,
+        operation: str,
+    ) -> None:
+        first = int(pending.replace("-", "0"))
+        entries = self._dump(backend, rank, group, members)["entries"]
         begin = max(1, (first or int(entered)) - 3)
         for number in range(begin, int(entered) + 1):
             is_this = number == (first or int(entered))
             what = operation if is_this else "all_reduce"
             done = not first or number < first
-            entries.append(entry(len(entries), group, number, what, is_done=done))
+            one = entry(len(entries), group, number, what, is_done=done, backend=backend)
+            entries.append(one)
 
-    def exchange(self, group: str, rank: str, what: str) -> None:
-        entries = self.dumps[int(rank)]["entries"]
-        one = entry(len(entries), group, 1, what.replace(" ", "_"), is_done=False)
-        one |= {"is_p2p": True, "p2p_seq_id": 1, "profiling_name": f"nccl:{what}"}
+    def issue(self, backend: str, group: str, members: str, ranks: str, to: str, what: str) -> None:
+        """Of a backend without completion hooks: retired when it is issued."""
+        for rank in numbers(ranks):
+            entries = self._dump(backend, rank, group, members)["entries"]
+            for number in range(1, int(to) + 1):
+                one = entry(len(entries), group, number, what, is_done=False, backend=backend)
+                entries.append(one | {"retired": True})
+
+    def exchange(
+        self, backend: str, group: str, members: str, how: str, rank: str, what: str
+    ) -> None:
+        """A send or recv that is not complete, or a batched one: complete when it is issued."""
+        entries = self._dump(backend, int(rank), group, members)["entries"]
+        one = entry(len(entries), group, 1, "p2p", is_done=how == "batched", backend=backend)
+        number = 1 + sum(other["is_p2p"] for other in entries)
+        one |= {"is_p2p": True, "p2p_seq_id": number, "profiling_name": f"{backend}:{what}"}
         entries.append(one)
 
 
@@ -136,8 +170,8 @@ def new_dump() -> Dump:
     }
 
 
-def cases() -> Iterator[Any]:
-    text = re.sub(r"^#.*\n", "", (FOLDER / "verdicts.txt").read_text(), flags=re.MULTILINE)
+def cases(table: str = "verdicts.txt") -> Iterator[Any]:
+    text = re.sub(r"^#.*\n", "", (FOLDER / table).read_text(), flags=re.MULTILINE)
     for paragraph in text.strip().split("\n\n"):
         title, *lines = paragraph.splitlines()
         case = Case()
@@ -161,11 +195,14 @@ def stacks_of(case: Case, places: dict[str, str], folder: Path) -> list[RankStac
         state = STATES.get(place, RankState.ANSWERED)
         frames = main_thread(places[place]) if state is RankState.ANSWERED else ()
         assert frames or place in STATES
-        recorded = None
-        if rank in case.dumps:
-            path = folder / f"dump_{rank}"
-            path.write_bytes(pickle.dumps(case.dumps[rank], protocol=2))
-            recorded = summary(read(str(path)))
+        recorded, dumps = None, {}
+        for backend, dump in case.dumps.get(rank, {}).items():
+            path = folder / f"dump_{rank}.{backend}"
+            path.write_bytes(pickle.dumps(dump, protocol=2))
+            dumps[backend] = read(str(path))
+        if dumps:  # torch 2.13 has one recorder, and its groups are not noted
+            backends = case.backends[rank]
+            recorded = reading.merged(dumps, () if backends == {"nccl"} else backends)
         stack = RankStack(rank, rank // 8, f"gpu0{rank // 8}", state, frames, 12, "", 12)
         found.append(replace(stack, uses_gpu=True, collectives=recorded))
     return found
@@ -177,13 +214,13 @@ def text_of(verdict: HangVerdict) -> str:
     return verdict.kind.name.lower()
 
 
-@pytest.mark.parametrize("case", list(cases()))
+@pytest.mark.parametrize("case", [*cases(), *cases("nccl2.txt")])
 def test_verdicts(case: Case, places: dict[str, str], tmp_path: Path) -> None:
     stacks = stacks_of(case, places, tmp_path)
     verdict = judge(stacks, 61)
     assert text_of(verdict) == case.expected, verdict.words
-    assert case.says in verdict.words
     failure = failure_of(verdict, stacks)
+    assert case.says in f"{verdict.words}\n{failure.stderr_tail}"
     nodes = {rank // 8 for rank in numbers(case.expected.partition("rank ")[2] or "0-8")}
     # What no rank is known to have caused replaces no node.
     assert failure.node_rank == (min(nodes) if len(nodes) == 1 else -1)
@@ -191,6 +228,7 @@ def test_verdicts(case: Case, places: dict[str, str], tmp_path: Path) -> None:
 
 def test_there_are_enough() -> None:
     assert len(list(cases())) >= 40
+    assert len(list(cases("nccl2.txt"))) >= 20
 
 
 def test_no_node_is_replaced_where_no_rank_is_known(places: dict[str, str], tmp_path: Path) -> None:
@@ -328,7 +366,7 @@ def test_torchs_own_analysis_agrees(case: Any, places: dict[str, str], tmp_path:
     """``torchfrtrace`` lists missing ranks of the first collective that is not complete."""
     from torch.distributed.flight_recorder.components.builder import build_db
 
-    details = {str(rank): {**dump, "rank": rank} for rank, dump in case.dumps.items()}
+    details = {str(rank): {**dumps["nccl"], "rank": rank} for rank, dumps in case.dumps.items()}
     arguments = argparse.Namespace(
         **dict.fromkeys(("verbose", "just_print_entries", "print_stack_trace"), False),
         mismatch_cap=10,
