@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...training.worker import page_layout as layout
-from ...training.worker import phases, starter
+from ...training.worker import phases, recorders, starter
 from ...values import dataclass
 from .shared_memory import shared_file, shared_page
 
@@ -190,6 +190,10 @@ class WorkerWatch:
         0: nothing of that, or there was no step yet.
         """
         return 0 if self.is_closed else self._page[layout.IMPORTED]
+
+    def backends(self) -> tuple[str, ...]:
+        """Return the backends of its process groups; empty if they are not known (see there)."""
+        return () if self.is_closed else recorders.read_backends(self._page)
 
     def tune(self, settings: int) -> None:
         """Have settings in effect on all ranks: the worker with rank 0 passes them on.

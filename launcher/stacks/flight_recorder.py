@@ -1,9 +1,10 @@
 """Requests dumps of NCCL's flight recorder, for the verdict on a hang and for the user.
 
 torch keeps the last collectives in memory. A process dumps them to a file when they time out, which
-a worker that is stopped before then never does, or on request:
-``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` is the prefix of the name of a pipe that each rank polls once a
-second (``DumpPipe`` in torch's ``ProcessGroupNCCL.hpp``). It answers each request, with the same
+a worker that is stopped before then never does, or on request. Since torch 2.15 the requests go to
+a server (``control_plane.py``). The backends of older versions read a pipe:
+``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` is the prefix of its name, and each rank polls it once a second
+(``DumpPipe`` in torch's ``ProcessGroupNCCL.hpp``). It answers each request, with the same
 file, until a collective has timed out (``dumpDebuggingInfo`` in ``ProcessGroupNCCL.cpp``). SIGTERM
 ends the process at once, so the request must precede it.
 """
@@ -13,29 +14,29 @@ import stat
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 
+from ...training.worker.recorders import SOCKETS
 from ...values import dataclass
+from .control_plane import signature
 
 PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-VARIABLES = (_SIZES[0], PIPES, _FILES[0])
-"""The variables that ``record_collectives`` may set; since torch 2.9."""
-
-_Signature = tuple[int, int] | None
-"""The modification time of a file and its size; None: there is no file."""
+VARIABLES = (_SIZES[0], PIPES, _FILES[0], SOCKETS)
+"""The variables that ``record_collectives`` may set; torch's exist since 2.9."""
 
 
 @dataclass(slots=True)
 class _Dump:
-    before: _Signature
-    seen: _Signature
+    before: tuple[int, int] | None
+    seen: tuple[int, int] | None
     is_written: bool = False
 
 
 def record_collectives(environ: MutableMapping[str, str]) -> str:
     """Switch on the recorders where the user has not set them; return a folder for their files.
 
-    torch keeps the last 2,000 collectives by default, but only a pipe makes a dump possible.
+    torch keeps the last 2,000 collectives by default, but only with a pipe or a socket are they
+    dumped on request.
 
     Args:
         environ: the environment of the workers, which is changed.
@@ -51,11 +52,12 @@ def record_collectives(environ: MutableMapping[str, str]) -> str:
     environ.setdefault(PIPES, f"{folder}/rank_")
     if not any(environ.get(name) for name in _FILES):
         environ[_FILES[0]] = f"{folder}/dump_"
+    environ[SOCKETS] = f"{folder}/c"
     return folder
 
 
 class FlightRecorders:
-    """The flight recorders of the ranks of one round."""
+    """The flight recorders of the ranks of one round that read a pipe."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._pipes = environ.get(PIPES, "")
@@ -66,9 +68,9 @@ class FlightRecorders:
         self._dumps: dict[int, _Dump] = {}
 
     def ask(self, ranks: Iterable[int]) -> bool:
-        """Request dumps of ranks; return whether any rank has an enabled recorder."""
+        """Request dumps of ranks; return whether any rank reads its pipe."""
         for rank in ranks if self._pipes else ():
-            before = self._signature(rank)
+            before = signature(f"{self.files}{rank}")
             if _write_to_pipe(f"{self._pipes}{rank}.pipe"):
                 self._dumps[rank] = _Dump(before, before)
         return bool(self._dumps)
@@ -80,7 +82,7 @@ class FlightRecorders:
         since the last poll.
         """
         for rank, dump in self._dumps.items():
-            found = self._signature(rank)
+            found = signature(f"{self.files}{rank}")
             dump.is_written = found not in (None, dump.before) and found == dump.seen
             dump.seen = found
 
@@ -88,13 +90,6 @@ class FlightRecorders:
     def written(self) -> tuple[int, ...]:
         """The ranks whose files are complete, as of the last poll."""
         return tuple(rank for rank, dump in self._dumps.items() if dump.is_written)
-
-    def _signature(self, rank: int) -> _Signature:
-        try:
-            found = os.stat(f"{self.files}{rank}")
-        except OSError:
-            return None
-        return (found.st_mtime_ns, found.st_size)
 
 
 def _write_to_pipe(path: str) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from ...events.event import Event
 from ...events.workers import HangDismissed, HangSuspected, StacksKept
@@ -16,6 +17,7 @@ from ...rendezvous.protocol.stacks import NoHang, RankStack, StackReport, Suspic
 from ...tasks import show_bug
 from ...values import replace
 from ..stacks.collect import AskedWorker, collect
+from ..stacks.control_plane import ControlPlane
 from ..stacks.flight_recorder import FlightRecorders
 from ..stacks.lateness import Lateness
 from .worker_group import WorkerGroup, WorkerGroupState
@@ -54,8 +56,10 @@ class Hangs:
         self._timer: asyncio.TimerHandle | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._inquiry = 0
-        self._recorders: FlightRecorders | None = None
-        """Those of the present inquiry, if there are any."""
+        self._recorders, self._servers = FlightRecorders({}), ControlPlane({})
+        """Those of the present inquiry that read a pipe, and those that a server dumps."""
+        self._backends: dict[int, tuple[str, ...]] = {}
+        """Those of the process groups of each rank, where they are known."""
         self._collectives: dict[int, RankCollectives | None] = {}
         """What they have recorded, by rank; None: the file is unusable."""
 
@@ -79,9 +83,8 @@ class Hangs:
             if inquiry and inquiry != self._inquiry:
                 self._ask_recorders(workers, inquiry)
             stacks = await collect(workers, group.assignment.node_rank, self._host)
-            if inquiry and self._recorders is not None:
-                most = max(1, min(GROUPS_MAX, GROUPS_OF_NODE_MAX // len(workers)))
-                await self._read(self._recorders, most)
+            if inquiry:
+                await self._read(max(1, min(GROUPS_MAX, GROUPS_OF_NODE_MAX // len(workers))))
                 stacks = tuple(
                     replace(stack, collectives=self._collectives.get(stack.rank))
                     for stack in stacks
@@ -89,18 +92,30 @@ class Hangs:
         self._send(StackReport(number, stacks))
 
     def _ask_recorders(self, workers: Sequence[AskedWorker], inquiry: int) -> None:
-        self._inquiry, self._collectives = inquiry, {}
-        recorders = FlightRecorders(self._environ)
-        has_some = recorders.ask(worker.rank for worker in workers)
-        self._recorders = recorders if has_some else None
+        """Request dumps: from the server of a worker, else through its pipe."""
+        self._servers.close()
+        self._inquiry, self._collectives, self._backends = inquiry, {}, {}
+        self._recorders, self._servers = FlightRecorders(self._environ), ControlPlane(self._environ)
+        for worker in workers:
+            file = f"{self._recorders.files}{worker.rank}"
+            progress = worker.watch.progress() if worker.watch is not None else None
+            if worker.watch is not None and progress is not None:
+                backends = self._backends[worker.rank] = worker.watch.backends()
+                if self._servers.ask(worker.rank, progress.pid, backends, file):
+                    continue
+            self._recorders.ask([worker.rank])
 
-    async def _read(self, recorders: FlightRecorders, most: int) -> None:
-        """Read the files that are complete."""
-        recorders.look()
-        for rank in recorders.written:
-            if rank not in self._collectives:
-                path = f"{recorders.files}{rank}"
-                self._collectives[rank] = await asyncio.to_thread(_summary, path, most)
+    async def _read(self, most: int) -> None:
+        """Read the dumps that are complete, and summarize each rank once."""
+        self._recorders.look()
+        found: dict[int, Mapping[str, Any] | str] = {
+            rank: f"{self._recorders.files}{rank}"
+            for rank in self._recorders.written
+            if rank not in self._collectives
+        }
+        for rank, dumps in (found | self._servers.finished()).items():
+            backends = self._backends.get(rank, ())
+            self._collectives[rank] = await asyncio.to_thread(_summary, dumps, backends, most)
 
     def begin(self, group: WorkerGroup | None) -> None:
         """Start to watch the workers of a round, which have been started."""
@@ -141,6 +156,7 @@ class Hangs:
         """Stop watching, and send no further report."""
         if self._reporting is not None:
             self._reporting.cancel()
+        self._servers.close()
         self._look_no_more()
 
     def _look_no_more(self) -> None:
@@ -173,10 +189,14 @@ class Hangs:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
 
-def _summary(path: str, most: int) -> RankCollectives | None:
+def _summary(
+    dumps: Mapping[str, Any] | str, backends: Sequence[str], most: int
+) -> RankCollectives | None:
+    """Summarize dumps by backend, or the file of the one that reads a pipe."""
     from ..stacks import recorded  # only now: it loads pickle
 
     try:
-        return recorded.summary(recorded.read(path), most)
+        by_backend = {"nccl": recorded.read(dumps)} if isinstance(dumps, str) else dumps
+        return recorded.merged(by_backend, backends, most) if by_backend else None
     except recorded.BadDumpError:
         return None

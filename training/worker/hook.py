@@ -38,6 +38,7 @@ from .page_layout import (
 )
 from .patching import take_name, when_loaded
 from .phases import GROUPS, Phases, time_joining
+from .recorders import note_backends
 from .store_wait import RENDEZVOUS, await_before_connecting
 from .tuning_page import TuningPage
 
@@ -196,6 +197,11 @@ def _notice_batches(loaders: Any, hook: Hook) -> None:
     iterators.__next__ = next_batch
 
 
+def _watch_groups(c10d: Any, phases: Phases, page: Page) -> None:
+    time_joining(c10d, phases)
+    note_backends(c10d, page)
+
+
 def _reports_itself() -> bool:
     return any(hasattr(sys.modules.get(module), name) for module, name in _REPORTERS)
 
@@ -228,6 +234,6 @@ def install(module: ModuleType, page: Page) -> None:
             _OPTIMIZERS: lambda optimizers: _count_steps(optimizers, hook),
             _LOADERS: lambda loaders: _notice_batches(loaders, hook),
             RENDEZVOUS: await_before_connecting,
-            GROUPS: lambda c10d: time_joining(c10d, hook.phases),
+            GROUPS: lambda c10d: _watch_groups(c10d, hook.phases, page),
         }
     )

@@ -64,3 +64,7 @@ SUMS = 40
 """The first of ``PHASES_MAX`` words: nanoseconds in each phase up to the start of the current."""
 NAMES_AT = 8 * (SUMS + PHASES_MAX)
 """Offset of the names of phases: UTF-8 that ends before the first zero."""
+
+BACKENDS_AT, BACKENDS_BYTES = NAMES_AT + PHASES_MAX * NAME_BYTES, 128
+"""Offset and size of the names of the backends of process groups: each is followed by a space, and
+the last by a zero (``recorders.py``)."""

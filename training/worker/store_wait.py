@@ -37,7 +37,7 @@ def await_before_connecting(rendezvous: Any) -> None:
     def create_store(*arguments: Any, **named: Any) -> Any:
         try:
             host, port, rank, ranks, timeout = arguments[:5]
-            if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            if rank or _is_separate(host, port):
                 _await(host, port, ranks, min(_STORE_WAIT_S, timeout.total_seconds() / 4))
         except Exception:  # noqa: S110 - torch reports errors in its arguments and the address
             pass
@@ -45,6 +45,15 @@ def await_before_connecting(rendezvous: Any) -> None:
 
     take_name(create_store, create)
     rendezvous._create_c10d_store = create_store
+
+
+def _is_separate(host: str, port: int) -> bool:
+    """Return whether an address is that of ``--store separate``.
+
+    A store that the script itself names, which rank 0 hosts, is another one.
+    """
+    served = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    return all(os.environ.get(name) == value for name, value in served.items())
 
 
 def _await(host: str, port: int, ranks: int, limit_s: float) -> None:

@@ -94,6 +94,7 @@ def test_recorders_are_switched_on_where_the_user_has_not_set_them() -> None:
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{folder}/rank_",
         "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/dump_",
+        "FT_RUN_RECORDER_SOCKETS": f"{folder}/c",
     }
     assert set(VARIABLES) == environ.keys()
     mine = {
@@ -102,5 +103,6 @@ def test_recorders_are_switched_on_where_the_user_has_not_set_them() -> None:
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/dump",
     }
     given = dict(mine)
-    os.rmdir(record_collectives(given))
-    assert given == mine
+    folder = record_collectives(given)
+    os.rmdir(folder)
+    assert given == mine | {"FT_RUN_RECORDER_SOCKETS": f"{folder}/c"}

@@ -18,8 +18,10 @@ from ft_run.launcher.workers.hangs import Hangs
 from ft_run.launcher.workers.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.rendezvous.protocol.messages import HangSpec, Stop
 from ft_run.rendezvous.protocol.stacks import NoHang, StackReport, Suspicion
+from ft_run.tests.launcher.stacks.test_control_plane import Server
 from ft_run.training.worker import page_layout as layout
 from ft_run.training.worker import tuning_page
+from ft_run.training.worker.recorders import write_backends
 
 RECORDED = Path(__file__).parents[2] / "rendezvous/diagnosis/dumps/gpu/recorded.0"
 SPEC = HangSpec(timeout_s=60.0, start_s=1800.0)
@@ -164,6 +166,47 @@ def test_what_nccl_has_recorded_is_in_the_reports_of_one_inquiry(
         asyncio.run(test())
     finally:
         os.close(pipe)
+
+
+def test_server_of_a_worker_is_asked_instead_of_its_pipe(tmp_path: Path) -> None:
+    environ = {
+        "FT_RUN_RECORDER_SOCKETS": f"{tmp_path}/c",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_",
+    }
+    os.mkfifo(tmp_path / "pipe_3.pipe")
+    pipe = os.open(tmp_path / "pipe_3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    watch = WorkerWatch()
+    watch._page[layout.PID] = os.getpid()
+    write_backends(watch._page, {"nccl2", "nccl-lazy"})
+    sent: list[StackReport] = []
+    running = (AskedWorker(3, os.getpid(), watch),)
+    group: Any = SimpleNamespace(running=running, assignment=SimpleNamespace(node_rank=0))
+
+    async def test() -> None:
+        hangs = Hangs(None, "h", cast(Any, sent.append), print, environ)
+        async with Server(tmp_path, os.getpid()) as server:
+            server.refused = {"nccl-lazy"}
+            for number in (1, 2):
+                hangs.report(number, group, 7)
+                assert hangs._reporting is not None
+                await hangs._reporting
+                if number == 1:
+                    await asyncio.wait(hangs._servers._asked.values())
+        assert server.requests == [
+            f"fr_dump_file?backend={name}" for name in ("nccl-lazy", "nccl2")
+        ]
+        recorded = sent[-1].stacks[0].collectives
+        assert recorded is not None
+        assert [one.group for one in recorded.groups] == ["0:dp"]
+        assert recorded.unseen == "the process groups of nccl-lazy are not recorded"
+        assert not os.read(pipe, 128), "the pipe was not asked"
+
+    try:
+        run(test)
+    finally:
+        os.close(pipe)
+        watch.close()
 
 
 def test_a_suspicion_names_what_is_on_trial(node: Node) -> None:

@@ -103,8 +103,8 @@ class Case:
             elif first == "issued":
                 self.issue(backend, group, members, *rest.split(maxsplit=2))
             elif first == "none":
-                rank, _, which = rest.partition(" ")
-                self.dumps[int(rank)].pop(which or backend)
+                without, _, which = rest.partition(" ")
+                self.dumps[int(without)].pop(which or backend)
             elif first == "late":
                 late = entry(5000, "9:old", 1, "all_reduce", is_done=True)
                 self.dumps[int(rest)][backend]["entries"].append(late)
@@ -258,12 +258,48 @@ def test_dumps_that_torch_has_written() -> None:
     assert summary(read(str(FOLDER / "recorded.2"))) == RankCollectives((behind,), (), True)
 
 
+WRITTEN = [
+    ("missing", ("nccl2",), "rank 2"),
+    ("single", ("nccl2",), "rank 0"),
+    ("batched", ("nccl2",), "unknown"),
+    ("two", ("nccl2", "nccl-lazy"), "rank 0"),
+    ("two", ("nccl2",), "unknown"),
+    ("python", ("nccl2",), "unknown"),
+]
+"""Jobs of ``record.py``, the backends whose dumps are read, and the verdict."""
+
+
+@pytest.mark.parametrize(("job", "read_of", "expected"), WRITTEN)
+def test_dumps_that_torch_2_15_has_written(
+    job: str, read_of: tuple[str, ...], expected: str, places: dict[str, str], tmp_path: Path
+) -> None:
+    case = Case()
+    case.read(["0 launch", "1 item", "2 synchronize"])
+    backends = {path.suffixes[0][1:] for path in (FOLDER / "nccl2").glob(f"{job}.*.0")}
+    assert backends >= {*read_of}
+    stacks = [
+        replace(
+            stack,
+            collectives=reading.merged(
+                {one: read(f"{FOLDER}/nccl2/{job}.{one}.{stack.rank}") for one in read_of}, backends
+            ),
+        )
+        for stack in stacks_of(case, places, tmp_path)
+    ]
+    assert text_of(judge(stacks, 61)) == expected
+
+
 def test_dumps_are_what_torch_writes(tmp_path: Path) -> None:
     """Those of the table have the fields of those that were recorded."""
     with open(FOLDER / "recorded.0", "rb") as file:
         recorded = pickle.load(file)
     assert recorded["entries"][0].keys() == entry(0, "0:x", 1, "all_reduce", is_done=True).keys()
     assert recorded.keys() == new_dump().keys()
+    with open(FOLDER / "nccl2" / "missing.nccl2.0", "rb") as file:
+        hooked = pickle.load(file)
+    assert hooked.keys() == new_dump().keys()
+    fields = recorded["entries"][0].keys()
+    assert {*hooked["entries"][0]} == {*fields} - {"frames"}, "the server dumps no frames"
 
 
 DEEP = b"K\x01" + b"\x85" * 200_000

@@ -345,6 +345,13 @@ def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+def separate_at(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """Set the variables of a worker with ``--store separate``."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+
+
 @pytest.mark.parametrize(("rank", "libuv"), [(1, True), (1, False), (0, True)])
 def test_a_client_waits_until_the_store_listens(
     rendezvous: Any,
@@ -354,11 +361,11 @@ def test_a_client_waits_until_the_store_listens(
     rank: int,
     libuv: bool,
 ) -> None:
-    if rank == 0:  # it is none, but with --store separate
-        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     reservation = PortReservation(lambda: "127.0.0.1", None)
     request.addfinalizer(reservation.close)
     port = reservation.offer.port
+    if rank == 0:  # it is none, but with --store separate
+        separate_at(monkeypatch, port)
     stores: list[Any] = []
 
     def listen(_: float) -> None:
@@ -379,6 +386,18 @@ def test_a_client_waits_until_the_store_listens(
 def test_rank_0_does_not_wait_for_itself(rendezvous: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
     assert rendezvous._create_c10d_store("127.0.0.1", 0, 0, 1, LIMIT).port > 0
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 2), ("localhost", 1)])
+def test_rank_0_does_not_wait_for_a_store_that_the_script_names(
+    monkeypatch: pytest.MonkeyPatch, host: str, port: int
+) -> None:
+    """With ``--store separate`` too: nobody hosts it before rank 0 does."""
+    separate_at(monkeypatch, 1)
+    monkeypatch.setattr(store_wait, "_await", lambda *_: pytest.fail("it waits"))
+    module: Any = SimpleNamespace(_create_c10d_store=lambda *arguments: arguments)
+    store_wait.await_before_connecting(module)
+    assert module._create_c10d_store(host, port, 0, 2, LIMIT)[:2] == (host, port)
 
 
 def test_where_nothing_ever_listens_torch_says_so(rendezvous: Any) -> None:

@@ -10,28 +10,26 @@ completion hooks; the other cases use ``backend.cpp``.
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch._C._distributed_c10d import Backend, ProcessGroupGloo, _dump_fr_trace
+from torch._C import _distributed_c10d as c10d
+from torch.multiprocessing.spawn import spawn
 
 RANKS = 3
 HERE = Path(__file__).parent
-Reduce = Callable[[Any], None]
 
 
-class InPython(Backend):
+class InPython(c10d.Backend):
     """gloo under another name."""
 
     def __init__(self, gloo: Any, name: str) -> None:
         super().__init__(gloo.rank(), gloo.size())
         self._gloo, self._name = gloo, name
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return self._name
 
     def allreduce(self, tensors: Any, options: Any) -> Any:
@@ -40,7 +38,7 @@ class InPython(Backend):
 
 def register(name: str, *, in_python: bool) -> None:
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
-        gloo = ProcessGroupGloo(store, rank, size, timeout)
+        gloo = c10d.ProcessGroupGloo(store, rank, size, timeout)
         return InPython(gloo, name) if in_python else extension().named(gloo, name, True)
 
     dist.Backend.register_backend(f"recorded-{name}", create, devices=["cpu"])
@@ -105,12 +103,12 @@ CASES = {"python": missing, "missing": missing, "batched": batched, "single": si
 def record(rank: int, case: str, folder: str) -> None:
     for name in ("nccl2", "nccl-lazy"):
         register(name, in_python=case == "python")
-    store = dist.FileStore(f"{folder}/.store-{case}", RANKS)
+    store = c10d.FileStore(f"{folder}/.store-{case}", RANKS)
     dist.init_process_group("recorded-nccl2", store=store, rank=rank, world_size=RANKS)
     CASES[case](rank)
     time.sleep(1)
     for backend in ("nccl2", "nccl-lazy") if case == "two" else ("nccl2",):
-        dump = _dump_fr_trace(True, False, False, backend)
+        dump = getattr(c10d, "_dump_fr_trace")(True, False, False, backend)  # noqa: B009 - not typed
         (Path(folder) / f"{case}.{backend}.{rank}").write_bytes(dump)
     store.add("recorded", 1)
     while store.add("recorded", 0) < RANKS:
@@ -121,5 +119,5 @@ def record(rank: int, case: str, folder: str) -> None:
 if __name__ == "__main__":
     extension()  # compiled once
     for name in CASES:
-        mp.spawn(record, (name, sys.argv[1]), RANKS)
+        spawn(record, (name, sys.argv[1]), RANKS)
         os.unlink(f"{sys.argv[1]}/.store-{name}")
