@@ -527,7 +527,9 @@ class Agent:
         for part in (self._workers, self._work, self._hangs, self._step_events, self._fencing):
             part.close()
         self._tuning.close()
-        await unless_asked(self._conclude(), self._options.signals)
+        # Kubernetes ends the pods that are left as soon as enough of a Job have succeeded.
+        times = 2 if self._has_succeeded else 1
+        await unless_asked(self._conclude(), self._options.signals, times=times)
         for kept in (self._saves, self._snapshots, self._draining):
             kept.close()
         await self._checks.rest()  # otherwise the end of the crew would start a new crew
@@ -539,14 +541,18 @@ class Agent:
     async def _conclude(self) -> None:
         """Write the workers' snapshots to storage before this node exits."""
         verdict = self._life.verdict
-        has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
         snapshot = None
-        if self._options.save_on_exit and not has_succeeded:
+        if self._options.save_on_exit and not self._has_succeeded:
             if verdict is not None and verdict.saving is not None:
                 snapshot = self._snapshots.part(verdict.saving)
             elif self._claim.is_first_but(verdict.failures if verdict is not None else ()):
                 snapshot = self._snapshots.newest_whole()  # all nodes have it; one writes it
         await self._saves.conclude(self._life.time_left_s(time.monotonic()), snapshot)
+
+    @property
+    def _has_succeeded(self) -> bool:
+        verdict = self._life.verdict
+        return verdict is not None and verdict.outcome is Outcome.SUCCEEDED
 
     @property
     def verdict(self) -> Verdict | None:

@@ -74,6 +74,8 @@ async def unless_asked(
     awaited: Coroutine[Any, Any, object],
     signals: Iterable[signal.Signals],
     timeout_s: float | None = None,
+    *,
+    times: int = 1,
 ) -> bool:
     """Wait for an awaitable, at most until a signal asks this node to leave.
 
@@ -81,14 +83,22 @@ async def unless_asked(
         awaited: the awaitable; it is cancelled if it does not end in time.
         signals: the signals that end the wait; ignored signals stay ignored.
         timeout_s: the maximum wait.
+        times: the number of signals that end the wait.
 
     Returns:
         Whether a signal ended the wait.
     """
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    asked, left = asyncio.Event(), times
+
+    def ask() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            asked.set()
+
     for number in heard(signals):
-        _handle(loop, number, asked.set)
+        _handle(loop, number, ask)
     tasks = asyncio.create_task(asked.wait()), asyncio.create_task(awaited)
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

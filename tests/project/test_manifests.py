@@ -1,6 +1,7 @@
 """The manifests of ``examples/kubernetes``: fields, names, statuses, the command of each pod."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,13 @@ from ft_run import defaults, exit_codes
 from ft_run.launcher.cli.master_flags import StatusOptions
 from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.options import LaunchOptions
-from ft_run.tests.harness.kubernetes.manifests import Document, Pod, job_of, load
+from ft_run.tests.harness.kubernetes.manifests import (
+    Document,
+    Pod,
+    failure_policy,
+    job_of,
+    load,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "kubernetes"
@@ -130,7 +137,7 @@ def test_auto_config_knows_each_pod(
             f"{other.name}.{other.subdomain}{namespace}" for other in found
         ]
         assert rendezvous.job_id == {"leaderworkerset": "digits-0"}.get(recipe, f"digits{again}")
-        assert (rendezvous.min_nodes, rendezvous.max_nodes) == (3, 3)
+        assert (rendezvous.min_nodes, rendezvous.max_nodes) == (2, 3)
         assert rendezvous.node_rank == rank
 
 
@@ -161,12 +168,37 @@ def test_what_kubernetes_does_fits_ft_run(recipe: str) -> None:
         return
     assert pod.spec["restartPolicy"] == "Never"
     codes = exit_codes
-    ending = (codes.WORKERS_FAILED, codes.USAGE, codes.POLICY_ENDED_JOB, codes.NODE_EXCLUDED,
-              codes.REFUSED)  # fmt: skip
+    ending = (codes.WORKERS_FAILED, codes.USAGE, codes.POLICY_ENDED_JOB, codes.REFUSED)
     for status in range(1, 256):
         expected = "FailJob" if status in ending else "Count"
+        expected = "Ignore" if status == codes.NODE_EXCLUDED else expected
         assert job.answer(status, disrupted=False) == expected
         assert job.answer(status, disrupted=True) == "Ignore"
+    # A failed index would end the job after its success: it is examined before successPolicy.
+    assert "FailIndex" not in {rule["action"] for rule in job.spec["podFailurePolicy"]["rules"]}
+    assert job.spec["successPolicy"] == {"rules": [{"succeededCount": 2}]}
+    assert job.spec["backoffLimitPerIndex"] > 0
+    assert "backoffLimit" not in job.spec
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_lost_machine_is_given_up_soon_and_a_drain_takes_one_pod(recipe: str) -> None:
+    documents = load(*(FOLDER / name for name in RECIPES[recipe]))
+    (budget,) = (one for one in documents if one["kind"] == "PodDisruptionBudget")
+    assert budget["spec"]["minAvailable"] == 2  # Jobs have no scale, which maxUnavailable needs
+    selected = budget["spec"]["selector"]["matchLabels"].items()
+    for pod in job_of(documents).pods:
+        assert selected <= pod.labels.items()
+        given_up = {one["key"]: one["tolerationSeconds"] for one in pod.spec["tolerations"]}
+        assert given_up == {f"node.kubernetes.io/{why}": 30 for why in ("unreachable", "not-ready")}
+
+
+@pytest.mark.parametrize("recipe", ["jobset", "trainjob"])
+def test_rules_of_a_jobset_have_names_that_its_webhook_accepts(recipe: str) -> None:
+    policy = failure_policy(load(*(FOLDER / name for name in RECIPES[recipe])))
+    assert policy is not None
+    for rule in policy["rules"]:
+        assert re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
 
 
 def test_the_commands_of_the_comments_are_for_what_is_there() -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,8 @@ class Cluster:
         self._kubelet = kubelet
         self._documents = documents
         self._job = job_of(documents)
-        self._failures = 0
+        self._failures = Counter[str]()
+        """By pod."""
         self.attempts = 0
         """How often the JobSet was begun anew."""
         self.verdict = ""
@@ -99,7 +101,7 @@ class Cluster:
                 self._done.add(name)
                 if len(self._done) == len(self.pods):
                     self.verdict = "Complete"
-            elif action in ("FailJob", "BackoffLimitExceeded"):
+            elif action in ("FailJob", "MaxFailedIndexesExceeded"):
                 self._failed("PodFailurePolicy" if action == "FailJob" else action)
             else:
                 self._kubelet.start(pod)
@@ -113,9 +115,9 @@ class Cluster:
             return "Complete"
         action = self._job.answer(status, disrupted=disrupted)
         if action == "Count":
-            self._failures += 1
-            if self._failures > self._job.spec["backoffLimit"]:
-                return "BackoffLimitExceeded"
+            self._failures[pod.name] += 1
+            if self._failures[pod.name] > self._job.spec["backoffLimitPerIndex"]:
+                return "MaxFailedIndexesExceeded"
         return action
 
     def _failed(self, reason: str) -> None:
@@ -135,6 +137,6 @@ class Cluster:
             self.verdict = "ReachedMaxRestarts"
             return
         self._job = job_of(self._documents, self.attempts)
-        self._failures = 0
+        self._failures.clear()
         self._done.clear()
         self.start()

@@ -54,3 +54,26 @@ def test_no_moment_has_the_default_action(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(of_signals) >= 6
     assert signal.SIG_DFL not in of_signals
     assert signal.default_int_handler not in of_signals
+
+
+def test_first_signal_does_not_end_a_wait_for_two() -> None:
+    async def wait() -> None:
+        async def work() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0)  # its handler runs in the next turn of the loop
+            await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+            done.append("work")
+
+        assert not await unless_asked(work(), LEAVE, timeout_s=30, times=2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+        async def more() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+
+        assert await unless_asked(more(), LEAVE, timeout_s=30, times=2)
+
+    done: list[str] = []
+    asyncio.run(wait())
+    assert done == ["work"]

@@ -90,7 +90,7 @@ class Node:
         self.crew, self.link = FakeCrew(), FakeLink()
         self.port = PortReservation(lambda: "127.0.0.1", None)
         self.identity = NodeIdentity("job")
-        spawner = cast(SpawnerClient, SimpleNamespace(fence=None))
+        spawner = cast(SpawnerClient, SimpleNamespace(preloading=False, fence=None))
         commands, log_dir = WorkerCommands(options, 1, {}), LogDir(options.logs, None, None)
         self.agent = Agent(
             options,
