@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from . import progress
 from .activities import activity
+from .checkpoints.bodies import Bodies
 from .checkpoints.data_position import DataPosition
 from .checkpoints.folder import CheckpointFolder
 from .checkpoints.generators import GENERATORS, Generators
@@ -91,6 +92,9 @@ class Checkpointer:
         hidden = {RECORD: self._record} | ({GENERATORS: Generators()} if seed is None else {})
         self._state = State(state, hidden)
         self._position = DataPosition(self._state, position)
+        self._bodies = Bodies(self._state.objects, is_logging=self._ranks.rank == 0)
+        self._delayed_notice = 0
+        """The notice that waits for a body after which training can resume."""
         self._rank_state = RankState(self._ranks, self._record, self._state.others)
         rank = int(os.environ.get("RANK", self._ranks.rank))
         self._folder = CheckpointFolder(folder, keep, self._ranks, timeout)
@@ -205,18 +209,25 @@ class Checkpointer:
         progress(number)
         # All ranks have now written the previous snapshot: the one before it is not needed.
         merged = self._snapshots.receive_reports()
+        merged = merged._replace(notice=max(merged.notice, self._delayed_notice))
         self._snapshots.apply_reports(merged)
+        is_clean = self._bodies.end()
+        self._state.warn_of_new_groups(number, is_logging=self._ranks.rank == 0)
         takes_snapshot, saves = self._find_due(number, merged)
         loader_settings.agree(merged.loader)
         if saves or self._rank_state.gathered < 0:  # the first one makes room for those that follow
             self._gather(number)
         own = self._make_report(merged)
         with activity("saving"):
-            complete = self._snapshots.take(number) if takes_snapshot else None
+            complete = None
+            if takes_snapshot:
+                complete = self._snapshots.take(number, is_clean=is_clean)
             self._snapshots.send_report(complete, own)
         if saves:
             self.save(number)
-        if merged.notice:
+        self._delayed_notice = merged.notice
+        if merged.notice and self._ranks.all_true(is_clean):
+            self._delayed_notice = 0
             self._drain(number, merged.notice)
         self._position.check()
         self.seed_step(number)
@@ -231,7 +242,10 @@ class Checkpointer:
         if saves and merged.saver_is_busy:  # the previous one is still being written
             self._checkpoint_every.skip(number)
             saves = False
-        if takes_snapshot:
+        if not self._bodies.is_clean and (saves or takes_snapshot and self._snapshots.is_enabled):
+            self._bodies.warn_of_delay(number)
+        saves = saves and self._ranks.all_true(self._bodies.is_clean)
+        if takes_snapshot and self._bodies.is_clean:
             self._snapshot_every.restart(number, now)
         if saves:
             self._checkpoint_every.restart(number, now)
@@ -259,6 +273,7 @@ class Checkpointer:
             number: completed steps.
         """
         self._snapshots.wait_for_copy()
+        self._bodies.warn_of_save(number)
         now = time.monotonic()
         self._checkpoint_every.restart(number, now)
         if not self._checkpoints.begin(number):
@@ -316,6 +331,7 @@ class Checkpointer:
         if self._tuning is not None:
             self._tuning.in_effect(0)
         if self._checkpoint_every and 0 < number != self._checkpoints.newest:
+            self._bodies.is_clean = True  # no step follows that could need the gradients
             self._snapshots.wait_for_copy()
             self._checkpoints.write_last(number, self.save)
         self.wait()

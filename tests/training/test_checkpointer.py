@@ -422,7 +422,7 @@ def test_another_optimizer_without_a_checkpoint_starts_from_step_0(
     script = Script(tmp_path, momentum=0.9, checkpoint_every=None)
     assert script.checkpointer.restore() == 0
     mismatch, start = logged(capfd)
-    assert mismatch.startswith("the snapshot of step 6 does not match the script: optimizer.")
+    assert mismatch.startswith("the snapshot of step 6 does not match the script: 'optimizer' is")
     assert start == "no usable snapshot or checkpoint: starting from step 0"
     assert script.optimizer.state_dict()["state"] == {}
 

@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Mapping
-from operator import is_not
 from typing import Any
 
 import torch
@@ -10,7 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .late_copy import local
-from .state import State, flatten, parameters_of
+from .optimizer_state import OptimizerState, parameters_of
+from .state import State, flatten, names_in, with_keys
 
 
 class FlatState:
@@ -58,11 +58,10 @@ class FlatState:
         self._shortcuts, self._count = {}, -1
         for name, value in self._state.objects.items():
             shortcut: _Module | _Optimizer | None = None
-            owner = self._state.owners.get(name)
             if isinstance(value, nn.Module):
                 shortcut = _Module(name, value, nested[name])
-            elif isinstance(value, Optimizer) and owner is not None:
-                shortcut = _Optimizer(name, value, owner, nested[name])
+            elif name in self._state.optimizers:
+                shortcut = _Optimizer(name, self._state.optimizers[name])
             mine = shortcut.collect() if shortcut is not None else None
             is_right = mine is not None and _is_same(
                 mine[0] | flatten({name: mine[1]}), flatten({name: nested[name]})
@@ -89,8 +88,8 @@ class _Module:
 
     def __init__(self, name: str, module: nn.Module, expected: Mapping[str, Any]) -> None:
         self._name, self._module = name, module
-        self._keys = list(module.state_dict())
-        self._names = [key if key in expected else _without_wrappers(key) for key in self._keys]
+        names = names_in(module, expected)
+        self._keys, self._names = list(names), list(names.values())
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Return tensors by flat key, and other values nested; None: the cache is outdated."""
@@ -104,55 +103,30 @@ class _Module:
                 tensors[f"{self._name}.{name}"] = value
             else:
                 others[name] = value
-        return tensors, others
+        return tensors, with_keys(others) if others else others
 
 
 class _Optimizer:
-    """The state dict of an optimizer with cached names of DCP."""
+    """The state dict of an optimizer, whose tensors are flattened without DCP."""
 
-    def __init__(
-        self, name: str, optimizer: Optimizer, owner: nn.Module, expected: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, name: str, optimizer: OptimizerState) -> None:
         self._name, self._optimizer = name, optimizer
-        self._names = [n for group in expected["param_groups"] for n in group["params"]]
-        self._parameters = parameters_of(optimizer)
-        mine = {id(parameter) for parameter in self._parameters}
-        self._places: list[tuple[dict[str, Any], str, object]] = []
-        """Dictionary, key and value of each parameter and of each module on the way to it."""
-        for module in owner.modules():
-            self._places += [(module._modules, *child) for child in module._modules.items()]
-            self._places += [
-                (module._parameters, key, parameter)
-                for key, parameter in module._parameters.items()
-                if id(parameter) in mine
-            ]
 
-    def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return tensors by flat key, and other values nested; None: the cache is outdated."""
-        now = parameters_of(self._optimizer)
-        if len(now) != len(self._names) or any(map(is_not, now, self._parameters)):
-            return None
-        if any(place.get(key) is not what for place, key, what in self._places):
-            return None
-        saved = self._optimizer.state_dict()
+    def collect(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return tensors by flat key, and other values nested."""
+        whole = with_keys(self._optimizer.collect())
         tensors: dict[str, Any] = {}
         others: dict[str, Any] = {}
-        for number, values in saved["state"].items():
-            name = self._names[number]
+        for name, values in whole["state"].items():
+            if not isinstance(values, dict):
+                others[name] = values
+                continue
             for key, value in values.items():
                 if isinstance(value, torch.Tensor):
                     tensors[f"{self._name}.state.{name}.{key}"] = value
                 else:
                     others.setdefault(name, {})[key] = value
-        groups = saved["param_groups"]
-        for group in groups:
-            group["params"] = [self._names[number] for number in group["params"]]
-        return tensors, {"state": others, "param_groups": groups}
-
-
-def _without_wrappers(key: str) -> str:
-    """Return a name without the parts that DDP and torch.compile add."""
-    return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
+        return tensors, {**whole, "state": others}
 
 
 def _memory_of(tensor: Any) -> tuple[int, torch.device]:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from ..ranks import Ranks
 from .containers import Item, write_values
 from .metadata import Offsets, metadata_of, offsets_of
-from .state import Select, State, flatten, put
+from .state import Select, State, put
 from .storage import METADATA, file_of, is_url, of_bytes, one_line, open_storage
 from .storage_timeout import StorageThread, StorageTimeout
 
@@ -142,19 +142,27 @@ class CheckpointFolder:
             metadata = reader.read_metadata()
             keys = metadata.state_dict_metadata
             paths = metadata.planner_data
-            flat = flatten(
-                state.prepare([(paths[key], *_dtype_and_shape(keys[key])) for key in keys])
-            )
-            for key, value in keys.items():
-                if paths[key][0] in state.others:
-                    flat[key] = _placeholder(value)
-            group, alone = self._ranks.group, self._ranks.group is None
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*assuming the intent is to")  # it is
-                load(flat, storage_reader=reader, process_group=group, no_dist=alone)
-            nested: dict[str, Any] = {}
-            for key, value in flat.items():
-                put(nested, paths[key], value)
+            saved = [(paths[key], *_dtype_and_shape(keys[key])) for key in keys]
+
+            def load_nested(flat: dict[str, Any]) -> dict[str, Any]:
+                group, alone = self._ranks.group, self._ranks.group is None
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message=".*assuming the intent is to")
+                    load(flat, storage_reader=reader, process_group=group, no_dist=alone)
+                nested: dict[str, Any] = {}
+                for key, value in flat.items():
+                    put(nested, paths[key], value)
+                return nested
+
+            groups = {key: _placeholder(keys[key]) for key in keys if state.has_groups(paths[key])}
+            state.check_groups(load_nested(groups) if groups else {})  # before anything is loaded
+            mine = state.prepare(saved, is_local=False)
+            flat = {
+                key: mine.get(key, _placeholder(value))
+                for key, value in keys.items()
+                if key in mine or state.is_free(paths[key])
+            }
+            nested = load_nested({**flat, **mine})
             state.apply(nested, select(nested))
 
         words = on_all_ranks(self._ranks, read)

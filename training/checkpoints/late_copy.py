@@ -104,7 +104,7 @@ class Background:
         self._last: Future[None] = Future()
         self._last.set_result(None)
         weakref.finalize(self, self._thread.shutdown, wait=False)
-        weakref.finalize(self, register_optimizer_step_pre_hook(_waiter(self)).remove)
+        run_before_steps(self.wait)
 
     @property
     def error(self) -> BaseException | None:
@@ -127,18 +127,20 @@ class Background:
                 wait((self._last,))
 
 
-def _waiter(background: Background) -> Callable[..., None]:
-    found = weakref.ref(background)
+def run_before_steps(method: Callable[[], object]) -> None:
+    """Have each step of an optimizer call a method first, as long as its object lives."""
+    found = weakref.WeakMethod(method)
 
     def before_step(*_: object) -> None:
-        awaited = found()
-        if awaited is not None:
-            awaited.wait()
+        living = found()
+        if living is not None:
+            living()
 
     # A graph break in compiled steps (as torch.compiler.disable, without its import).
     before_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch reads it
     before_step._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
-    return before_step
+    handle = register_optimizer_step_pre_hook(before_step)
+    weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined]  # of a method
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from ..worker.snapshot_page import Destination
 from .containers import LayoutMismatchError
 from .flat_state import FlatState
 from .late_copy import Background
+from .optimizer_state import ParameterGroupsError
 from .rank_state import RankState
 from .replicas import FAILED, Replicas, broadcast_replicated, fetch_shards
 from .snapshots import Snapshots
@@ -26,7 +27,7 @@ class Missing(IntEnum):
 
     NOTHING = 0
     THIS_ONE = 1
-    """The copy of this step failed."""
+    """The copy of this step failed, or its body has left gradients."""
     ALL = 2
     """This rank has no memory for snapshots: all ranks stop taking them."""
 
@@ -85,6 +86,8 @@ class SnapshotManager:
         """Whether it was taken after the last report."""
         self._error = ""
         """Why this rank's copy of it failed."""
+        self._is_left_out = False
+        """Whether this rank did not take it: its body has left gradients."""
         self._missing = Missing.NOTHING
         """``ALL`` when snapshots of this rank are disabled."""
         self.is_first_round = True
@@ -141,7 +144,11 @@ class SnapshotManager:
         return self._own.resume_step if self._own is not None else -1
 
     def restore(self, step: int) -> bool:
-        """Load the snapshot of a step; return whether all ranks could."""
+        """Load the snapshot of a step; return whether all ranks could.
+
+        Raises:
+            RuntimeError: an optimizer has other parameter groups than in the snapshot.
+        """
         if self._own is None:
             return False
         file, is_trusted = self._own.find(step), True
@@ -152,16 +159,20 @@ class SnapshotManager:
                 file = fetch_shards(self._ranks, self._own, self._of_others, step)
                 self._ranks.all_true(True)
                 self._own.forget_others()
-        loading, why = None, ""
+        loading, why, groups = None, "", None
         try:
             if file is not None:
                 loading = self._state.load(file, is_trusted=is_trusted)
+        except ParameterGroupsError as error:
+            groups = str(error)
         except (LayoutMismatchError, pickle.UnpicklingError) as error:
             why = one_line(error)
         if self._ranks.all_true(loading is not None) and loading is not None:
             loading.finish(lambda nested: self._rank_state.select(nested, step, compares=True))
             return True
-        self._state.forget_initialised()
+        groups = self._ranks.first_text(groups)
+        if groups is not None:  # a checkpoint would have them too, or be older
+            raise RuntimeError(f"the snapshot of step {step} cannot be loaded: {groups}")
         first = self._ranks.minimum(self._ranks.rank if why else self._ranks.size)[0]
         if first == self._ranks.rank:
             log(f"the snapshot of step {step} does not match the script: {why}")
@@ -197,8 +208,20 @@ class SnapshotManager:
         if merged.lacks_plan:
             self._make_plans()
 
-    def take(self, number: int) -> Callable[[], str] | None:
-        """Begin the snapshot of a step; return what completes it, for ``send_report``."""
+    def take(self, number: int, *, is_clean: bool) -> Callable[[], str] | None:
+        """Begin the snapshot of a step; return what completes it, for ``send_report``.
+
+        Args:
+            number: completed steps.
+            is_clean: whether training can resume after the body of the step; otherwise this rank
+                takes no snapshot, and the others discard theirs.
+        """
+        if self._replicas is not None:
+            is_clean = self._ranks.all_true(is_clean)
+        self._is_left_out = not is_clean
+        if not is_clean:
+            self._taken = number
+            return None
         complete = self._take(number)
         self._schedule_replica(number)
         return complete
@@ -217,7 +240,8 @@ class SnapshotManager:
             if self._replicas is not None:
                 self._replicas.start()
             lacks_plan = self._own is not None and self.saver is not None and self._own.lacks_plan
-            missing = self._missing or (Missing.THIS_ONE if self._error else Missing.NOTHING)
+            is_missing = bool(self._error) or self._is_left_out
+            missing = self._missing or (Missing.THIS_ONE if is_missing else Missing.NOTHING)
             report = own._replace(lacks_plan=int(lacks_plan), missing=missing)
             file = self._own.written(self._taken) if self._own is not None else None
             is_new, self._is_new = self._is_new, False

@@ -2,7 +2,6 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from inspect import signature
 from types import MappingProxyType
 from typing import Any
@@ -16,27 +15,25 @@ from torch.optim import Optimizer
 from torch.utils.data import Sampler
 
 from ..data.batches import ElasticBatches
+from ..worker.log import log
 from .containers import LayoutMismatchError
 from .late_copy import local
+from .optimizer_state import OptimizerState, Path, Saved, is_standard, parameters_of
 from .plain_value import PlainValue
 from .rank_state import RESERVED
 from .snapshot_file import SnapshotFile
 
-_LENIENT = dcp.StateDictOptions(strict=False)
-"""Not strict: an optimizer has no state for a parameter that never had a gradient."""
 KEYS = "ft_run_keys"
 """The key under which a state dict lists what DCP loses: dictionaries with keys that are not
 strings, empty ones, and their types. Without it, ``MultiStepLR``, which looks up numbers in a
 ``Counter``, would silently never change the rate again."""
 _KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
-_PLAIN = (str, int, float, type(None))
-"""Keys of other types become strings: data from other hosts may contain plain types only."""
+_PLAIN = (str, bytes, int, float, type(None))
+"""Keys of other types than these, and tuples of them, become strings: data from other hosts may
+contain plain types only."""
+_EXTRA = "_extra_state"
+"""How the keys of ``get_extra_state`` end: of what it returns, everything may change."""
 _SAMPLER_HINT = "; a sampler of torch does not save its position, ElasticBatches does"
-_Path = tuple[str | int, ...]
-Saved = tuple[_Path, str, Sequence[int]]
-"""Of a value: its path in the nested state dict, its type (e.g. ``float32``; empty: not a tensor)
-and its shape."""
-
 Select = Callable[[dict[str, Any]], Container[str]]
 
 
@@ -88,27 +85,22 @@ class State:
             for name, value in objects.items()
         }
         self.objects = {**objects, **hidden}
-        self._initialised: list[Optimizer] = []
-        """Optimizers whose state was created only to load into it."""
         modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
         candidates = [*modules.values(), _combined(modules)]
-        self.owners: dict[str, nn.Module] = {}
-        """The module whose parameters an optimizer optimizes, by the optimizer's name."""
+        self.optimizers: dict[str, OptimizerState] = {}
+        """Optimizers of the parameters of modules in the state, by name."""
         for name, value in objects.items():
-            if isinstance(value, Optimizer) and _needs_no_closure(value):
+            if isinstance(value, Optimizer) and _needs_no_closure(value) and is_standard(value):
                 mine = set(map(id, parameters_of(value)))
                 for module in candidates:
                     if mine <= set(map(id, module.parameters())):
-                        self.owners[name] = module
+                        self.optimizers[name] = OptimizerState(name, value, module)
                         break
 
-    def collect(
-        self, *, initialised: frozenset[str] = frozenset(), only: frozenset[str] | None = None
-    ) -> dict[str, Any]:
+    def collect(self, *, only: frozenset[str] | None = None) -> dict[str, Any]:
         """Return the nested state dict, which shares the memory of the objects.
 
         Args:
-            initialised: optimizers whose state is created first, to load into it.
             only: collect only the objects with these names; None: all.
         """
         found: dict[str, Any] = {}
@@ -116,39 +108,48 @@ class State:
             if only is not None and name not in only:
                 continue
             if isinstance(value, nn.Module):
-                found[name] = dcp.get_model_state_dict(value)
-            elif name not in self.owners:
-                found[name] = _with_keys(value.state_dict())
-            elif name in initialised:
-                with _without_gradients(value):
-                    found[name] = dcp.get_optimizer_state_dict(self.owners[name], value)
+                found[name] = with_keys({**dcp.get_model_state_dict(value)})
+            elif name in self.optimizers:
+                found[name] = with_keys(self.optimizers[name].collect())
             else:
-                with _without_step(value):
-                    found[name] = dcp.get_optimizer_state_dict(self.owners[name], value)
+                found[name] = with_keys(value.state_dict())
         return found
 
     def apply(self, state: Mapping[str, Any], skipped: Container[str] = ()) -> None:
         """Load a nested state dict into the objects, without some."""
-        self._initialised.clear()
         for name, value in self.objects.items():
             if name in skipped:
                 continue
-            mine = state.get(name, {})
+            mine = _without_keys(state.get(name, {}))
             if isinstance(value, nn.Module):
-                dcp.set_model_state_dict(value, mine)
-            elif name in self.owners:
-                mine = {"state": {}, "param_groups": [], **mine}
-                dcp.set_optimizer_state_dict(
-                    self.owners[name], value, optim_state_dict=mine, options=_LENIENT
-                )
+                _load_module(value, mine)
+            elif name in self.optimizers:
+                self.optimizers[name].load(mine)
             else:
-                value.load_state_dict(_without_keys(mine))
+                value.load_state_dict(mine)
 
     def resume(self, step: int) -> None:
         """Let arguments of batches that have changed hold from a step on."""
+        for optimizer in self.optimizers.values():
+            optimizer.begin()
         for value in self.objects.values():
             if isinstance(value, ElasticBatches):
                 value.resume(step)
+
+    def warn_of_new_groups(self, step: int, *, is_logging: bool) -> None:
+        """Log which optimizers have got parameters since the last call.
+
+        Args:
+            step: completed steps.
+            is_logging: whether this rank prints the warning.
+        """
+        for name, optimizer in self.optimizers.items():
+            if optimizer.has_grown() and is_logging:
+                log(
+                    f"{name!r} has got parameters in step {step}: a restart cannot restore them; "
+                    "create all parameter groups at the start (with lr 0, or frozen, until they "
+                    "are trained)"
+                )
 
     def data_rank(self, rank: int) -> int:
         """Return the rank of data parallelism, which a mesh of batches in the state may know."""
@@ -157,58 +158,62 @@ class State:
                 return value.rank
         return rank
 
-    def forget_initialised(self) -> None:
-        """Clear the state that was created only to load into it."""
-        for optimizer in self._initialised:
-            optimizer.state.clear()
-        self._initialised.clear()
+    def check_groups(self, nested: Mapping[str, Any]) -> None:
+        """Compare the parameter groups of a nested state dict with those of the script.
 
-    def prepare(self, saved: Sequence[Saved]) -> dict[str, Any]:
-        """Return a nested state dict to load into, of modules and their optimizers only."""
-        those = frozenset(path[0] for path, *_ in saved if path[1:2] == ("state",))
-        those &= self.owners.keys()
-        for name in map(str, those):
-            if not self.objects[name].state:
-                self._initialised.append(self.objects[name])
-                self._create_state(name, saved)
-        # The state dict of another object may cost much: a StatefulDataLoader starts its workers.
-        of_torch = frozenset(filter(self._is_of_torch, self.objects))
-        return self.collect(initialised=frozenset(map(str, those)), only=of_torch)
-
-    def _create_state(self, name: str, saved: Sequence[Saved]) -> None:
-        """Create the state of an optimizer that has none, to load into it.
-
-        DCP would let the optimizer step, which is slow and not always possible (``SparseAdam``). It
-        still does if parameters are sharded, or the saved optimizer is of another kind.
+        Raises:
+            ParameterGroupsError: an optimizer has others.
         """
-        optimizer = self.objects[name]
-        with _without_step(optimizer):
-            found: Any = dcp.get_optimizer_state_dict(self.owners[name], optimizer)
-        groups = found["param_groups"]
-        mine = flatten({name: {"param_groups": groups}}).keys()
-        theirs = {
-            ".".join(map(str, path)) for path, *_ in saved if path[:2] == (name, "param_groups")
-        }
-        if mine != theirs:
-            return
-        names = [key for group in groups for key in group["params"]]
-        parameters = dict(zip(names, parameters_of(optimizer), strict=True))
-        items = [item for item in saved if item[0][:2] == (name, "state")]
-        if any(
-            len(path) != 4 or type(parameters.get(path[2])) is not nn.Parameter
-            for path, *_ in items
-        ):
-            return
-        for path, dtype, shape in items:
-            parameter = parameters[path[2]]
-            # As in torch's load_state_dict, which would copy to the device what is elsewhere.
-            device = "cpu" if path[3] == "step" else parameter.device
-            kind = getattr(torch, dtype) if dtype else None
-            value = torch.empty(shape, dtype=kind, device=device) if dtype else None
-            optimizer.state[parameter][path[3]] = value
+        for name, optimizer in self.optimizers.items():
+            saved = nested.get(name, {})
+            groups = saved.get("param_groups", [])
+            for path, *_ in saved.get(KEYS, []):
+                if path[0] == "param_groups" and len(path) == 3:  # maybe empty, so not saved
+                    groups[path[1]].setdefault(path[2], {})
+            optimizer.check_groups(groups)
+
+    def prepare(self, saved: Sequence[Saved], *, is_local: bool) -> dict[str, Any]:
+        """Return a flat state dict to load into: the tensors of modules and their optimizers.
+
+        Args:
+            saved: the values that were saved.
+            is_local: whether the shapes of sharded tensors are those of this rank's parts.
+
+        Raises:
+            LayoutMismatchError: a value was saved that the script does not have.
+        """
+        # The state dict of another object may cost much: a StatefulDataLoader starts its workers.
+        modules = {n for n, value in self.objects.items() if isinstance(value, nn.Module)}
+        nested = self.collect(only=frozenset(modules))
+        extra = {name: {k: v for k, v in nested[name].items() if _is_extra(k)} for name in modules}
+        found = flatten(
+            {n: {k: v for k, v in nested[n].items() if not _is_extra(k)} for n in modules}
+        )
+        for name, optimizer in self.optimizers.items():
+            mine = [(path[1:], dtype, shape) for path, dtype, shape in saved if path[0] == name]
+            for path, value in optimizer.prepare(mine, is_local=is_local).items():
+                found[".".join(map(str, (name, *path)))] = value
+        for path, *_ in saved:
+            name, key = str(path[0]), ".".join(map(str, path))
+            if name not in modules or key in found:
+                continue
+            if not _is_extra(path[1]) or (path[1] != KEYS and path[1] not in extra[name]):
+                raise LayoutMismatchError(f"{key} was saved, but is not in the script")
+        return found
+
+    def has_groups(self, path: Path) -> bool:
+        """Return whether a value has to do with the parameter groups of an optimizer."""
+        return path[0] in self.optimizers and path[1] in ("param_groups", KEYS)
+
+    def is_free(self, path: Path) -> bool:
+        """Return whether the script need not have a value as it was saved: any may come."""
+        name = str(path[0])
+        if isinstance(self.objects.get(name), nn.Module):
+            return _is_extra(path[1])
+        return name in self.objects
 
     def _is_of_torch(self, name: str) -> bool:
-        return name in self.owners or isinstance(self.objects[name], nn.Module)
+        return name in self.optimizers or isinstance(self.objects[name], nn.Module)
 
     @property
     def others(self) -> frozenset[str]:
@@ -220,9 +225,22 @@ class State:
 
         Raises:
             LayoutMismatchError: it belongs to other objects.
+            ParameterGroupsError: an optimizer has other parameter groups.
         """
         saved = {item.key: item for item in file.items}
-        mine = flatten(self.prepare([(item.path, item.dtype, item.shape) for item in file.items]))
+        values: dict[str, Any] = {}
+        groups: dict[str, Any] = {}
+        for index, (key, one) in enumerate(saved.items()):
+            if one.path[0] in self.objects and not one.dtype:
+                values[key] = file.read(index, is_trusted=is_trusted)
+                if self.has_groups(one.path):
+                    put(groups, one.path, values[key])
+            elif one.path[0] not in self.objects and not str(one.path[0]).startswith(RESERVED):
+                raise LayoutMismatchError(f"{key} is in the snapshot, but not in the script")
+        self.check_groups(groups)
+        mine = self.prepare(
+            [(item.path, item.dtype, item.shape) for item in file.items], is_local=True
+        )
         for key, value in mine.items():
             item = saved.get(key)
             if isinstance(value, torch.Tensor):
@@ -234,16 +252,6 @@ class State:
                     raise LayoutMismatchError(
                         f"{key} is {there} in the snapshot, {now} in the script"
                     )
-        values: dict[str, Any] = {}
-        for index, item in enumerate(file.items):
-            if str(item.path[0]).startswith(RESERVED) and item.path[0] not in self.objects:
-                continue
-            if item.path[0] not in self.objects:
-                raise LayoutMismatchError(f"{item.key} is in the snapshot, but not in the script")
-            if not item.dtype:
-                values[item.key] = file.read(index, is_trusted=is_trusted)
-            elif self._is_of_torch(str(item.path[0])) and item.key not in mine:
-                raise LayoutMismatchError(f"{item.key} is in the snapshot, but not in the script")
         return Loading(self, file, mine, values)
 
 
@@ -281,7 +289,7 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
     return dict(planner.state_dict)
 
 
-def put(nested: dict[str, Any], path: _Path, value: Any) -> None:
+def put(nested: dict[str, Any], path: Path, value: Any) -> None:
     """Set the value at a path, as DCP unflattens: numbers are indexes of lists."""
     place: Any = nested
     for key, following in zip(path, [*path[1:], None], strict=True):
@@ -295,14 +303,14 @@ def put(nested: dict[str, Any], path: _Path, value: Any) -> None:
         place = present
 
 
-def _with_keys(state: Any) -> Any:
+def with_keys(state: Any) -> Any:
     """Return a state dict with a list of what DCP would lose, if anything."""
     found = [[list(path), *of] for path, *of in _lossy_dicts(state, ())]
     return {**state, KEYS: found} if found else state
 
 
 def _without_keys(state: Any) -> Any:
-    """Undo ``_with_keys`` after a state dict went through DCP."""
+    """Undo ``with_keys`` after a state dict went through DCP."""
     if not isinstance(state, Mapping) or KEYS not in state:
         return state
     whole: dict[str, Any] = {"": {key: value for key, value in state.items() if key != KEYS}}
@@ -314,17 +322,54 @@ def _without_keys(state: Any) -> Any:
     return whole[""]
 
 
-def _lossy_dicts(value: Any, path: _Path) -> Iterator[tuple[_Path, str, list[Any]]]:
+def _lossy_dicts(value: Any, path: Path) -> Iterator[tuple[Path, str, list[Any]]]:
     """Yield path, type and keys of each dictionary that DCP does not preserve."""
     if isinstance(value, Mapping):
         kind = type(value).__name__ if type(value) in _KINDS.values() else "dict"
         if not value or kind != "dict" or not all(isinstance(key, str) for key in value):
-            yield path, kind, [key if isinstance(key, _PLAIN) else str(key) for key in value]
+            yield path, kind, [key if _is_plain(key) else str(key) for key in value]
         for key, inner in value.items():
-            yield from _lossy_dicts(inner, (*path, str(key)))
+            if isinstance(inner, Mapping | list):
+                yield from _lossy_dicts(inner, (*path, str(key)))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _lossy_dicts(inner, (*path, index))
+            if isinstance(inner, Mapping | list):
+                yield from _lossy_dicts(inner, (*path, index))
+
+
+def _is_plain(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(map(_is_plain, key))
+    return isinstance(key, _PLAIN)
+
+
+def _is_extra(key: Any) -> bool:
+    return key == KEYS or str(key).rpartition(".")[2] == _EXTRA
+
+
+def names_in(module: nn.Module, expected: Container[str]) -> dict[str, str]:
+    """Return DCP's name of each value of a module, by its own name.
+
+    Args:
+        module: may have the wrappers of DDP and ``torch.compile``.
+        expected: the names of DCP.
+    """
+    keys = list(module.state_dict())
+    return {key: key if key in expected else _without_wrappers(key) for key in keys}
+
+
+def _without_wrappers(key: str) -> str:
+    """Return a name without the parts that DDP and torch.compile add."""
+    return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _load_module(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load a state dict with DCP's names, by the module's own method if the names are known."""
+    names = names_in(module, dcp.get_model_state_dict(module))
+    if set(names.values()) == state.keys():
+        module.load_state_dict({own: state[name] for own, name in names.items()})
+    else:
+        dcp.set_model_state_dict(module, dict(state))
 
 
 def _combined(modules: Mapping[str, nn.Module]) -> nn.Module:
@@ -337,42 +382,6 @@ def _combined(modules: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def _needs_no_closure(optimizer: Optimizer) -> bool:
-    """Return whether ``step`` works without a closure (LBFGS needs one): DCP calls it to load."""
+    """Return whether ``step`` works without a closure; the state of LBFGS has no names."""
     closure = signature(optimizer.step).parameters.get("closure")
     return closure is None or closure.default is not closure.empty
-
-
-def parameters_of(optimizer: Optimizer) -> list[Any]:
-    """Return the parameters of all groups, in order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-@contextmanager
-def _without_step(optimizer: Optimizer) -> Iterator[None]:
-    """Keep DCP from calling ``step`` to create the state of an optimizer: Adam counts steps."""
-    parameters = parameters_of(optimizer)
-    if optimizer.state or any(p.grad is not None for p in parameters):
-        yield
-        return
-    first = next((p for p in parameters if p.requires_grad), None)
-    if first is not None:
-        first.grad = torch.zeros_like(first)
-    try:
-        yield
-    finally:
-        if first is not None:
-            first.grad = None
-
-
-@contextmanager
-def _without_gradients(optimizer: Optimizer) -> Iterator[None]:
-    """Make DCP create the state of an optimizer, which it does only without gradients."""
-    parameters = parameters_of(optimizer)
-    gradients = [p.grad for p in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
