@@ -242,7 +242,7 @@ class Checkpointer:
         if saves and merged.saver_is_busy:  # the previous one is still being written
             self._checkpoint_every.skip(number)
             saves = False
-        if not self._bodies.is_clean and (saves or takes_snapshot and self._snapshots.is_enabled):
+        if not self._bodies.is_clean and (saves or (takes_snapshot and self._snapshots.is_enabled)):
             self._bodies.warn_of_delay(number)
         saves = saves and self._ranks.all_true(self._bodies.is_clean)
         if takes_snapshot and self._bodies.is_clean:
