@@ -24,7 +24,7 @@ HUNG_S = 2.0
 """The time from SIGTERM to SIGKILL for workers that hang, or wait for one that hangs; they save
 nothing."""
 LEFTOVERS_S = 5.0
-"""The time from SIGTERM to SIGKILL for processes that successful workers left running, unless
+"""The time from SIGTERM to SIGKILL for processes that workers left running, unless the rest of
 ``--shutdown-timeout`` is shorter."""
 
 
@@ -103,6 +103,8 @@ class GroupStop:
             self._arm()
         elif self._is_held_back and not self._group.alive:
             self.stop()  # nothing is left to wait for
+        elif self._group.state is WorkerGroupState.STOPPING and not self._group.alive:
+            self._limit_leftovers()
 
     def time_over(self) -> tuple[int, ...]:
         """Take the next step; return the processes that survive SIGKILL, once that is certain."""
@@ -125,6 +127,13 @@ class GroupStop:
             self._note(KillOutlived(pids, SURVIVES_KILL_S, DEVICES_SURVIVE_KILL_S))
         self._arm()
         return ()
+
+    def _limit_leftovers(self) -> None:
+        """Limit the time for processes that workers left running, unless less time remains."""
+        until = asyncio.get_running_loop().time() + LEFTOVERS_S
+        if self._timer is None or until < self._timer.when():
+            self._limit_s = LEFTOVERS_S
+            self._arm()
 
     def close(self) -> None:
         """Cancel the timer."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from ...errors import UsageError
 
 _KILL_AGAIN_S = 0.01
+_SHELLS = {"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"}
 
 
 def require_own_proc() -> None:
@@ -95,6 +96,16 @@ def processor_ticks(pid: int) -> int:
     return 0
 
 
+def session(leader: int, root: int) -> list[int]:
+    """Return the processes of a session that descend from ``root``, parents before children."""
+    members = []
+    for pid in descendants(root):
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader:
+                members.append(pid)
+    return members
+
+
 def signal_session(leader: int, number: int, root: int) -> None:
     """Send a signal to every process of the session of ``leader`` that descends from ``root``.
 
@@ -102,10 +113,65 @@ def signal_session(leader: int, number: int, root: int) -> None:
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
-    for pid in descendants(root):
+    for pid in session(leader, root):
         with suppress(ProcessLookupError, PermissionError):
-            if os.getsid(pid) == leader and os.getpgid(pid) != leader:
+            if os.getpgid(pid) != leader:
                 os.kill(pid, number)
+
+
+def signal_handlers(leader: int, number: int, root: int) -> None:
+    """Send a signal to the processes of a session that handle it or wait for it.
+
+    It would end the others, e.g. helpers that the program has started.
+    """
+    for pid in session(leader, root):
+        # The main thread blocks it if another thread waits for it, or reads a signalfd.
+        if _catches(pid, number, "SigCgt", "SigBlk"):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def signal_parents(leader: int, number: int, root: int) -> bool:
+    """Send a signal to a session, but not to the children of a process that handles it.
+
+    Such a process may still need its children, e.g. those that load data for its current step. A
+    shell waits for its command before it handles a signal, so its children receive it too.
+
+    Returns:
+        Whether there are such children; otherwise all processes have received the signal.
+    """
+    members = session(leader, root)
+    spared: set[int] = set()
+    for pid in members:
+        if pid not in spared and _catches(pid, number, "SigCgt") and not _is_shell(pid):
+            spared.update(descendants(pid))
+    if spared.isdisjoint(members):
+        signal_session(leader, number, root)
+        return False
+    for pid in members:
+        if pid not in spared:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+    return True
+
+
+def _catches(pid: int, number: int, *masks: str) -> bool:
+    """Return whether a signal is in one of these masks of ``/proc/PID/status``."""
+    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in masks and int(value, 16) >> (number - 1) & 1:
+                return True
+    return False
+
+
+def _is_shell(pid: int) -> bool:
+    """Return whether a process is a shell; it is assumed to be one if that is not readable."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return True
+    return program.removesuffix(" (deleted)") in _SHELLS
 
 
 def kill_all(pids: Iterable[int]) -> list[int]:

@@ -77,6 +77,8 @@ class Exited:
     local_rank: int
     exit_code: int
     """In the format of ``subprocess``: the exit status, or minus the signal's number."""
+    has_spared: bool = False
+    """Whether it has had child processes that ``stop`` did not signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +227,14 @@ class SpawnerClient:
         self._send({"do": "spawn", "round": round_number, "workers": requests}, fds)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the session of every living worker, but not to services."""
+        """Send a signal to the processes of workers that handle it, but not to services."""
         self._send({"do": "signal", "signal": int(number)})
 
     def stop(self, number: int) -> None:
-        """Send workers the signal to end; those that still wait for the fork server end at once."""
+        """Send workers the signal to end; those that still wait for the fork server end at once.
+
+        SIGTERM is not sent to the children of a process that handles it.
+        """
         self._thaw()
         self._send({"do": "stop", "signal": int(number)})
 
@@ -334,7 +339,7 @@ def _parse(event: dict[str, object]) -> SpawnerEvent:
         case {"event": "spawned", "round": int(number), "pids": list(pids), "errors": list(errors)}:
             return Spawned(number, tuple(pids), dict(errors))
         case {"event": "exited", "round": int(number), "index": int(index), "status": int(status)}:
-            return Exited(number, index, status)
+            return Exited(number, index, status, bool(event["spared"]))
         case {"event": "empty"}:
             return Empty()
         case {"event": "fenced", "late_s": float(late_s)}:

@@ -11,7 +11,7 @@ Agent and spawner use ``processes.ipc`` over a socket pair (``client``).
     agent → spawner                              spawner → agent
                                                  {"event": "hello", "pid"}
     {"do": "spawn", "round", "workers": […]}     {"event": "spawned", "round", "pids", …}
-    {"do": "signal", "signal"}                   {"event": "exited", "round", "index", "status"}
+    {"do": "signal", "signal"}                   {"event": "exited", "round", "index", "status", …}
     {"do": "stop", "signal"}
     {"do": "terminate", "number"}                {"event": "empty", "number"}
     {"do": "kill", "number"}                     {"event": "empty", "number"}
@@ -40,7 +40,14 @@ from typing import Any, NoReturn
 
 from ..processes.ipc import Incoming, close_all, send
 from ..processes.prctl import become_subreaper
-from ..processes.tree import descendants, end_descendants, kill_all, signal_session
+from ..processes.tree import (
+    descendants,
+    end_descendants,
+    kill_all,
+    signal_handlers,
+    signal_parents,
+    signal_session,
+)
 from ..processes.worker_exec import NOT_EXECUTED, start_workers
 from .forkserver_host import ForkServerHost
 
@@ -72,6 +79,8 @@ class Spawner:
         """Process id → (round, index) of each worker that has not been reaped."""
         self._services: set[int] = set()
         """Workers to which only ``terminate`` and ``kill`` apply."""
+        self._parents: set[int] = set()
+        """Workers whose children have not received SIGTERM."""
         self._fork_server = ForkServerHost(self.send, self.released)
         self._killing = False
         self._watching = False
@@ -154,10 +163,11 @@ class Spawner:
             case "spawn":
                 self._spawn(request)
             case "signal":
-                self._signal(request["signal"])
+                for pid in self._workers.keys() - self._services:
+                    signal_handlers(pid, request["signal"], os.getpid())
             case "stop":
                 self._cancel(request["signal"])
-                self._signal(request["signal"])
+                self._stop(request["signal"])
             case "terminate":
                 self._watching = True
                 self._clearing = request["number"]
@@ -237,9 +247,12 @@ class Spawner:
             else:
                 self._send_exit(number, worker["index"], NOT_EXECUTED)
 
-    def _signal(self, number: int) -> None:
+    def _stop(self, number: int) -> None:
         for pid in self._workers.keys() - self._services:
-            signal_session(pid, number, os.getpid())
+            if number != signal.SIGTERM:
+                signal_session(pid, number, os.getpid())
+            elif signal_parents(pid, number, os.getpid()):
+                self._parents.add(pid)
 
     def _cancel(self, number: int) -> None:
         """Report workers that have not started as ended by the signal."""
@@ -249,8 +262,9 @@ class Spawner:
             if not worker["service"]:
                 self._send_exit(request["round"], worker["index"], -number)
 
-    def _send_exit(self, number: int, index: int, status: int) -> None:
-        self.send({"event": "exited", "round": number, "index": index, "status": status})
+    def _send_exit(self, number: int, index: int, status: int, *, spared: bool = False) -> None:
+        where = {"round": number, "index": index}
+        self.send({"event": "exited", **where, "status": status, "spared": spared})
 
     def _reap(self) -> None:
         while True:
@@ -264,7 +278,8 @@ class Spawner:
             if pid in self._workers:
                 self._services.discard(pid)
                 self._reaped_at = _now()
-                self._send_exit(*self._workers.pop(pid), code)
+                self._send_exit(*self._workers.pop(pid), code, spared=pid in self._parents)
+                self._parents.discard(pid)
             elif pid == self._fork_server.pid:
                 self._fork_server.reaped(code)
 

@@ -77,6 +77,8 @@ class WorkerGroup:
         self._workers = [_Worker() for _ in logs.workers]
         self._store: _Worker | None = None
         """The store process, where this node hosts one; the spawner's next index."""
+        self._has_spared = False
+        """Whether processes may be left that have not received SIGTERM."""
         self.programs: tuple[str, ...] = ()
         self.not_started: set[int] = set()
         """Local ranks whose program could not be executed; their exits are not reported again."""
@@ -169,12 +171,16 @@ class WorkerGroup:
             self.state = WorkerGroupState.RUNNING
 
     def exited(self, event: Exited) -> None:
-        """Record an exit; after the last one, the round is done, or its leftovers are killed."""
+        """Record an exit; after the last one, the round is done, or its leftovers are ended."""
         self._workers[event.local_rank].exit_code = event.exit_code
+        self._has_spared |= event.has_spared
         if self.alive:
             return
         if self.state is WorkerGroupState.STOPPING:
-            self.kill()
+            if self._has_spared:
+                self._spawner.terminate_all()
+            else:
+                self.kill()
         elif self.state is WorkerGroupState.RUNNING and not any(w.exit_code for w in self._workers):
             self.state = WorkerGroupState.DONE
 

@@ -110,7 +110,7 @@ TABLE: Final = {
     ),
     "SIGUSR1, SIGUSR2 to the agent": (
         "kill it; its workers keep running",
-        "are forwarded to the workers",
+        "are forwarded to the processes of the workers that handle them",
     ),
     "`--event-log-handler console`": (
         "includes `ASSIGN_WORKER_RANKS`",

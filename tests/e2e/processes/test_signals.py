@@ -169,3 +169,119 @@ def test_hosts_receives_signals_that_the_parent_blocked(ft):
     command.expect("started", 2)
     command.send(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
+
+
+USR1 = """
+import signal, subprocess, sys, torch
+from multiprocessing import get_context
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        return index
+
+if __name__ == "__main__":
+    caught = []
+    signal.signal(signal.SIGUSR1, lambda *_: caught.append("caught"))
+    helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
+    numbers = iter(loader)
+    next(numbers)
+    print("ready", flush=True)
+    while not caught:
+        signal.pause()
+    count = 1 + len(list(numbers))
+    helper.stdin.close()
+    print(*caught, "helper", helper.wait(), "batches", count)
+"""
+
+
+def test_sigusr1_reaches_only_processes_that_handle_it(ft):
+    """Not a helper, nor a DataLoader worker that is spawned."""
+    command = ft.start("--standalone", ft.script(USR1))
+    command.expect("^ready")
+    command.send(signal.SIGUSR1)
+    assert command.wait() == 0, command.stderr
+    assert "caught helper 0 batches 1000" in command.stdout
+
+
+HALF = """
+import os, pathlib, signal, sys, time
+done, is_first = pathlib.Path(sys.argv[1]), os.environ["RANK"] == "0"
+if is_first:
+    signal.signal(signal.SIGUSR1, lambda *_: done.touch())
+os.write(1, b"ready\\n")
+while not done.exists():
+    time.sleep(0.1)
+"""
+
+
+def test_a_worker_without_a_handler_survives_sigusr1(ft):
+    command = ft.start("--standalone", "--nproc-per-node", 2, ft.script(HALF), ft.folder / "done")
+    command.expect("^ready", 2)
+    command.send(signal.SIGUSR1)
+    assert command.wait() == 0, command.stderr
+
+
+LAST_STEP = """
+import os, signal, subprocess, sys, torch
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        return index
+
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+saves = "import signal, sys; signal.signal(15, lambda *_: sys.exit(print('helper saved')));"
+subprocess.Popen([sys.executable, "-c", saves + "print('helper', flush=True); signal.pause()"])
+loader = torch.utils.data.DataLoader(Numbers(), num_workers=2, prefetch_factor=1)
+for number in loader:
+    if number == 3:
+        print("ready", flush=True)
+        while not stop:
+            signal.pause()
+    if number == 20:  # the signal came earlier; this needs the processes of the loader
+        print("step ended", flush=True)
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        "",
+        "trap '' TERM; \"$@\"; true",  # ignores it
+        "trap 'sleep 0' TERM; \"$@\"; true",  # handles it when its command has ended
+        "\"$@\" & trap 'kill -TERM $!' TERM; wait; wait",  # forwards it
+    ],
+    ids=["no wrapper", "ignores", "handles", "forwards"],
+)
+def test_a_handler_of_sigterm_finishes_a_step_with_its_data_loader(ft, wrapper):
+    """The other child of the worker receives SIGTERM once the worker has ended."""
+    shell = ("sh", "-c", wrapper, "sh") if wrapper else ()
+    script = ft.script(LAST_STEP)
+    command = ft.start("--standalone", "--no-python", *shell, sys.executable, script)
+    command.expect("^helper")
+    command.expect("^ready")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM, command.stderr
+    assert "step ended" in command.stdout, command.stderr
+    assert "helper saved" in command.stdout
+    assert "Traceback" not in command.stderr
+
+
+def test_children_of_a_worker_that_ignore_sigterm_are_killed_in_time(ft):
+    script = ft.script(
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "subprocess.Popen(['sh', '-c', 'trap \"\" TERM; echo ready; while :; do sleep 1; done'])\n"
+        "while True: signal.pause()\n"
+    )
+    command = ft.start("--standalone", script)
+    command.expect("^ready")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    assert "left running still alive after 5 s: sending SIGKILL" in command.stderr
