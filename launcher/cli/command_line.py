@@ -197,7 +197,8 @@ class CommandLine:
     def split(self, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         """Return the flags in canonical form (``--flag``, ``--flag=value``), and the rest.
 
-        The rest begins at the first argument that is not a flag; a ``--`` before it is dropped.
+        The rest begins at the first argument that is not a flag. As with argparse, one ``--``
+        directly before it is dropped, or else one directly after it.
         """
         words: list[str] = []
         queue = list(reversed(argv))
@@ -206,6 +207,8 @@ class CommandLine:
             if word == "--":
                 break
             if word == "-" or not word.startswith("-"):
+                if queue and queue[-1] == "--":
+                    queue.pop()
                 queue.append(word)
                 break
             if word.startswith("--"):

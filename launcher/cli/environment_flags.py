@@ -87,6 +87,6 @@ def resulting_command(line: CommandLine, given: Given, rest: Sequence[str]) -> s
             f"{flag.spelling}={text}" if flag.takes_value else flag.spelling
             for text in (texts if flag.multiple else texts[-1:])
         ]
-    if rest and rest[0].startswith("-"):
+    if rest and (rest[0].startswith("-") or rest[1:2] == ("--",)):
         words.append("--")
     return join([*words, *rest])

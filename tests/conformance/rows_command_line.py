@@ -83,6 +83,14 @@ ARGUMENTS: Final = [
         words=("{script}", "--nnodes", "7", "a", "--", "-m", "", "a b", "--help", "é"),
     ),
     Row("a dash dash before the script", "argv", PAIR + "--", words=("{script}", "-x", "--", "y")),
+    Row("a dash dash after the script", "argv", PAIR, words=("{script}", "--", "--w=9", "--", "y")),
+    Row("two dash dashes after the script", "argv", PAIR, words=("{script}", "--", "--", "y")),
+    Row(
+        "a dash dash before and after the script",
+        "argv",
+        PAIR + "--",
+        words=("{script}", "--", "-y"),
+    ),
     Row(
         "local_rank in arguments",
         "local-rank-macro",

@@ -89,14 +89,18 @@ def test_an_ambiguous_prefix_is_refused_with_what_it_could_be(command: CommandLi
         (["--"], ()),
         (["--", "--module"], ("--module",)),
         (["--", "s", "--", "-m"], ("s", "--", "-m")),
-        (["s", "--", "-m"], ("s", "--", "-m")),
+        (["s", "--", "-m"], ("s", "-m")),
+        (["s", "--"], ("s",)),
+        (["s", "--", "--", "-m"], ("s", "--", "-m")),
+        (["s", "-v", "--", "-m"], ("s", "-v", "--", "-m")),
+        (["-", "--", "-m"], ("-", "-m")),
         (["s", "--help"], ("s", "--help")),
         (["-", "-m"], ("-", "-m")),
         (["", "-m"], ("", "-m")),
         (["--", "--", "s"], ("--", "s")),
     ],
 )
-def test_everything_from_the_script_on_is_left_alone(
+def test_arguments_of_the_script_are_kept_but_one_dash_dash_directly_after_it(
     command: CommandLine, argv: list[str], rest: tuple[str, ...]
 ) -> None:
     assert command.split(argv) == ([], rest)

@@ -279,6 +279,17 @@ def test_dry_run_alone_shows_what_variables_add(
     )
 
 
+def test_dry_run_shows_a_command_that_is_read_the_same(
+    script: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A dash dash directly after the script is dropped, a second one is not."""
+    with pytest.raises(SystemExit):
+        parse(["--dry-run", "--nnodes=1", script, "--", "--", "-x"], {})
+    shown = capfd.readouterr().out
+    assert shown == "ft-run --nnodes=1 -- train.py -- -x\n"
+    assert launch(shown.split()[1:], {}).script_args == ("--", "-x")
+
+
 def test_dry_run_refuses_what_a_run_would(script: str) -> None:
     with pytest.raises(UsageError):
         parse(["--dry-run", "--standalone", "--nnodes=2", script], {})
