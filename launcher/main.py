@@ -114,9 +114,9 @@ def _run(options: "Options") -> int:
     if isinstance(options, MasterOptions):
         from .commands.master import run_master
 
-        quiet_grpc()
+        _prepare_grpc()
         return run_master(options)
-    quiet_grpc()
+    _prepare_grpc()
     if isinstance(options, StacksOptions):
         from .commands.stacks import show_stacks
 
@@ -124,6 +124,13 @@ def _run(options: "Options") -> int:
     from .commands.status import show_status
 
     return show_status(options)
+
+
+def _prepare_grpc() -> None:
+    from .machine.shortage import require_grpc_threads
+
+    quiet_grpc()
+    require_grpc_threads()
 
 
 def _launch_with_json(options: "LaunchOptions") -> int:

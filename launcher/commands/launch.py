@@ -19,7 +19,7 @@ from ..history.recorder import Recorder, attempt_of
 from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import RelayClient
 from ..machine.nvml import has_driver
-from ..machine.shortage import too_few_files
+from ..machine.shortage import require_grpc_threads, too_few_files
 from ..machine.worker_count import WorkerCount, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
 from ..processes.tree import require_own_proc
@@ -79,6 +79,8 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
             from ..agent.run import run_node
 
         startup.quiet_grpc()
+        if rendezvous.endpoint is not None:
+            require_grpc_threads()
         node = run_node(
             options,
             plan.count,

@@ -1,11 +1,20 @@
 """Explains why the kernel refuses a process or file: what to raise."""
 
 import errno
+import os
 import resource
+import threading
+from pathlib import Path
 from typing import Final
+
+from ...errors import NoProcessError
+from .cgroups import own_directory, read_text
 
 LEAST_FILES = 32
 """The open files that an agent with one worker needs, with a reserve."""
+
+_GRPC_THREADS = 4
+"""The threads of gRPC, besides one per CPU (4 to 16), and one for a name server."""
 
 _SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
@@ -31,10 +40,44 @@ def no_process(error: OSError) -> str:
 def explained(error: OSError) -> str:
     """Return the text of a kernel error, with what to raise if a limit was exceeded."""
     remedy = _REMEDIES.get(error.errno or 0, "")
+    if error.errno == errno.EAGAIN and (pids := _most_pids()):
+        remedy = remedy.replace("the container", f"the container (now {pids})")
     if error.errno == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         remedy = f"; a process may have {limit} open files here: raise ulimit -n"
     return f"{error.strerror}{remedy}"
+
+
+def require_grpc_threads() -> None:
+    """Check that gRPC can start its threads: it aborts the process without a message if not.
+
+    Raises:
+        NoProcessError: If the kernel refuses a thread.
+    """
+    needed = _GRPC_THREADS + min(max(os.cpu_count() or 1, 4), 16)
+    done = threading.Event()
+    threads: list[threading.Thread] = []
+    try:
+        for _ in range(needed):
+            thread = threading.Thread(target=done.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError:
+        reason = explained(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+        raise NoProcessError(
+            f"connections need {needed} threads, and {len(threads)} can be started: {reason}."
+        ) from None
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def _most_pids() -> str:
+    """Return the limit on processes and threads of this process's own cgroup; empty if none."""
+    folder = own_directory(Path("/"), "pids")
+    limit = read_text(folder / "pids.max").strip() if folder is not None else ""
+    return limit if limit.isdecimal() else ""
 
 
 def too_few_files() -> str | None:

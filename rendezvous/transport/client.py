@@ -102,6 +102,9 @@ class GrpcLink:
         """Whether the present stream has received a message."""
         self._over = False
         """Whether a verdict or refusal has arrived, or this side closes: no reconnection."""
+        # Between two connections gRPC would end its threads, and abort the process if it cannot
+        # start them again. It keeps them while there is a channel; this one never connects.
+        self._idle = grpc.aio.insecure_channel("unix:/nowhere")
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -116,6 +119,7 @@ class GrpcLink:
         if self._outbox is not None:
             self._outbox.put_nowait(None)
             await asyncio.wait([self._task], timeout=_CLOSE_S)
+        await self._idle.close()
         self._task.cancel()
         await asyncio.wait([self._task])  # ``_ended`` has reported an internal error
 

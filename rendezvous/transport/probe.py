@@ -27,7 +27,10 @@ async def why_unreachable(endpoint: Endpoint) -> str | None:
     try:
         # A name server that does not answer must not delay the end of the process.
         resolved = in_daemon_thread(lambda: _resolve(endpoint))
-        addresses = await asyncio.wait_for(resolved, _LIMIT_S)
+        try:
+            addresses = await asyncio.wait_for(resolved, _LIMIT_S)
+        except OSError:  # no thread can be started: gRPC has its own, and will try
+            return None
         tasks = [asyncio.create_task(_connect(*one)) for one in addresses]
         for next_one in asyncio.as_completed(tasks, timeout=_LIMIT_S):
             if (reason := await next_one) is None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 TOO_MANY = "Too many open files; a process may have 32 open files here: raise ulimit -n"
 NO_PROCESS = (
     r"no process can be made: Resource temporarily unavailable; there are too many processes and "
-    r"threads: raise pids\.max of the container, ulimit -u, or .* of this host"
+    r"threads: raise pids\.max of the container( \(now \d+\))?, ulimit -u, or .* of this host"
 )
 WAITING = "import threading\nthreading.Event().wait()\n"
 
@@ -85,6 +86,60 @@ def test_a_launcher_that_gets_no_process_at_all(ft: "Launcher", cgroup: Path) ->
     command = ft.run("--standalone", ft.script(WAITING), program=enter)
     assert command.process.returncode == 1
     assert re.fullmatch(rf"ft-run: error: {NO_PROCESS}\.\n", command.stderr)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("limit", range(3, 11))
+def test_limit_without_room_for_the_threads_of_grpc_is_named(
+    ft: "Launcher", cgroup: Path, free_port: int, limit: int
+) -> None:
+    (cgroup / "pids.max").write_text(str(limit))
+    enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', *ft.program)
+    options = ("--nnodes", 1, "--rdzv-endpoint", f"localhost:{free_port}", "--rdzv-id", ft.mark)
+    command = ft.run(*options, "--no-python", "true", program=enter)
+    assert command.process.returncode == 1
+    assert f"raise pids.max of the container (now {limit})" in command.stderr
+    assert "Traceback" not in command.stderr
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "command", [("master", "--bind"), ("status",), ("stacks",)], ids=lambda words: words[0]
+)
+def test_other_commands_name_the_limit_on_threads(
+    ft: "Launcher", cgroup: Path, free_port: int, command: tuple[str, ...]
+) -> None:
+    (cgroup / "pids.max").write_text("3")
+    enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', *ft.program)
+    ended = ft.run(*command, f"localhost:{free_port}", program=enter)
+    assert ended.process.returncode == 1
+    assert re.fullmatch(
+        r"ft-run: error: connections need \d+ threads, and 2 can be started: Resource temporarily "
+        r"unavailable; .* raise pids\.max of the container \(now 3\), .*\n",
+        ended.stderr,
+    )
+
+
+@pytest.mark.root
+def test_agent_reconnects_when_its_workers_have_used_up_the_limit(
+    ft: "Launcher", cgroup: Path, free_port: int
+) -> None:
+    """gRPC keeps its threads between two connections: it could not start them again."""
+    master = ft.start("master", "--bind", f"127.0.0.1:{free_port}")
+    master.expect("listening")
+    enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', *ft.program)
+    gate = ft.folder / "gate"
+    wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.1)"
+    options = ("--nnodes", 1, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
+    node = ft.start(*options, ft.script(wait), gate, program=enter)
+    node.expect("round=0 .*started")
+    master.send(signal.SIGKILL)
+    node.expect("no connection to the master")
+    (cgroup / "pids.max").write_text("4")  # agent, guard, spawner, worker: more are not ended
+    ft.start("master", "--bind", f"127.0.0.1:{free_port}")
+    node.expect("reconnected to the master")
+    gate.touch()
+    assert node.wait() == 0
 
 
 def test_what_ran_out_may_be_there_again_and_is_no_usage_error(ft: "Launcher") -> None:
