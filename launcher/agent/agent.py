@@ -482,8 +482,11 @@ class Agent:
         spare = (relay.pid if relay is not None else None, self._saves.pid)
         await kill_orphans(spare=spare)
         self._workers.forget()
-        sentence = "the spawner process was killed, and the workers with it; nothing was left"
-        self._live(SpawnerLostError(f"{sentence} running on this node."))
+        sentence = (
+            "the spawner process was killed or did not respond, and the workers were killed with "
+            "it; nothing was left running on this node."
+        )
+        self._live(SpawnerLostError(sentence))
 
     # --- leaving and the end -----------------------------------------------------------------
 

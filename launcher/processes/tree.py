@@ -4,6 +4,7 @@ The import of psutil would cost more memory and time than the spawner may use.
 """
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterable
@@ -86,6 +87,25 @@ def is_zombie(pid: int) -> bool:
             return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
     except OSError:
         return True
+
+
+def exits_within(pid: int, seconds: float) -> bool:
+    """Wait for a process; return whether it has exited."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:  # the kernel has no pidfds (before 5.3), or no file is left
+        end = time.monotonic() + seconds
+        while not is_zombie(pid) and time.monotonic() < end:
+            time.sleep(_KILL_AGAIN_S)
+        return is_zombie(pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(fd)
 
 
 def processor_ticks(pid: int) -> int:

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -12,10 +14,22 @@ from ...events.preload import PreloadSource, PreloadState
 from ...values import dataclass, field
 from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send
-from ..processes.tree import descendants, family, is_zombie, kill_all
+from ..processes.tree import (
+    descendants,
+    exits_within,
+    family,
+    is_zombie,
+    kill_all,
+)
 from ..processes.worker_exec import explained
 from ..processes.worker_watch import WorkerWatch
-from .guard import guard_main
+from .exits import ExitWatch, Key
+from .guard import MOST_S, guard_main
+
+_SEND_S = 5.0
+"""The time that the spawner has to read messages when the buffer of the socket is full."""
+_STUCK_S = 0.5
+"""The time between two looks at the guard, which ends within milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +168,7 @@ class SpawnerClient:
         """The number of requests for ``Empty``; answers to earlier requests are ignored."""
         self.preloading = False
         """Whether workers wait for modules that are being imported."""
+        self._exits = ExitWatch(self._thaw, self._report_exit)
         self._on_event: Callable[[SpawnerEvent], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -276,7 +291,22 @@ class SpawnerClient:
         self._channel.close()
         with suppress(ProcessLookupError, ChildProcessError):  # reaped as an unknown child
             os.kill(self.pid, signal.SIGCONT)  # the guard ensures that the spawner ends
-            os.waitpid(self.pid, 0)
+            self._reap_guard()
+
+    def _reap_guard(self) -> None:
+        """Wait for the end of the guard; kill it if a debugger or a frozen cgroup stops it.
+
+        Raises:
+            ChildProcessError: If it was reaped as an unknown child.
+        """
+        end = time.monotonic() + MOST_S
+        while not exits_within(self.pid, _STUCK_S) and time.monotonic() < end:
+            if all(map(is_zombie, descendants(self.pid))):
+                break  # there is nothing left to guard
+        if not is_zombie(self.pid):
+            kill_all([self.pid, *descendants(self.pid)])
+            exits_within(self.pid, _STUCK_S)  # not if it is frozen: it dies when it is thawed
+        os.waitpid(self.pid, os.WNOHANG)  # a debugger that still traces it reaps it first
 
     def left(self) -> list[int]:
         """Return the living processes that are workers or descendants of workers."""
@@ -301,11 +331,13 @@ class SpawnerClient:
     def _send(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
         # The spawner reads at once, so a blocking write is short. It cannot deadlock, because the
         # messages of the spawner are small and fit the socket's buffer.
-        self._channel.setblocking(True)
+        self._channel.settimeout(_SEND_S)
         try:
             send(self._channel, request, fds)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the reader reports its end
+        except TimeoutError:
+            self.give_up()  # a debugger or a frozen cgroup stops it
         finally:
             self._channel.setblocking(False)
 
@@ -317,6 +349,7 @@ class SpawnerClient:
             return
         if events is None:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._exits.close()
             self._spawner_pid = 0
             self._on_event(SpawnerGone())
             return
@@ -327,11 +360,23 @@ class SpawnerClient:
             if message["event"] == "empty" and message["number"] != self._clearings:
                 continue
             event = _parse(message)
+            if isinstance(event, Spawned):
+                limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+                for index, pid in enumerate(event.pids):
+                    self._exits.started((event.round, index), pid, limit)
+            match event:
+                case Exited(number, index) if not self._exits.reported((number, index)):
+                    continue  # it was reported while the spawner was stopped
             if isinstance(event, ForkServerEvent):
                 self._fork_server_pid = event.pid
                 loads = event.state in (PreloadState.LOADING, PreloadState.STALE)
                 self.preloading = loads and not message["in_background"]
             self._on_event(event)
+
+    def _report_exit(self, key: Key, exit_code: int) -> None:
+        """Report an exit that the spawner has not reported."""
+        if self._exits.reported(key) and self._on_event is not None:
+            self._on_event(Exited(*key, exit_code))
 
 
 def _parse(event: dict[str, object]) -> SpawnerEvent:

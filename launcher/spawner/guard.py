@@ -26,6 +26,8 @@ NAME = "ftrun-guard"
 
 _SPAWNER_S = ORPHANS_S + 5.0
 """The time that the spawner has to end the remaining processes after the agent's exit."""
+MOST_S = _SPAWNER_S + ORPHANS_S
+"""The maximum time from the agent's exit to that of the guard."""
 
 
 def guard_main(channel: socket.socket) -> NoReturn:

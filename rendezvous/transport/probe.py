@@ -29,6 +29,8 @@ async def why_unreachable(endpoint: Endpoint) -> str | None:
         resolved = in_daemon_thread(lambda: _resolve(endpoint))
         try:
             addresses = await asyncio.wait_for(resolved, _LIMIT_S)
+        except asyncio.TimeoutError:  # an OSError since Python 3.11
+            raise
         except OSError:  # no thread can be started: gRPC has its own, and will try
             return None
         tasks = [asyncio.create_task(_connect(*one)) for one in addresses]
