@@ -37,6 +37,16 @@ class CheckpointFailed(Event):
         return f"checkpoint of step {self.step} not saved: {self.reason}{has}"
 
 
+class CheckpointNotRemoved(Event):
+    """An old checkpoint, beyond the number to keep, could not be removed."""
+
+    reason: str
+
+    name = "checkpoint.not_removed"
+    severity = Severity.WARNING
+    line = "an old checkpoint could not be removed: {reason}"
+
+
 class SnapshotUnsaved(Event):
     """The newest snapshot was not written before the job ended, or this node left."""
 

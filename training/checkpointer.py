@@ -14,6 +14,7 @@ from .checkpoints.generators import GENERATORS, Generators
 from .checkpoints.intervals import Interval, time_s
 from .checkpoints.rank_state import RECORD, RankRecord, RankState
 from .checkpoints.rank_values import SLOT_KEY
+from .checkpoints.reading import CorruptCheckpointError
 from .checkpoints.saving import Checkpoints
 from .checkpoints.snapshot_manager import SnapshotManager, StepReport
 from .checkpoints.state import State
@@ -107,7 +108,7 @@ class Checkpointer:
             destination = Destination(self._folder.folder, keep, at_breakpoint=at_breakpoint)
             self._snapshots.request_memory(destination)
             self._checkpoints.saver = self._snapshots.saver
-        if self._checkpoint_every and self._snapshots.is_first_round:
+        if self._checkpoint_every and self._snapshots.resume_step < 0:
             self._folder.check()
         self._notice = find_notice(rank, will_save=True)
         self._tuning = loader_settings.page()
@@ -161,29 +162,8 @@ class Checkpointer:
 
     @activity("restoring")
     def _restore(self) -> int:
-        done, source, newest, error = -1, "snapshot", -1, None
-        try:
-            newest = self._folder.newest(cleans=self._snapshots.is_first_round)
-            self._checkpoints.newest = newest
-        except RuntimeError as found:
-            error = found
         offered = self._snapshots.resume_step
-        if offered >= max(newest, 0) and self._snapshots.restore(offered):
-            done = offered
-        if error is not None:
-            if done < 0:
-                raise error
-            if self._ranks.rank == 0:
-                log(str(error))
-        if done < 0:
-            self._snapshots.clear()
-            if newest >= 0:
-                self._folder.load(
-                    newest,
-                    self._state,
-                    lambda nested: self._rank_state.select(nested, newest, compares=False),
-                )
-            done, source = max(newest, 0), "checkpoint"
+        done, source = self._load_newest(offered)
         if self._ranks.rank == 0 and done:
             log(f"resuming from the {source} of step {done}")
         elif self._ranks.rank == 0 and offered > 0:
@@ -198,6 +178,48 @@ class Checkpointer:
         self._snapshot_every.restart(done, now)
         self._checkpoint_every.restart(done, now)
         return done
+
+    def _load_newest(self, offered: int) -> tuple[int, str]:
+        """Load the newest snapshot or checkpoint that is not damaged.
+
+        Args:
+            offered: step of the snapshot that all ranks have, -1 if there is none.
+
+        Returns:
+            The number of completed steps, and where they were found.
+        """
+        has_snapshot = offered >= 0
+        while True:
+            newest, error = -1, None
+            try:
+                newest = self._folder.newest(cleans=self._snapshots.is_first_round)
+            except RuntimeError as found:
+                error = found
+            self._checkpoints.newest = newest
+            if has_snapshot and offered >= newest:
+                if self._snapshots.restore(offered):
+                    if error is not None and self._ranks.rank == 0:
+                        log(str(error))
+                    return offered, "snapshot"
+                has_snapshot = False
+            if error is not None:
+                raise error
+            try:
+                if newest >= 0:
+                    self._folder.load(
+                        newest,
+                        self._state,
+                        lambda nested: self._rank_state.select(nested, newest, compares=False),  # noqa: B023 - called at once
+                        job_began=self._snapshots.job_began,
+                    )
+            except CorruptCheckpointError as found:
+                self._state.forget_initialised()
+                self._folder.set_aside(newest, str(found))
+                continue
+            self._snapshots.clear()
+            if self._checkpoint_every and offered >= 0:  # without a snapshot it was checked before
+                self._folder.check()
+            return max(newest, 0), "checkpoint"
 
     def step(self, number: int) -> None:
         """Mark a step as done; take a snapshot and write a checkpoint if they are due.

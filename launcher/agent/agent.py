@@ -165,7 +165,7 @@ class Agent:
         self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
 
         # What is kept from one round to the next.
-        self._saves = Saves(self._event)
+        self._saves = Saves(self._event, options.rendezvous.job_id)
         self._snapshots = HeldSnapshots(size, self._saves, options.snapshot_replicas)
         self._tuning = Tuning(starter.tune_file, self._event, self._new_trials())
         self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)

@@ -3,7 +3,7 @@
 The saver with rank 0's shard prepares the folder and then writes a marker; the others write only
 after that, so that no saver removes another's files or changes a visible checkpoint. Each saver
 then writes a marker with the digests of its durable files, or with its error. When the files of all
-ranks are durable, the first saver makes the checkpoint visible, which removes the markers.
+ranks are durable, the first saver makes the checkpoint visible and removes the markers.
 """
 
 import json
@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any
 
+from ...training.checkpoints.record import Checksum
 from ...training.checkpoints.storage import Storage
 from .order import WriteOrder, file_rank
 
@@ -60,10 +61,19 @@ class Coordination:
             self._write_mark(_BEGUN, {})
         self._wait({0}, lambda: {0} if _BEGUN in self._marks else set())
 
-    def report_written_files(self, digests: Mapping[int, str], count: int) -> None:
+    def report_written_files(
+        self, digests: Mapping[int, str], count: int, checksums: Mapping[str, list[Checksum]]
+    ) -> None:
         """Report that the files of this node are durable."""
         known = {str(rank): digest for rank, digest in digests.items()}
-        self._write_mark(self._name, {"digests": known, "bytes": count})
+        mark = {"digests": known, "bytes": count, "checksums": checksums}
+        self._write_mark(self._name, mark)
+
+    def end(self) -> None:
+        """Remove the markers: the checkpoint is visible."""
+        if not self._order.is_whole:
+            with suppress(Exception):  # they are removed when they are old
+                self._storage.unmark(self._order.step, self._order.attempt)
 
     def report_failure(self, words: str, make_room: Callable[[], object] = lambda: None) -> str:
         """Report that this node failed; return the reason to show.
@@ -93,8 +103,8 @@ class Coordination:
                 time.sleep(pause_s)  # other nodes fail too, and free space
         return words
 
-    def wait_for_others(self, digests: Sequence[str]) -> int:
-        """Wait until the files of all ranks are durable; return their size in bytes.
+    def wait_for_others(self, digests: Sequence[str]) -> tuple[int, dict[str, list[Checksum]]]:
+        """Wait until the files of all ranks are durable; return their size and their checksums.
 
         Raises:
             IncompleteCheckpointError: a node failed, does not respond, or has other layouts.
@@ -102,7 +112,9 @@ class Coordination:
         self._wait(set(range(self._order.ranks)), lambda: self._written().keys())
         if [digest for _, digest in sorted(self._written().items())] != [*digests]:
             raise IncompleteCheckpointError(NOT_AGREED)
-        return sum(mark.get("bytes", 0) for mark in self._marks.values())
+        marks = self._marks.values()
+        checksums = {name: of for mark in marks for name, of in mark.get("checksums", {}).items()}
+        return sum(mark.get("bytes", 0) for mark in marks), checksums
 
     def _written(self) -> dict[int, str]:
         """Return the layout digests of the durable files, by rank."""

@@ -17,6 +17,8 @@ class WriteOrder:
     buffers are sent with the order. The layout of rank 0's shard includes the metadata."""
     attempt: str
     """Distinguishes writers of the same step; the same on all nodes that write it together."""
+    job: str = ""
+    """ID of the job."""
     unless_newer: bool = False
     """Write nothing if there is a checkpoint of this step or a newer one."""
     pages: int = 0
@@ -69,3 +71,5 @@ class WriteResult:
     bytes: int = 0
     """Size of all files; 0: nothing was written, or another node makes it visible."""
     seconds: float = 0.0
+    warning: str = ""
+    """Why an old checkpoint could not be removed, empty if all were."""

@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
 
-from ...events.checkpoints import CheckpointFailed, CheckpointWritten, SnapshotUnsaved
+from ...events.checkpoints import (
+    CheckpointFailed,
+    CheckpointNotRemoved,
+    CheckpointWritten,
+    SnapshotUnsaved,
+)
 from ...events.event import Event
 from ...training.worker import snapshot_page as page
 from .client import SaverClient
@@ -47,24 +52,35 @@ class NodeShards(NamedTuple):
         """Completed steps."""
         return self.shards[0].entry.step
 
-    def order(self, *, pages: int = 0, is_last: bool = False) -> WriteOrder:
+    def order(self, job: str = "", *, pages: int = 0, is_last: bool = False) -> WriteOrder:
         """Return the order to write them.
 
         Args:
+            job: ID of the job.
             pages: number of pages in which the saver counts progress.
             is_last: it is the checkpoint at the end of the job, unless a newer one exists.
         """
         entries = tuple(shard.entry for shard in self.shards)
         attempt = self.attempt or f"{entries[0].rank}-{entries[0].generation}"
-        return WriteOrder(self.destination, entries, attempt, unless_newer=is_last, pages=pages)
+        return WriteOrder(
+            self.destination, entries, attempt, job, unless_newer=is_last, pages=pages
+        )
 
 
 class Saves:
     """Writes checkpoints with the saver of this node, one at a time."""
 
-    def __init__(self, report: Callable[[Event], None]) -> None:
-        self._report = report
+    def __init__(self, report: Callable[[Event], None], job: str = "") -> None:
+        """Start no process yet.
+
+        Args:
+            report: called with events.
+            job: ID of the job.
+        """
+        self._report, self._job = report, job
         self._saver = SaverClient()
+        self._warned = ""
+        """The last warning about an old checkpoint."""
         self._writing: asyncio.Task[None] | None = None
         self._is_distributed = False
         """Whether several nodes write the current or last checkpoint."""
@@ -136,7 +152,7 @@ class Saves:
         files: ExitStack,
     ) -> None:
         step, written = snapshot.step, None
-        order = snapshot.order(pages=len(fds) - len(snapshot.shards))
+        order = snapshot.order(self._job, pages=len(fds) - len(snapshot.shards))
         try:
             written = await self._saver.write(order, fds)
         finally:
@@ -147,6 +163,7 @@ class Saves:
             elif order.is_first:
                 self.note(step)
                 self._report(_written(step, written))
+            self._warn(written)
             ended(written.error)
 
     async def conclude(self, limit_s: float, snapshot: NodeShards | None) -> None:
@@ -171,7 +188,7 @@ class Saves:
         step = snapshot.step
         if step <= self._newest:
             return  # other nodes find it on the storage
-        order = snapshot.order(is_last=True)
+        order = snapshot.order(self._job, is_last=True)
         writing = asyncio.ensure_future(
             self._saver.write(order, [one.fd for one in snapshot.shards])
         )
@@ -180,6 +197,13 @@ class Saves:
             self._report(SnapshotUnsaved(step, written.error))
         elif written.bytes:
             self._report(_written(step, written, is_last=True))
+        self._warn(written)
+
+    def _warn(self, written: WriteResult) -> None:
+        """Report an old checkpoint that could not be removed, once."""
+        if written.warning and written.warning != self._warned:
+            self._warned = written.warning
+            self._report(CheckpointNotRemoved(written.warning))
 
     def close(self) -> None:
         """End the saver, whatever it is doing."""

@@ -6,15 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from ...training.checkpoints import record
 from ...training.checkpoints.layout import Description, digest, unpacked
-from ...training.checkpoints.storage import (
-    METADATA,
-    Storage,
-    file_of,
-    of_bytes,
-    one_line,
-    open_storage,
-)
+from ...training.checkpoints.storage import METADATA, Storage, file_of, of_bytes, one_line
+from ...training.checkpoints.stores import open_storage
 from ...training.worker import snapshot_page as page
 from .coordination import NOT_AGREED, PEER_TIMEOUT_S, Coordination, IncompleteCheckpointError
 from .order import WriteOrder, WriteResult, file_rank
@@ -31,7 +26,7 @@ def write(
     """Write a checkpoint, or this node's shards of it, or report ``order.given_up``."""
     begun = time.monotonic()
     try:
-        storage = open_storage(order.destination.folder)
+        storage = open_storage(order.destination.folder, record.tag_of(order.job))
         path = storage.path(order.step)
         if order.given_up:
             Coordination(storage, order, timeout_s).report_failure(order.given_up)
@@ -39,10 +34,10 @@ def write(
         if order.unless_newer and max(storage.steps(), default=-1) >= order.step:
             return WriteResult("", path)
         peers = Coordination(storage, order, timeout_s, tick)
-        count = _write(order, fds, storage, peers, tick)
+        count, warning = _write(order, fds, storage, peers, tick)
     except Exception as error:  # whatever a file system of fsspec raises
         return WriteResult(one_line(error) or type(error).__name__)
-    return WriteResult("", path, count, time.monotonic() - begun)
+    return WriteResult("", path, count, time.monotonic() - begun, warning)
 
 
 def _write(
@@ -51,8 +46,13 @@ def _write(
     storage: Storage,
     peers: Coordination,
     tick: Callable[[], object],
-) -> int:
-    """Write a checkpoint; return its size in bytes, 0 if another node makes it visible."""
+) -> tuple[int, str]:
+    """Write a checkpoint, or this node's part of it.
+
+    Returns:
+        The size of the checkpoint in bytes, 0 if another node makes it visible; and why an old
+        checkpoint could not be removed, or an empty string.
+    """
     draft, has_begun = storage.draft(order.step, order.attempt), False
 
     def abandon() -> None:
@@ -74,17 +74,23 @@ def _write(
         has_begun = True
         for file in files:
             _put(storage, draft, file, tick)
-        peers.report_written_files(digests, sum(file.entry.data_bytes for file in files))
+        checksums = {file_of(file_rank(file.entry)): _checksums(file, tick) for file in files}
+        count = sum(file.entry.data_bytes for file in files)
+        peers.report_written_files(digests, count, checksums)
         if not order.is_first:
-            return 0
-        count = peers.wait_for_others(agreed)
+            return 0, ""
+        count, checksums = peers.wait_for_others(agreed)
+        checksums[METADATA] = record.checksums(memoryview(metadata), [len(metadata)])
+        known = record.record_of(order.job, order.attempt, checksums)
+        storage.put(draft, record.NAME, of_bytes(known))
         storage.put(draft, METADATA, of_bytes(metadata))
-        storage.publish(order.step, draft, order.destination.keep)
+        warning = storage.publish(order.step, draft, order.destination.keep)
+        peers.end()
     except Exception as error:
         words = peers.report_failure(one_line(error), abandon)
         abandon()
         raise IncompleteCheckpointError(words) from error
-    return len(metadata) + count
+    return len(metadata) + len(known) + count, warning
 
 
 class _File(NamedTuple):
@@ -108,6 +114,15 @@ def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
         buffer = mmap.mmap(fd, entry.data_bytes + entry.layout_bytes)
         files.append(_File(entry, buffer, *unpacked(buffer[entry.data_bytes :])))
     return files
+
+
+def _checksums(file: _File, tick: Callable[[], object]) -> list[record.Checksum]:
+    """Return the checksums of the values in a file."""
+    data = memoryview(file.buffer)[: file.entry.data_bytes]
+    ends = [start + length for _, start, length, *_ in file.items]
+    found = record.checksums(data, ends)
+    tick()
+    return found
 
 
 def _put(storage: Storage, draft: str, file: _File, tick: Callable[[], object]) -> None:

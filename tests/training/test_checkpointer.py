@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +23,9 @@ from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer, checkpointer
 from ft_run.training.checkpoints import late_copy, storage_timeout
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
+from ft_run.training.checkpoints.record import tag_of
 from ft_run.training.checkpoints.replicas import Replicas
+from ft_run.training.checkpoints.storage import OLD_S
 from ft_run.training.ranks import PendingMaximum, Ranks
 from ft_run.training.worker import preemption
 from ft_run.training.worker import snapshot_page as page
@@ -502,13 +505,19 @@ def test_a_thousand_snapshots_leave_nothing_behind(tmp_path: Path, memory: Given
     assert after[3] < objects + 1000
 
 
-def test_what_a_crash_left_is_cleaned(tmp_path: Path) -> None:
+def test_what_a_crash_left_is_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of another job only when nothing was written to them for an hour."""
     for name in (".step-00000004.writing", ".step-00000002.removing", "mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     (tmp_path / ".latest.writing").touch()
+    for path in sorted(tmp_path.rglob("*"), reverse=True):
+        os.utime(path, (0, time.time() - OLD_S - 60))
+    for name in ("new", f"{tag_of('this job')}-1"):
+        (tmp_path / f".step-00000004.{name}.writing").mkdir()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this job")
     assert Script(tmp_path, checkpoint_every=None).train(1).resumed_at == 0
-    assert os.listdir(tmp_path) == ["mine"]
+    assert sorted(os.listdir(tmp_path)) == [".step-00000004.new.writing", "mine"]
 
 
 @contextmanager

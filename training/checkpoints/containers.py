@@ -9,6 +9,7 @@ import io
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 from .late_copy import local
+from .local_storage import FilePart
+from .record import Checksum
 
 ALIGNMENT = 64
 """Of each archive, as torch aligns the data in it."""
@@ -62,6 +65,7 @@ def write_values(
     written: Callable[[], object] = lambda: None,
     *,
     room: memoryview | None = None,
+    checksums: list[Checksum] | None = None,
 ) -> list[Item]:
     """Write the values of a plan from the start of a file; return their positions.
 
@@ -72,11 +76,12 @@ def write_values(
         written: called after each write.
         room: memory at least as large as each tensor. The bytes of tensors are then left out, if
             this torch can: the caller writes them afterwards.
+        checksums: list to which the checksum of each value is added; not with ``room``.
 
     Raises:
         OSError: a write failed.
     """
-    sink = _Sink(file, written)
+    sink = _Sink(file, written, checksums)
     items: list[Item] = []
     for write in plan.items:
         sink.write(bytes(-sink.count % ALIGNMENT))
@@ -86,6 +91,7 @@ def write_values(
             data = serialized(value)
             sink.write(pad(data, len(data) + min(len(data) // 4 + 256, _COMMENT_MAX)))
             items.append(Item(path, start, sink.count - start, "", (), 0))
+            sink.end_value()
             continue
         tensor = _alike(local(value), room) if room is not None else _on_host(local(value))
         try:
@@ -95,6 +101,7 @@ def write_values(
             raise sink.error or error from error  # torch hides the cause, e.g. a full disk
         dtype = str(tensor.dtype).removeprefix("torch.")
         items.append(Item(path, start, sink.count - start, dtype, tuple(tensor.shape), 0))
+        sink.end_value()
     return items
 
 
@@ -115,12 +122,16 @@ def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
 class _Sink:
     """A file that is written in small pieces; torch also skips bytes in it."""
 
-    def __init__(self, file: Any, written: Callable[[], object]) -> None:
-        self._file, self._written = file, written
+    def __init__(
+        self, file: Any, written: Callable[[], object], checksums: list[Checksum] | None
+    ) -> None:
+        self._file, self._written, self._checksums = file, written, checksums
         self.count = 0
         """Bytes written."""
         self.error: OSError | None = None
         """The error of the last write."""
+        self._checksum = 0
+        """Checksum of the bytes since the end of the previous value."""
 
     def write(self, data: "bytes | memoryview") -> int:
         view = memoryview(data)
@@ -132,7 +143,15 @@ class _Sink:
             self.error = error
             raise
         self.count += len(view)
+        if self._checksums is not None:
+            self._checksum = zlib.crc32(view, self._checksum)
         return len(view)
+
+    def end_value(self) -> None:
+        """Add the checksum of a value that was written."""
+        if self._checksums is not None:
+            self._checksums.append((self.count, self._checksum))
+        self._checksum = 0
 
     def seek(self, count: int, whence: int) -> None:
         """Leave out bytes, for ``skip_data``."""
@@ -167,38 +186,9 @@ def with_data_start(item: Item, file: Any) -> Item:
     """Return an item with ``data_start``, looked up in a readable file."""
     if not item.dtype or 0 in item.shape:
         return item._replace(data_start=item.start if item.dtype else 0)
-    with zipfile.ZipFile(_Slice(file, item.start, item.length)) as container:
+    with zipfile.ZipFile(FilePart(file, item.start, item.length)) as container:
         (entry,) = [one for one in container.infolist() if one.filename.endswith("/data/0")]
     header = item.start + entry.header_offset
     file.seek(header)
     name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     return item._replace(data_start=int(header + _LOCAL_HEADER.size + name + extra))
-
-
-class _Slice(io.RawIOBase):
-    """A readable part of a file."""
-
-    def __init__(self, file: Any, start: int, length: int) -> None:
-        self._file, self._start, self._length, self._at = file, start, length, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self._length - self._at))
-        self._file.seek(self._start + self._at)
-        data: bytes = self._file.read(count)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)

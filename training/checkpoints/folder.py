@@ -1,24 +1,30 @@
 """Reads and writes the checkpoints of a job, all ranks together."""
 
 import os
-import warnings
+import secrets
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from math import inf
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from ..ranks import Ranks
+from ..worker.log import log
+from . import record
 from .containers import Item, write_values
 from .metadata import Offsets, metadata_of, offsets_of
+from .reading import CheckpointReader, CorruptCheckpointError
+from .record import Checksum
 from .state import Select, State, put
-from .storage import METADATA, file_of, is_url, of_bytes, one_line, open_storage
+from .storage import METADATA, file_of, of_bytes, one_line
 from .storage_timeout import StorageThread, StorageTimeout
+from .stores import is_url, open_storage
 
 _CUDA: Any = torch.cuda
 """Untyped: the stubs differ between builds of torch."""
@@ -45,8 +51,13 @@ class CheckpointFolder:
         self.folder = os.fspath(folder) if is_url(os.fspath(folder)) else os.path.abspath(folder)
         """An absolute path, or a URL."""
         self.keep = keep
-        self._storage = open_storage(self.folder)
+        self._job = record.this_job()
+        self._storage = open_storage(self.folder, record.tag_of(self._job))
         self._ranks = ranks
+        self._left_out: set[int] = set()
+        """Damaged checkpoints that could not be renamed; only on rank 0."""
+        self._warned = ""
+        """The last warning about an old checkpoint; only on rank 0."""
         self._thread = StorageThread(timeout or StorageTimeout(None))
 
     def path(self, step: int) -> str:
@@ -54,23 +65,41 @@ class CheckpointFolder:
         return self._storage.path(step)
 
     def check(self) -> None:
-        """Check that each node can write to the folder.
+        """Check that each node can write to the folder, and that all nodes see the same one.
 
         Raises:
-            RuntimeError: a node cannot.
+            RuntimeError: If a node cannot, or does not see what rank 0 wrote.
         """
+        attempt = f"probe-{self._ranks.first_text(secrets.token_hex(4))}"
+        host = self._ranks.first_text(socket.gethostname())
+
+        def probe() -> None:
+            self._storage.mark(0, attempt, str(self._ranks.rank), b"probe")
+
+        def look() -> None:
+            if "0" not in self._storage.marks(0, attempt):
+                raise RuntimeError(
+                    f"the folder {self.folder} is not shared: {socket.gethostname()} does not see "
+                    f"what {host} wrote; expected storage that all nodes reach"
+                )
+
         is_asked = os.environ.get("LOCAL_RANK", "0") == "0"
-        words = on_all_ranks(self._ranks, self._probe if is_asked else lambda: None)
+        words = on_rank_0(self._ranks, probe)
+        if words is None:
+            words = on_all_ranks(self._ranks, probe if is_asked else lambda: None)
+        not_shared = None
+        if words is None:  # each node has changed the folder: its names are not from a cache
+            not_shared = on_all_ranks(self._ranks, look if is_asked else lambda: None)
+        with suppress(Exception):  # its time will come
+            if is_asked and (self._ranks.rank == 0 or words is not None or not_shared is not None):
+                self._storage.unmark(0, attempt)
         if words is not None:
             raise RuntimeError(
                 f"checkpoints cannot be written to {self.folder}: {words}; expected a folder that "
                 "each node can write to, or checkpoint_every=None"
             )
-
-    def _probe(self) -> None:
-        attempt = f"probe-{self._ranks.rank}"
-        self._storage.mark(0, attempt, "probe", b"probe")
-        self._storage.unmark(0, attempt)
+        if not_shared is not None:
+            raise RuntimeError(not_shared)
 
     def newest(self, *, cleans: bool = True) -> int:
         """Return the step of the newest checkpoint, -1 if there is none.
@@ -79,19 +108,48 @@ class CheckpointFolder:
             cleans: whether to remove leftovers of crashes; nothing may be writing then.
 
         Raises:
-            RuntimeError: the folder cannot be read.
+            RuntimeError: If the folder cannot be read, or all its checkpoints are damaged.
         """
-        found = [-1]
+        found, corrupt = [-1], [""]
 
         def look() -> None:
             if cleans:
                 self._storage.clean()
-            found.extend(self._storage.steps())
+            found.extend(set(self._storage.steps()) - self._left_out)
+            if max(found) < 0:
+                corrupt.extend(sorted(self._storage.corrupt()))
+                corrupt.extend(map(self._storage.path, sorted(self._left_out)))
 
         words = on_rank_0(self._ranks, look)
         if words is not None:
             raise RuntimeError(f"the checkpoints in {self.folder} cannot be listed: {words}")
-        return self._ranks.maximum(max(found))[0]
+        newest = self._ranks.maximum(max(found))[0]
+        damaged = self._ranks.first_text(corrupt[-1]) if newest < 0 else ""
+        if damaged:
+            raise RuntimeError(
+                f"no checkpoint in {self.folder} can be loaded, the newest one is damaged: "
+                f"{damaged}; to start from step 0, remove it or use another folder"
+            )
+        return newest
+
+    def set_aside(self, step: int, reason: str) -> None:
+        """Rename a damaged checkpoint, and log it.
+
+        Args:
+            step: of the checkpoint.
+            reason: text for the log.
+        """
+        if self._ranks.rank > 0:
+            return
+        try:
+            then = f"renamed to {self._storage.set_aside(step)}"
+        except Exception as error:  # whatever a file system of fsspec raises
+            self._left_out.add(step)
+            then = f"it could not be renamed: {one_line(error)}"
+        log(
+            f"checkpoint {self._storage.path(step)} is damaged: {reason}; {then}; trying the "
+            "previous one"
+        )
 
     @property
     def is_stuck(self) -> bool:
@@ -108,11 +166,21 @@ class CheckpointFolder:
         if words is None:
             words = on_all_ranks(self._ranks, lambda: do(lambda: self._put(draft, shard)))
         if words is None:
-            offsets = shard.offsets()
+            written = shard.written()
 
             def publish() -> None:
-                self._storage.put(draft, METADATA, of_bytes(shard.metadata(offsets)))
-                self._storage.publish(step, draft, self.keep)
+                metadata, checksums = shard.metadata([offsets for offsets, _ in written]), {}
+                for rank, (_, of_rank) in enumerate(written):
+                    if of_rank:
+                        checksums[file_of(rank)] = of_rank
+                checksums[METADATA] = record.checksums(memoryview(metadata), [len(metadata)])
+                known = record.record_of(self._job, "worker", checksums)
+                self._storage.put(draft, record.NAME, of_bytes(known))
+                self._storage.put(draft, METADATA, of_bytes(metadata))
+                warning = self._storage.publish(step, draft, self.keep)
+                if warning and warning != self._warned:
+                    self._warned = warning
+                    log(f"an old checkpoint could not be removed: {warning}")
 
             words = on_rank_0(self._ranks, lambda: do(publish))
         if words is not None and self._ranks.all_true(not self.is_stuck):
@@ -124,31 +192,30 @@ class CheckpointFolder:
             name, tick = file_of(self._ranks.rank), self._thread.tick
             self._storage.put(draft, name, lambda file: shard.write(file, tick))
 
-    def load(self, step: int, state: State, select: Select = lambda _: ()) -> None:
+    def load(
+        self, step: int, state: State, select: Select = lambda _: (), *, job_began: float = inf
+    ) -> None:
         """Load a checkpoint into the objects.
 
         Args:
             step: of the checkpoint.
             state: of the script.
             select: may replace values, and returns the names of objects to leave out.
+            job_began: time when this job began, in seconds since the epoch.
 
         Raises:
-            RuntimeError: it cannot be read, or belongs to other objects.
+            CorruptCheckpointError: If it is damaged; the objects may have some of its values.
+            RuntimeError: If it cannot be read, or belongs to other objects.
         """
-        path = self._storage.path(step)
+        reader = self._read_metadata(step)
 
         def read() -> None:
-            reader = _reader(path)
-            metadata = reader.read_metadata()
-            keys = metadata.state_dict_metadata
-            paths = metadata.planner_data
+            keys = reader.metadata.state_dict_metadata
+            paths = reader.metadata.planner_data
             saved = [(paths[key], *_dtype_and_shape(keys[key])) for key in keys]
 
             def load_nested(flat: dict[str, Any]) -> dict[str, Any]:
-                group, alone = self._ranks.group, self._ranks.group is None
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", message=".*assuming the intent is to")
-                    load(flat, storage_reader=reader, process_group=group, no_dist=alone)
+                reader.load(flat)
                 nested: dict[str, Any] = {}
                 for key, value in flat.items():
                     put(nested, paths[key], value)
@@ -162,12 +229,60 @@ class CheckpointFolder:
                 for key, value in keys.items()
                 if key in mine or state.is_free(paths[key])
             }
-            nested = load_nested({**flat, **mine})
-            state.apply(nested, select(nested))
+            loaded.append(load_nested({**flat, **mine}))
 
-        words = on_all_ranks(self._ranks, read)
+        loaded: list[dict[str, Any]] = []
+        self._on_all_ranks(step, read)
+        (nested,) = loaded
+        self._on_all_ranks(step, lambda: state.apply(nested, select(nested)))
+        found = reader.record if self._ranks.rank == 0 else None
+        if found is not None and found.job != self._job and found.time > job_began:
+            log(
+                f"checkpoint {self._storage.path(step)}, which is loaded, was written by another "
+                f"job ({found.job} on {found.host}) after this one ({self._job}) began; expected "
+                "a folder for each job"
+            )
+
+    def _read_metadata(self, step: int) -> CheckpointReader:
+        """Return a reader on each rank, of the same checkpoint on all ranks.
+
+        Raises:
+            CorruptCheckpointError: If the checkpoint is damaged.
+            RuntimeError: If a rank cannot read it, or reads another one.
+        """
+        found: list[CheckpointReader] = []
+        self._on_all_ranks(step, lambda: found.append(CheckpointReader(self._storage, step)))
+        (reader,) = found
+        rows = self._ranks.all_gather(reader.digest)
+        other = next((rank for rank, row in enumerate(rows) if row != rows[0]), None)
+        if other is not None:
+            raise RuntimeError(
+                f"checkpoint {self._storage.path(step)} cannot be loaded: rank {other} reads "
+                "another one there than rank 0; expected storage that all nodes share"
+            )
+        return reader
+
+    def _on_all_ranks(self, step: int, action: Callable[[], object]) -> None:
+        """Run an action on each rank that reads a checkpoint.
+
+        Raises:
+            CorruptCheckpointError: If it is raised on a rank, and nothing else on any rank.
+            RuntimeError: If anything else is raised.
+        """
+        damage: list[str] = []
+
+        def act() -> None:
+            try:
+                action()
+            except CorruptCheckpointError as error:
+                damage.append(str(error))
+
+        words = on_all_ranks(self._ranks, act)
         if words is not None:
-            raise RuntimeError(f"checkpoint {path} cannot be loaded: {words}")
+            raise RuntimeError(f"checkpoint {self._storage.path(step)} cannot be loaded: {words}")
+        words = self._ranks.first_text(damage[0] if damage else None)
+        if words is not None:
+            raise CorruptCheckpointError(words)
 
 
 def _dtype_and_shape(value: Any) -> tuple[str, Sequence[int]]:
@@ -182,14 +297,6 @@ def _placeholder(value: Any) -> Any:
     if isinstance(value, TensorStorageMetadata):
         return torch.empty(value.size, dtype=value.properties.dtype)
     return value
-
-
-def _reader(path: str) -> FileSystemReader:
-    if not is_url(path):
-        return FileSystemReader(path)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-
-    return FsspecReader(path)
 
 
 # --- a rank's part of a checkpoint that is written without a snapshot --------------------------
@@ -212,6 +319,7 @@ class _Shard:
         self._plans: list[SavePlan] = []
         """Of all ranks; only on rank 0."""
         self._items: list[Item] = []
+        self._checksums: list[Checksum] = []
         self._device = _CUDA.current_device() if _CUDA.is_initialized() else None
         if self._device is not None:
             _CUDA.synchronize()  # copies of another thread do not wait for this one's streams
@@ -241,15 +349,16 @@ class _Shard:
             file: with a method ``write``.
             written: called after each write.
         """
-        if self._device is None:
-            self._items = write_values(self._planner, self._plan, file, written)
-            return
-        with _CUDA.device(self._device):
-            self._items = write_values(self._planner, self._plan, file, written)
+        device = nullcontext() if self._device is None else _CUDA.device(self._device)
+        self._checksums = []
+        with device:
+            self._items = write_values(
+                self._planner, self._plan, file, written, checksums=self._checksums
+            )
 
-    def offsets(self) -> list[Offsets]:
-        """Return the offsets in all files on rank 0. All ranks call it together."""
-        return self._ranks.gather(offsets_of(self._plan, self._items))
+    def written(self) -> list[tuple[Offsets, list[Checksum]]]:
+        """Return offsets and checksums in all files on rank 0. All ranks call it together."""
+        return self._ranks.gather((offsets_of(self._plan, self._items), self._checksums))
 
     def metadata(self, offsets: list[Offsets]) -> bytes:
         """Return the metadata of the checkpoint, on rank 0."""

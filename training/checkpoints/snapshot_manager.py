@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable
 from enum import IntEnum
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -92,6 +93,8 @@ class SnapshotManager:
         """``ALL`` when snapshots of this rank are disabled."""
         self.is_first_round = True
         """Whether this job cannot have written a checkpoint yet."""
+        self.job_began = inf
+        """Time when the agent of this node was started, in seconds since the epoch."""
         self.saver: SaverLink | None = None
         """Writes checkpoints from snapshots; None: some rank has no saver."""
 
@@ -104,7 +107,7 @@ class SnapshotManager:
         memory = request_memory(self._rank)
         if memory is not None:
             self._own = Snapshots(memory, self._rank, self._ranks.size)
-            self.is_first_round = memory.is_first_round
+            self.is_first_round, self.job_began = memory.is_first_round, memory.began_s
         if not self._ranks.all_true(self._own is not None):
             self._close()
         if self._own is None:

@@ -5,52 +5,77 @@ Workers and the saver of ft-run use it. It does not import torch.
 In a folder, a checkpoint has a temporary name until it is complete and while it is removed.
 Behind a URL (fsspec) there is no atomic rename: there a checkpoint is complete if it has the
 metadata file, which is written last and removed first. Several nodes that write one checkpoint
-coordinate by markers beside it.
+coordinate by markers next to it. Temporary names contain the tag of the job that uses them: another
+job removes them only when they are old.
 """
 
-import io
-import os
 import re
-import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, BinaryIO
 
 LATEST = "latest"
 METADATA = ".metadata"
 """The metadata file of ``torch.distributed.checkpoint``."""
 UNFINISHED = ".writing"
+CORRUPT = ".corrupt"
+"""The suffix of a checkpoint that was found to be damaged; behind a URL, of its metadata file."""
+OLD_S = 3600.0
+"""Temporary files of other jobs are removed when nothing was written to them for this time."""
 _MARKS = "marks"
-_NAME = re.compile(r"step-(\d{8,})")
+NAME = re.compile(r"step-(\d{8,18})")
+"""The name of a checkpoint; longer numbers are no steps."""
 _LEFTOVER = re.compile(
-    r"\.step-(\d{8,})(\.[\w-]+)?\.(?:writing|removing|marks)|\.latest(\.[\w-]+)?\.writing"
+    r"\.step-(\d{8,18})(?:\.([\w-]+))?\.(?:writing|removing|marks)|\.latest(?:\.([\w-]+))?\.writing"
 )
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
-_TRIES = 5
-_FIRST_PAUSE_S = 1.0
-_SYNC_BYTES = 1 << 30
-"""A large file is synced after each of these many bytes."""
+
+ReadPart = Callable[[int, int], BinaryIO]
+"""Returns the part of a file from one offset to another, cut at the end of the file."""
 
 
 class Storage(ABC):
     """The checkpoints of one job, in a folder that need not exist yet."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, root: str, tag: str) -> None:
+        self._root, self._tag = root, tag
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints."""
         return [step for step in self._begun() if self._is_complete(step)]
 
     def clean(self) -> None:
-        """Remove leftovers of crashes; nothing may be writing."""
+        """Remove leftovers of crashes; this job must not be writing."""
         for step in self._begun():
-            if not self._is_complete(step):
-                self._discard(_name(step))
+            if not self._is_complete(step) and not self._is_corrupt(step):
+                self._discard(name_of(step), is_own=False)
         self._clean(None)
+
+    @abstractmethod
+    def corrupt(self) -> list[str]:
+        """Return the paths of the checkpoints that were set aside."""
+
+    @abstractmethod
+    def set_aside(self, step: int) -> str:
+        """Rename a damaged checkpoint so that it is not complete; return its new path."""
+
+    @abstractmethod
+    def read(self, step: int, name: str) -> bytes:
+        """Return the content of a file of a checkpoint.
+
+        Raises:
+            OSError: If it cannot be read.
+        """
+
+    @abstractmethod
+    def reading(self, step: int, name: str) -> AbstractContextManager[ReadPart]:
+        """Return a context with a function that reads parts of a file of a checkpoint.
+
+        Raises:
+            OSError: If it cannot be read.
+        """
 
     @abstractmethod
     def path(self, step: int) -> str:
@@ -62,7 +87,7 @@ class Storage(ABC):
 
         Args:
             step: of the checkpoint.
-            attempt: distinguishes concurrent writers; letters, digits and dashes.
+            attempt: distinguishes concurrent writers of this job; letters, digits and dashes.
         """
 
     def begin(self, draft: str) -> None:
@@ -80,19 +105,40 @@ class Storage(ABC):
             write: called with an object that has ``write``; may be called again.
         """
 
-    def publish(self, step: int, draft: str, keep: int) -> None:
+    def publish(self, step: int, draft: str, keep: int) -> str:
         """Make a checkpoint visible and the latest; remove old ones, and leftovers up to it.
 
         Args:
             step: of the checkpoint.
             draft: from ``draft``.
             keep: number of checkpoints to keep.
+
+        Returns:
+            Why an old checkpoint could not be removed, empty if all were.
         """
         self._make_latest(step, draft)
-        others = sorted(other for other in self.steps() if other < step)
-        for old in others[: len(others) + 1 - keep]:
-            self._retire(old)
+        warning = self._retire_old(step, keep)
         self._clean(step)
+        return warning
+
+    def _retire_old(self, step: int, keep: int) -> str:
+        """Remove old checkpoints; return why one of them could not be removed, or nothing."""
+        others: list[int] = []
+        why = self._try(self._root, lambda: others.extend(self.steps()))
+        others = sorted(other for other in others if other < step)
+        for old in others[: len(others) + 1 - keep]:
+            found = self._try(self.path(old), partial(self._retire, old))
+            why = why or found
+        return why
+
+    @staticmethod
+    def _try(at: str, action: Callable[[], object]) -> str:
+        """Return the path and the error of an action that failed, or nothing."""
+        try:
+            action()
+        except Exception as error:  # whatever a file system of fsspec raises
+            return f"{at}: {one_line(error)}"
+        return ""
 
     def abandon(self, draft: str) -> None:
         """Remove a draft."""
@@ -125,24 +171,31 @@ class Storage(ABC):
         self._remove(self._marks(step, attempt))
 
     def _begun(self) -> list[int]:
-        matches = (_NAME.fullmatch(name) for name in self._names(self._root))
+        matches = (NAME.fullmatch(name) for name in self._names(self._root))
         return [int(match[1]) for match in matches if match]
 
     def _clean(self, until: int | None) -> None:
-        """Remove the leftovers of steps up to ``until``; None: of all, if nothing is writing."""
-        for name in self._names(self._root):
-            if _is_left(name, until):
-                self._discard(name)
+        """Remove the leftovers of steps up to ``until``, of all steps if it is None."""
+        with suppress(Exception):  # the checkpoint is complete: the next one tries again
+            for name in self._names(self._root):
+                match = _LEFTOVER.fullmatch(name)
+                if match is not None and (until is None or int(match[1] or 0) <= until):
+                    is_own = bool(self._tag) and (match[2] or match[3] or "").startswith(self._tag)
+                    self._discard(name, is_own=is_own)
 
-    def _discard(self, name: str) -> None:
+    def _discard(self, name: str, *, is_own: bool) -> None:
+        """Remove a leftover of this job, or one that nothing was written to for a long time."""
         with suppress(Exception):  # read-only storage
-            self._delete(f"{self._root}/{name}")
+            at = f"{self._root}/{name}"
+            if is_own or time.time() - self._written_at(at) > OLD_S:
+                self._delete(at)
 
     def _marks(self, step: int, attempt: str) -> str:
         return self._hidden(step, attempt, _MARKS)
 
     def _hidden(self, step: int, attempt: str, what: str) -> str:
-        return f"{self._root}/{'.'.join(filter(None, (f'.{_name(step)}', attempt, what)))}"
+        name = "-".join(filter(None, (self._tag, attempt)))
+        return f"{self._root}/{'.'.join(filter(None, (f'.{name_of(step)}', name, what)))}"
 
     @abstractmethod
     def _make(self, folder: str) -> None:
@@ -151,6 +204,14 @@ class Storage(ABC):
     @abstractmethod
     def _is_complete(self, step: int) -> bool:
         """Return whether a checkpoint that was begun has all its files."""
+
+    def _is_corrupt(self, step: int) -> bool:  # noqa: ARG002 - only a URL keeps their names
+        """Return whether a checkpoint that is not complete was set aside."""
+        return False
+
+    @abstractmethod
+    def _written_at(self, at: str) -> float:
+        """Return when a folder or the newest file in it was written, in seconds since the epoch."""
 
     @abstractmethod
     def _make_latest(self, step: int, draft: str) -> None:
@@ -184,229 +245,12 @@ def of_bytes(data: bytes) -> "Callable[[Any], object]":
     return lambda file: file.write(data)
 
 
-def is_url(folder: str) -> bool:
-    """Return whether a folder is a URL for fsspec."""
-    return _URL.match(folder) is not None
-
-
-def open_storage(folder: str) -> Storage:
-    """Return the checkpoints in a folder, or under a URL.
-
-    Raises:
-        ValueError: fsspec is not installed, or does not support the URL.
-    """
-    return UrlStorage(folder) if is_url(folder) else LocalStorage(folder)
-
-
-class LocalStorage(Storage):
-    """Checkpoints in a folder."""
-
-    def __init__(self, folder: "str | os.PathLike[str]") -> None:
-        super().__init__(str(Path(folder)))
-
-    def path(self, step: int) -> str:
-        return f"{self._root}/{_name(step)}"
-
-    def draft(self, step: int, attempt: str = "") -> str:
-        return self._hidden(step, attempt, "writing")
-
-    def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
-        _write_file(Path(draft), name, write)
-
-    def marks(self, step: int, attempt: str) -> list[str]:
-        with suppress(FileNotFoundError):
-            # A change makes network file systems refresh their cached names.
-            os.utime(self._marks(step, attempt))
-        return super().marks(step, attempt)
-
-    def read_mark(self, step: int, attempt: str, name: str) -> bytes:
-        return Path(self._marks(step, attempt), name).read_bytes()
-
-    def _make(self, folder: str) -> None:
-        os.makedirs(folder, exist_ok=True)
-
-    def _is_complete(self, step: int) -> bool:  # noqa: ARG002 - it has its name from then on
-        return True
-
-    def _make_latest(self, step: int, draft: str) -> None:
-        path = Path(self.path(step))
-        _sync(draft)
-        if path.exists():  # an older checkpoint of the same step
-            self._retire(step)
-        os.rename(draft, path)
-        _sync(self._root)
-        self.put(self._root, LATEST, of_bytes(f"{path.name}\n".encode()))
-        _sync(self._root)
-
-    def _retire(self, step: int) -> None:
-        hidden = self._hidden(step, "", "removing")
-        self._remove(hidden)
-        with suppress(FileNotFoundError):  # another writer has removed it
-            os.rename(self.path(step), hidden)
-        self._remove(hidden)
-
-    def _names(self, at: str) -> Sequence[str]:
-        try:
-            return os.listdir(at)
-        except (FileNotFoundError, NotADirectoryError):  # saving there fails with a clear error
-            return []
-
-    def _delete(self, at: str) -> None:
-        if os.path.isdir(at):
-            shutil.rmtree(at)
-        else:
-            os.unlink(at)
-
-
-class UrlStorage(Storage):
-    """Checkpoints behind a URL of fsspec; failed operations are retried."""
-
-    def __init__(self, url: str) -> None:
-        """Find the file system.
-
-        Raises:
-            ValueError: fsspec is not installed, or does not support the URL.
-        """
-        install = "pip install 'ft-run[storage]'"
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            raise ValueError(f"{url} needs fsspec, which is not installed: {install}") from None
-        self._url = url.rstrip("/")
-        try:
-            self._fs, root = url_to_fs(self._url)
-        except (ImportError, ValueError) as error:
-            raise ValueError(
-                f"fsspec cannot open {url}: {one_line(error).rstrip('.')}; expected a folder path, "
-                f"or a URL whose file system is installed ({install} and its package)"
-            ) from None
-        super().__init__(root)
-
-    def path(self, step: int) -> str:
-        return f"{self._url}/{_name(step)}"
-
-    def draft(self, step: int, attempt: str = "") -> str:  # noqa: ARG002 - there is one writer
-        return f"{self._root}/{_name(step)}"
-
-    def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
-        def write_all() -> None:
-            with self._fs.open(f"{draft}/{name}", "wb") as file:
-                write(file)
-
-        _retry(write_all)
-
-    def read_mark(self, step: int, attempt: str, name: str) -> bytes:
-        at = f"{self._marks(step, attempt)}/{name}"
-        return bytes(_retry(lambda: self._fs.cat_file(at)))
-
-    def _make(self, folder: str) -> None:
-        _retry(lambda: self._fs.makedirs(folder, exist_ok=True))
-
-    def _is_complete(self, step: int) -> bool:
-        at = f"{self._root}/{_name(step)}/{METADATA}"
-        return bool(_retry(lambda: self._fs.exists(at)))
-
-    def _make_latest(self, step: int, draft: str) -> None:  # noqa: ARG002 - its metadata shows it
-        self._fs.invalidate_cache()
-        name = f"{_name(step)}\n".encode()
-        _retry(lambda: self._fs.pipe_file(f"{self._root}/{LATEST}", name))
-
-    def _retire(self, step: int) -> None:
-        self._remove(f"{self._root}/{_name(step)}")
-
-    def _names(self, at: str) -> Sequence[str]:
-        self._fs.invalidate_cache()
-        try:
-            paths = _retry(lambda: self._fs.ls(at, detail=False))
-        except FileNotFoundError:
-            return []
-        return [path.rstrip("/").rpartition("/")[2] for path in paths]
-
-    def _delete(self, at: str) -> None:
-        self._fs.rm(at, recursive=True)
-
-    def _remove(self, at: str) -> None:
-        """Remove a checkpoint or a part of one, the metadata first."""
-
-        def remove() -> None:
-            self._fs.invalidate_cache()
-            for path in (f"{at}/{METADATA}", at):
-                with suppress(FileNotFoundError):
-                    self._delete(path)
-
-        _retry(remove)
-
-
 def one_line(error: BaseException) -> str:
     """Return an error in one line."""
     lines = filter(None, map(str.strip, str(error).splitlines()))
     return next(lines, type(error).__name__)
 
 
-def _is_left(name: str, until: int | None) -> bool:
-    """Return whether a name is a leftover of a step up to ``until``; None: of any step."""
-    match = _LEFTOVER.fullmatch(name)
-    return match is not None and (until is None or int(match[1] or 0) <= until)
-
-
-def _name(step: int) -> str:
+def name_of(step: int) -> str:
+    """Return the name of the checkpoint of a step."""
     return f"step-{step:08}"
-
-
-def _retry(action: Callable[[], Any]) -> Any:
-    """Retry an operation, except after permanent errors."""
-    pause_s = _FIRST_PAUSE_S
-    for left in reversed(range(_TRIES)):
-        try:
-            return action()
-        except Exception as error:
-            permanent = (ImportError, ValueError, FileNotFoundError, PermissionError)
-            if not left or isinstance(error, permanent):
-                raise
-        time.sleep(pause_s)
-        pause_s *= 2
-    return None
-
-
-def _write_file(folder: Path, name: str, write: "Callable[[Any], object]") -> None:
-    """Write a file under a temporary name, and rename it when it is durable."""
-    # Each process has its own; it does not matter whose file wins.
-    hidden = folder / f".{name.removeprefix('.')}.{os.getpid()}{UNFINISHED}"
-    try:
-        with open(hidden, "wb") as file:
-            durable = _DurableFile(file)
-            write(durable)
-            durable.sync()
-        os.replace(hidden, folder / name)
-    except BaseException:
-        with suppress(OSError):
-            hidden.unlink()
-        raise
-
-
-class _DurableFile:
-    """A file that is synced while it is written."""
-
-    def __init__(self, file: "io.BufferedWriter") -> None:
-        self._file, self._unsynced = file, 0
-
-    def write(self, data: "bytes | memoryview") -> int:
-        self._file.write(data)
-        self._unsynced += len(data)
-        if self._unsynced >= _SYNC_BYTES:
-            self.sync()
-        return len(data)
-
-    def sync(self) -> None:
-        """Make everything written so far durable."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._unsynced = 0
-
-
-def _sync(folder: "str | Path") -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

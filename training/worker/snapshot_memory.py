@@ -2,7 +2,10 @@
 
 import os
 import socket
+import time
 from contextlib import suppress
+from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 from . import snapshot_page as page
@@ -20,6 +23,8 @@ class Memory(NamedTuple):
     """None: only the worker writes checkpoints."""
     is_first_round: bool = True
     """Whether this job cannot have written a checkpoint yet."""
+    began_s: float = inf
+    """Time when the agent of this node was started, in seconds since the epoch."""
 
 
 class SaverLink:
@@ -115,9 +120,16 @@ def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
             channel = connect(page.SOCKET, pid)
             memory = _receive_memory(channel, request)
             if memory is not None:
-                return memory
+                return memory._replace(began_s=_began_s(pid))
             channel.close()
     return None
+
+
+def _began_s(pid: int) -> float:
+    """Return when a process was started, in seconds since the epoch."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s
 
 
 def report_written(rank: int, step: int) -> None:

@@ -66,7 +66,7 @@ def kept(ft: "Launcher") -> list[Path]:
     """Return the checkpoints, all that is there; none has more than the files of four ranks."""
     folder = ft.folder / "checkpoints"
     paths = sorted(folder.glob("step-*"))
-    files = {".metadata", *(f"__{rank}_0.distcp" for rank in range(4))}
+    files = {".ft_run", ".metadata", *(f"__{rank}_0.distcp" for rank in range(4))}
     assert all(set(os.listdir(path)) == files for path in paths)
     return paths
 

@@ -11,10 +11,11 @@ from ft_run.launcher.saver.coordination import NOT_AGREED
 from ft_run.launcher.saver.order import WriteOrder, WriteResult
 from ft_run.launcher.saver.writing import write
 from ft_run.training.checkpoints.layout import Description, digest, packed
-from ft_run.training.checkpoints.storage import open_storage
+from ft_run.training.checkpoints.record import tag_of
+from ft_run.training.checkpoints.stores import open_storage
 from ft_run.training.worker.snapshot_page import Destination, Entry
 
-WHOLE = [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
+WHOLE = [".ft_run", ".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
 
 
 class Node:
@@ -31,7 +32,7 @@ class Node:
 
     def order(self, attempt: str = "a", *, is_last: bool = False) -> WriteOrder:
         to = Destination(self.folder, 2, True)
-        return WriteOrder(to, tuple(self.entries), attempt, unless_newer=is_last)
+        return WriteOrder(to, tuple(self.entries), attempt, "job", unless_newer=is_last)
 
     def write(self, attempt: str = "a", timeout_s: float = 20.0, *, is_last: bool = False) -> str:
         """Write what is here; return why that has failed."""
@@ -84,7 +85,8 @@ def test_nodes_write_one_checkpoint(folder: str, nodes: list[Node]) -> None:
     assert on_all_ranks(*nodes) == ["", ""]
     assert open_storage(folder).steps() == [7]
     assert names(folder, "step-00000007") == WHOLE
-    assert [node.written.bytes for node in nodes] == [len(b"meta") + 3 * len(b"data 0"), 0]
+    system, root = fsspec.url_to_fs(folder)
+    assert [node.written.bytes for node in nodes] == [system.du(f"{root}/step-00000007"), 0]
     assert names(folder) == ["latest", "step-00000007"]
     assert [node.write("b", is_last=True) for node in nodes] == ["", ""]  # it is there
     assert [node.written.bytes for node in nodes] == [0, 0]
@@ -94,8 +96,9 @@ def test_the_reason_of_a_node_that_fails_is_told_by_all(folder: str, nodes: list
     os.ftruncate(nodes[1].fds[1], 1)
     words = "mmap length is greater than file size"
     assert on_all_ranks(*nodes) == [words, words]
-    assert names(folder) == [".step-00000007.a.marks"]
-    open_storage(folder).clean()
+    tag = tag_of("job")
+    assert names(folder) == [f".step-00000007.{tag}-a.marks"]
+    open_storage(folder, tag).clean()
     assert names(folder) == []
 
 

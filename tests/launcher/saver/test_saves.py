@@ -15,7 +15,8 @@ from ft_run.launcher.processes.tree import descendants, is_zombie
 from ft_run.launcher.saver.saves import HeldShard, NodeShards, Saves
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training.checkpoints.layout import Description, digest, packed
-from ft_run.training.checkpoints.storage import LocalStorage
+from ft_run.training.checkpoints.local_storage import LocalStorage
+from ft_run.training.checkpoints.record import tag_of
 from ft_run.training.worker import snapshot_page as page
 
 ODD = Path(__file__).resolve().parents[2] / "harness" / "odd_storage"
@@ -45,7 +46,7 @@ class Node:
         self.root = root
         self.told: list[Event] = []
         self.ended: list[bool] = []
-        self.saves = Saves(self.told.append)
+        self.saves = Saves(self.told.append, "job")
         self._fd = os.memfd_create("test")
 
     def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> NodeShards:
@@ -236,9 +237,9 @@ def test_the_end_waits_half_its_time_for_a_node_that_may_be_lost(node: Node) -> 
     async def test() -> None:
         assert node.saves.begin(node.part(1, 0), node.note)
         kept = node.root / "kept"
-        await until(lambda: list(kept.glob(".step-00000001.a.writing/__0_0.distcp")))
+        await until(lambda: list(kept.glob(".step-00000001.*-a.writing/__0_0.distcp")))
         words = json.dumps({"digests": {"1": digest([])}}).encode()
-        LocalStorage(kept).mark(2, "a", "1", words)
+        LocalStorage(kept, tag_of("job")).mark(2, "a", "1", words)
         await node.saves.conclude(3, node.part(2, 0))
         unfinished = "not finished within --shutdown-timeout"
         assert node.told[0] == CheckpointFailed(1, unfinished)

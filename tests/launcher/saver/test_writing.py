@@ -58,7 +58,7 @@ def dying(before):
 
 def order(step):
     entry = Entry(step, step, 1, 0, data_bytes, layout_bytes, True)
-    return WriteOrder(Destination(folder, 2, True), (entry,), f"0-{step}")
+    return WriteOrder(Destination(folder, 2, True), (entry,), f"0-{step}", "job")
 
 assert not write(order(1), [fd]).error and not write(order(2), [fd]).error
 for number in range(1000):
@@ -150,6 +150,7 @@ def test_shares_that_do_not_fit_together_are_no_checkpoint(
 
     assert save(1) == ""
     assert sorted(os.listdir(tmp_path / "step-00000001")) == [
+        ".ft_run",
         ".metadata",
         "__0_0.distcp",
         "__1_0.distcp",
@@ -217,6 +218,7 @@ def test_nothing_gets_its_name_before_it_is_durable(
     draft = tmp_path / ".step-00000001.0-1.writing"
     assert named == [
         str(draft / "__0_0.distcp"),
+        str(draft / ".ft_run"),
         str(draft / ".metadata"),
         str(tmp_path / "step-00000001"),
         str(tmp_path / "latest"),
@@ -261,7 +263,7 @@ def test_whenever_it_dies_each_visible_checkpoint_is_whole(
     child = subprocess.run(command, pass_fds=[snapshot.fd], capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     lives = [json.loads(line) for line in child.stdout.splitlines()]
-    whole = [".metadata", "__0_0.distcp"]
+    whole = [".ft_run", ".metadata", "__0_0.distcp"]
     for status, step, latest, visible in lives:
         assert status == (-9 if step < lives[-1][1] else 0)
         assert all(files == whole for files in visible.values())

@@ -19,7 +19,7 @@ from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.offer import Replica, Resumption, Saving, Snapshot, Snapshots
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training.checkpoints.layout import Description, digest, packed
-from ft_run.training.checkpoints.storage import LocalStorage
+from ft_run.training.checkpoints.local_storage import LocalStorage
 from ft_run.training.worker import snapshot_memory
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.agent_socket import address_of, connect
@@ -215,7 +215,7 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
                 worker.leave(7, tmp_path)
             assert await save(7) == ["", ""]
             files = sorted(os.listdir(tmp_path / "step-00000007"))
-            assert files == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+            assert files == [".ft_run", ".metadata", "__0_0.distcp", "__1_0.distcp"]
             # While they wait, they see that the storage gets on.
             assert all(page.progress(worker.page) >= 2 for worker in workers)
             assert held.newest_whole() is not None

@@ -62,7 +62,7 @@ def test_what_ranks_have_one_writes_or_all_say_that_they_cannot_agree(tmp_path: 
 def check_checkpoint(path: Path, size: int) -> None:
     """Check that values that several ranks have are written once, and that all can be loaded."""
     files = {f"__{rank}_0.distcp" for rank in range(size)}
-    assert {one.name for one in path.iterdir()} == {".metadata", *files}
+    assert {one.name for one in path.iterdir()} == {".ft_run", ".metadata", *files}
     reader = FileSystemReader(path)
     keys = reader.read_metadata().storage_data
     assert len({(info.relative_path, info.offset) for info in keys.values()}) == len(keys)
