@@ -213,7 +213,6 @@ class Checkpointer:
                         job_began=self._snapshots.job_began,
                     )
             except CorruptCheckpointError as found:
-                self._state.forget_initialised()
                 self._folder.set_aside(newest, str(found))
                 continue
             self._snapshots.clear()
