@@ -335,6 +335,7 @@ async def listed_host(
         UsageError: this process cannot listen at the endpoint.
     """
     from ...rendezvous.lease.succession import Succession
+    from ...rendezvous.transport.addresses import HOSTS
     from ...rendezvous.transport.lease_calls import LeaseCalls
     from ...rendezvous.transport.server import MasterServer
 
@@ -358,6 +359,7 @@ async def listed_host(
         except PortInUseError:  # of another process of this host, which votes there
             await server.stop()
             continue
+        HOSTS.keep_own(endpoints[place], address.host)
         tell_if_open(address, trust, note)
         succession.start()
         return succession, server

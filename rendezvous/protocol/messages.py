@@ -191,7 +191,6 @@ NodeMessage = (
     | Failed
     | Done
     | Stopped
-    | Loaded
     | Leave
     | ChallengeReply
     | Heard
@@ -202,6 +201,7 @@ NodeMessage = (
     | Notice
     | Drained
     | WorkReport
+    | Loaded
 )
 
 

@@ -24,6 +24,7 @@ from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
 from ..trust.credentials import Trust
 from ..trust.handshake_errors import handshake_error
 from ..trust.wire import open_channel
+from .addresses import HOSTS
 from .channel_options import (
     LED_BY_KEY,
     MASTER_KEY,
@@ -100,6 +101,8 @@ class GrpcLink:
         self._opened_s = math.inf
         self._has_received = False
         """Whether the present stream has received a message."""
+        self._learning: asyncio.Task[None] | None = None
+        """Looks the addresses up that are used while the DNS does not answer."""
         self._over = False
         """Whether a verdict or refusal has arrived, or this side closes: no reconnection."""
         # Between two connections gRPC would end its threads, and abort the process if it cannot
@@ -120,6 +123,8 @@ class GrpcLink:
             self._outbox.put_nowait(None)
             await asyncio.wait([self._task], timeout=_CLOSE_S)
         await self._idle.close()
+        if self._learning is not None:
+            self._learning.cancel()
         self._task.cancel()
         await asyncio.wait([self._task])  # ``_ended`` has reported an internal error
 
@@ -193,7 +198,8 @@ class GrpcLink:
         if probes and (why := await why_unreachable(endpoint)) is not None:
             raise _UnreachableError(words(why))
         metadata = ((TERM_KEY, str(self._search.term)),)
-        async with open_channel(endpoint, self._options, self._trust) as channel:
+        target = HOSTS.target(endpoint)
+        async with open_channel(target, self._options, self._trust, endpoint.host) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")(metadata=metadata)
             # From here on ``Attend`` no longer has all events: later ones are sent after it.
             outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -260,6 +266,8 @@ class GrpcLink:
     def _up(self) -> None:
         self._on_event(LinkUp(self._was_up, self._opened_s))
         self._was_up = True
+        if self._learning is None or self._learning.done():
+            self._learning = asyncio.create_task(HOSTS.learn(self._endpoints))
 
     async def _read(self, call: Any) -> str:
         try:

@@ -16,6 +16,7 @@ from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, SuccessionSpec
 from ..trust.credentials import Trust
 from ..trust.wire import open_channel
+from .addresses import HOSTS
 from .channel_options import LED_BY_KEY, SERVICE, SUCCESSION_KEY, TERM_KEY, client_options
 from .codec import WireError, decode, encode
 from .probe import why_unreachable
@@ -62,7 +63,9 @@ class LeaseCalls:
             return None  # a channel to it would keep connecting
         if host not in self._channels:  # another call may have opened it meanwhile
             options = client_options(self._times.silence_s)
-            self._channels[host] = open_channel(self._endpoints[host], options, self._trust)
+            endpoint = self._endpoints[host]
+            target = HOSTS.target(endpoint)
+            self._channels[host] = open_channel(target, options, self._trust, endpoint.host)
         channel = self._channels[host]
         method: Any = channel.unary_unary(f"/{SERVICE}/Lease")
         try:

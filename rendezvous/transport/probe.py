@@ -7,11 +7,10 @@ import asyncio
 import errno
 import os
 import socket
-from contextlib import suppress
 from typing import Any
 
-from ...tasks import in_daemon_thread
 from ..protocol.endpoint import Endpoint
+from .addresses import HOSTS
 
 _LIMIT_S = 1.2
 """The kernel sends a second SYN after 1 s, to which a host that has just returned answers."""
@@ -25,12 +24,8 @@ async def why_unreachable(endpoint: Endpoint) -> str | None:
     tasks: list[asyncio.Task[str | None]] = []
     reasons = []
     try:
-        # A name server that does not answer must not delay the end of the process.
-        resolved = in_daemon_thread(lambda: _resolve(endpoint))
         try:
-            addresses = await asyncio.wait_for(resolved, _LIMIT_S)
-        except asyncio.TimeoutError:  # an OSError since Python 3.11
-            raise
+            addresses = await HOSTS.look_up(endpoint)
         except OSError:  # no thread can be started: gRPC has its own, and will try
             return None
         tasks = [asyncio.create_task(_connect(*one)) for one in addresses]
@@ -59,11 +54,3 @@ async def _connect(family: int, address: Any) -> str | None:
         is_late = error.errno == errno.ETIMEDOUT
         return "timed out" if is_late else os.strerror(error.errno or errno.EIO)
     return None
-
-
-def _resolve(endpoint: Endpoint) -> list[tuple[int, Any]]:
-    """Return family and address of each address of an endpoint."""
-    with suppress(OSError, UnicodeError):
-        infos = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        return [(int(info[0]), info[4]) for info in infos]
-    return []

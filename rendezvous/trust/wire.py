@@ -16,19 +16,22 @@ when all nodes of a large job connect at once, the last ones wait, and a handsha
 is wasted. A longer limit would delay the attempt at a host's new address."""
 
 
-def open_channel(target: Endpoint, options: Options, trust: Trust | None) -> grpc.aio.Channel:
+def open_channel(
+    target: Endpoint, options: Options, trust: Trust | None, name: str = ""
+) -> grpc.aio.Channel:
     """Return a channel to a master; it connects when it is used.
 
     Args:
         target: the endpoint of the master.
         options: options of gRPC.
         trust: the credentials; None: plain text, which a master with a token refuses.
+        name: the name of the host in its certificate, if the target is an address.
     """
     if trust is None:
         return grpc.aio.insecure_channel(str(target), options=list(options))
     mine: list[tuple[str, int | str]] = [(_ATTEMPT, _ATTEMPT_MS)]
-    if trust.wire_name is not None:
-        mine.append(("grpc.ssl_target_name_override", trust.wire_name))
+    if wire_name := trust.wire_name or (name if name != target.host else ""):
+        mine.append(("grpc.ssl_target_name_override", wire_name))
     rest = (option for option in options if option[0] != _ATTEMPT)
     return grpc.aio.secure_channel(str(target), trust.for_channel(), options=[*mine, *rest])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ft_run.rendezvous.protocol.endpoint import Endpoint
-from ft_run.rendezvous.transport import probe
+from ft_run.rendezvous.transport import addresses
 from ft_run.rendezvous.transport.probe import why_unreachable
 from ft_run.tests.harness.ports import free_port
 
@@ -43,9 +43,9 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(
 ) -> None:
     """Not by the probe, and not when the event loop ends."""
     answers = threading.Event()
-    monkeypatch.setattr(probe, "_LIMIT_S", 0.05)
+    monkeypatch.setattr(addresses, "_LIMIT_S", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait() and [])
-    assert asyncio.run(why_unreachable(Endpoint("name", 1))) == "timed out"
+    assert asyncio.run(why_unreachable(Endpoint("name", 1))) == "DNS resolution failed"
     assert not answers.is_set()
     answers.set()
 
