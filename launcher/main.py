@@ -83,6 +83,7 @@ def _run(options: "Options") -> int:
     from .cli.security_flags import TokenOptions
     from .hosts_options import HostsOptions
     from .options import LaunchOptions
+    from .rehearse_options import RehearseOptions
 
     if isinstance(options, CompletionOptions):
         from .commands.completion import complete
@@ -100,6 +101,10 @@ def _run(options: "Options") -> int:
         from .commands.token import make_token
 
         return make_token(options)
+    if isinstance(options, RehearseOptions):
+        from .commands.rehearse import rehearse
+
+        return rehearse(options)
     if isinstance(options, HostsOptions):
         from .commands.hosts import run_hosts
 

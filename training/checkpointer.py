@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import progress
 from .activities import activity
@@ -27,6 +27,9 @@ from .ranks import Ranks
 from .worker.log import log
 from .worker.preemption import DURABLE, RESIZABLE, find_notice
 from .worker.snapshot_page import Destination
+
+if TYPE_CHECKING:
+    from .rehearsal import Rehearsal
 
 
 class Checkpointer:
@@ -82,6 +85,14 @@ class Checkpointer:
         """
         if keep < 1:
             raise ValueError(f"invalid value {keep} for keep: expected a whole number >= 1")
+        self._rehearsal: Rehearsal | None = None
+        if "FT_RUN_REHEARSAL" in os.environ:
+            from . import rehearsal
+
+            self._rehearsal = rehearsal.Rehearsal(folder)
+            folder, snapshot_every, checkpoint_every = self._rehearsal.adapt(
+                snapshot_every, checkpoint_every
+            )
         self._snapshot_every = Interval("snapshot_every", snapshot_every)
         self._checkpoint_every = Interval("checkpoint_every", checkpoint_every)
         timeout = StorageTimeout(time_s("save_timeout", save_timeout))
@@ -158,6 +169,8 @@ class Checkpointer:
         """
         if self._done is None:
             self._done = self._restore()
+            if self._rehearsal is not None:
+                self._rehearsal.record(self._state.objects, self._done, is_restored=True)
         return self._done
 
     @activity("restoring")
@@ -226,6 +239,8 @@ class Checkpointer:
         Args:
             number: completed steps; the same on all ranks.
         """
+        if self._rehearsal is not None:
+            self._rehearsal.record(self._state.objects, number)
         self._done = number
         progress(number)
         # All ranks have now written the previous snapshot: the one before it is not needed.

@@ -64,6 +64,7 @@ Commands (ft-run COMMAND --help):
   check   Check this node, or several nodes together.
   policy  Explain what the failure policy does after a failure.
   token   Create a secret that enables mutual TLS.
+  rehearse  Show that recovery is exact for your script.
 """
 
 _AFTER_COMMON = """\

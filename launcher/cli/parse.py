@@ -18,6 +18,7 @@ from ..flags.values import AUTO_PRELOAD, BadValue, listed_endpoints, nearest, re
 from ..hosts_options import HostsOptions
 from ..log_options import LogOptions
 from ..options import LaunchOptions, ScriptMode
+from ..rehearse_options import RehearseOptions
 from . import launch_flags, master_flags
 from .check_flags import training_checks
 from .command_line import CommandLine, Given, T
@@ -42,6 +43,7 @@ Options = (
     | PolicyOptions
     | ReportOptions
     | TokenOptions
+    | RehearseOptions
     | CompletionOptions
 )
 """The options of any command."""
@@ -77,6 +79,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
             return report_options(rest, environ)
         case "token":
             return token_options(rest, environ)
+        case "rehearse":
+            from .rehearse_flags import rehearse_options
+
+            options = rehearse_options(rest, environ)
+            _launch([*options.job, "--standalone", *options.script], {})  # to check them
+            return options
     return _launch(argv, environ)
 
 

@@ -8,7 +8,17 @@ from ...errors import UsageError
 from ..flags.values import BadValue, nearest, refuse, shown
 from ..options import ScriptMode
 
-COMMANDS: Final = ("master", "status", "stacks", "check", "policy", "hosts", "token", "report")
+COMMANDS: Final = (
+    "master",
+    "status",
+    "stacks",
+    "check",
+    "policy",
+    "hosts",
+    "token",
+    "report",
+    "rehearse",
+)
 
 
 def as_flag(argv: Sequence[str]) -> Sequence[str]:

@@ -12,6 +12,7 @@ from ..cli.hosts_flags import hosts_command
 from ..cli.launch_flags import launch_command
 from ..cli.master_flags import master_command, stacks_command, status_command
 from ..cli.policy_flags import policy_command
+from ..cli.rehearse_flags import rehearse_command
 from ..cli.report_flags import report_command
 from ..cli.security_flags import token_command
 from ..flags.flag import Flag
@@ -33,6 +34,7 @@ def command_lines() -> dict[str, CommandLine]:
         "check": check_command(),
         "policy": policy_command(),
         "token": token_command(),
+        "rehearse": rehearse_command(),
     }
 
 
