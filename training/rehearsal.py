@@ -26,6 +26,7 @@ from .data.batches import ElasticBatches
 from .fingerprints import fingerprint, leaves
 from .script_variables import Variables
 from .worker.agent_socket import ancestors
+from .worker.imported import bits_of, names_of
 
 VARIABLE = "FT_RUN_REHEARSAL"
 _CHECKPOINT_S = 20.0
@@ -87,6 +88,7 @@ class Rehearsal:
             objects=_fingerprints(found),
             sharded=[name for name, value in found.items() if _is_sharded(value)],
             variables=records.variables.read(found),
+            modules=names_of(bits_of(sys.modules)),
             samples=samples if any(isinstance(o, ElasticBatches) for o in found.values()) else None,
         )
         if not is_restored:

@@ -25,9 +25,11 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 _ITEMS = 2000
 _LENGTH = 60
 _LARGEST_BYTES = 1 << 26
-_ROOTS = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(path)), "")
-    for path in (os.__file__, __file__, os.path.dirname(__file__) + "/launcher/")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_ROOTS = (
+    os.path.dirname(os.__file__) + "/",
+    _HERE + "/",
+    os.path.dirname(_HERE) + "/launcher/",
 )
 
 
@@ -47,7 +49,9 @@ class Variables:
         for name, value in _roots():
             walk.visit(name, value, 0)
         if self._live is None:  # objects that only a library keeps
-            self._live = {type(o).__name__: o for o in gc.get_objects() if isinstance(o, _LIVE)}
+            self._live = {
+                type(o).__name__: o for o in gc.get_objects() if issubclass(type(o), _LIVE)
+            }
         for name, value in self._live.items():
             walk.visit(f"a {name}", value, 0)
         return {name: _short(fingerprint(value)) for name, value in walk.found.items()}

@@ -47,8 +47,7 @@ _COMMON = (
 
 _BEFORE = f"""\
 {_USAGE}
-Run a distributed PyTorch training script, and restart all of its workers when
-one fails. A drop-in replacement for torchrun.
+Run a PyTorch training script as torchrun does; restart it when a worker fails.
 
 Examples:
   ft-run --nproc-per-node gpu train.py --lr 0.1
@@ -56,14 +55,14 @@ Examples:
     --rdzv-id run7 train.py
 
 Commands (ft-run COMMAND --help):
-  hosts   Start a job on several hosts over ssh.
-  master  Run the rendezvous master in a process of its own.
-  status  Show the state of a job.
-  stacks  Show the stack trace of every rank.
-  report  Show what happened in a job, from its event files.
-  check   Check this node, or several nodes together.
-  policy  Explain what the failure policy does after a failure.
-  token   Create a secret that enables mutual TLS.
+  hosts     Start a job on several hosts over ssh.
+  master    Run the rendezvous master in a process of its own.
+  status    Show the state of a job.
+  stacks    Show the stack trace of every rank.
+  report    Show what happened in a job, from its event files.
+  check     Check this node, or several nodes together.
+  policy    Explain what the failure policy does after a failure.
+  token     Create a secret that enables mutual TLS.
   rehearse  Show that recovery is exact for your script.
 """
 

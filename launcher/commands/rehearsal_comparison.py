@@ -55,7 +55,7 @@ class History:
         """Return the variables that steps change."""
         seen: dict[str, str] = {}
         found = set()
-        for (of, _), record in self.bodies.items():
+        for (of, _), record in (*self.starts.items(), *self.bodies.items()):
             for name, text in record["variables"].items() if of == rank else ():
                 if seen.setdefault(name, text) != text:
                     found.add(name)
@@ -139,7 +139,9 @@ class Comparison:
                     before = self._base.starts.get((rank, place))
                     suspects = []
                 else:
-                    suspects = self._relevant(rank, _different(before, record))
+                    present = record["variables"]  # others are set in the body
+                    names = [name for name in _different(before, record) if name in present]
+                    suspects = self._relevant(rank, names)
                 where = differing(before["objects"], record["objects"]) if before else ""
                 if where and (place in last or not where.startswith("random")):
                     reason = f"was restored, but not as it was after step {place[1]}"

@@ -45,6 +45,8 @@ class Jobs:
         self._options, self._folder = options, folder
         self.limit_s = options.timeout_s
         """Time without a completed step after which a job has hung."""
+        self.modules: tuple[str, ...] = ()
+        """Modules that the script imports, to fork the workers of later jobs from them."""
         variables = {
             variable
             for flag in rehearse_command().flags
@@ -94,9 +96,7 @@ class Jobs:
         options = self._options
         arguments = [*options.job, "--max-restarts=3", f"--events={path}/events.jsonl"]
         if not any(word.startswith("--preload") for word in options.job):
-            arguments.append("--preload=auto")
-        if not any(word.startswith("--tune-file") for word in options.job):
-            arguments.append(f"--tune-file={self._folder}/tuned.json")  # modules to preload
+            arguments.append(f"--preload={','.join(self.modules) or 'auto'}")
         if not any(word.startswith("--log-dir") for word in options.job):
             arguments.append(f"--log-dir={path}/logs")
         if count is not None:

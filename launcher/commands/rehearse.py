@@ -103,6 +103,7 @@ class Rehearsal:
         if self._order["end"] is None:
             self._order["steps"] = -1
         self._set_limit(first.records)
+        self.jobs.modules = tuple(self._base.last(0)["modules"])
         self._show(Row("undisturbed", _speed(first.records), _kinds(self._base)))
         comparison = self._again()
         self._disturb(comparison, places)

@@ -122,7 +122,7 @@ class _Wrapped(torch.Tensor):
     def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> "_Wrapped":
         made: Any = torch.Tensor._make_wrapper_subclass(cls, codes.shape)
         made.codes, made.scale = codes, scale
-        return made  # type: ignore[no-any-return]
+        return made  # type: ignore[no-any-return]  # torch has no type for it
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["codes", "scale"], None
