@@ -76,13 +76,14 @@ class Jobs:
         path = self._folder / name
         path.mkdir()
         (path / "order.json").write_text(json.dumps(order))
+        restarts = int(bool(order["failures"]))  # others are failures of the script
         statuses = []
         is_hung = False
         for count in workers:
             for mark in path.glob("left-*"):
                 mark.unlink()
             with (path / "output").open("wb") as output:
-                status, is_hung = self._run_job(path, output, count, spares)
+                status, is_hung = self._run_job(path, output, count, spares, restarts)
             statuses.append(status)
             if is_hung or not status:
                 break
@@ -91,10 +92,12 @@ class Jobs:
             tuple(statuses), read_records(path), "\n".join(lines[-20:]), is_hung, _checkpoint(path)
         )
 
-    def _run_job(self, path: Path, output: Any, count: int | None, spares: int) -> tuple[int, bool]:
+    def _run_job(
+        self, path: Path, output: Any, count: int | None, spares: int, restarts: int
+    ) -> tuple[int, bool]:
         """Run one job; return its exit code, and whether it hung."""
         options = self._options
-        arguments = [*options.job, "--max-restarts=3", f"--events={path}/events.jsonl"]
+        arguments = [*options.job, f"--max-restarts={restarts}", f"--events={path}/events.jsonl"]
         if not any(word.startswith("--preload") for word in options.job):
             arguments.append(f"--preload={','.join(self.modules) or 'auto'}")
         if not any(word.startswith("--log-dir") for word in options.job):
