@@ -233,10 +233,10 @@ class Rehearsal:
 
 
 def _speed(records: Sequence[Record]) -> str:
-    times = [one["time_s"] for one in records if not one["rank"] and "objects" in one]
-    gaps = [b - a for a, b in pairwise(times[1:])]
+    times = [one["time_s"] for one in records if not one["rank"] and not one.get("is_restored", 1)]
+    gaps = [b - a for a, b in pairwise(times)]
     each = f", {statistics.median(gaps):.2g} s each" if gaps else ""
-    return f"{len(times) - 1} steps{each}"
+    return f"{len(times)} steps{each}"
 
 
 def _kinds(base: History) -> str:
