@@ -1,6 +1,7 @@
 """Runs one node on the event loop: the master if it is hosted here, the agent, the live line."""
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -12,8 +13,9 @@ from ...errors import NodeExcludedError
 from ...events.event import Event, LogMessage
 from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, JobEnded, LogsKept, NodeStarted
-from ...rendezvous.protocol.failure import signal_name
+from ...rendezvous.protocol.failure import Failure, signal_name
 from ...rendezvous.protocol.messages import Outcome, Verdict
+from ..flags.values import shown
 from ..history.event_history import EventHistory
 from ..history.recorded_error import recorded
 from ..logs.log_dir import LogDir
@@ -29,6 +31,7 @@ from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
 from ..reporting.failure_report import final_report
 from ..reporting.live_line import live_line
+from ..reporting.standard_output import say_last
 from ..reporting.termination_message import write_termination_message
 from ..reporting.time_report import report_time
 from ..version import VERSION
@@ -125,8 +128,9 @@ async def run_node(
     if conclude is not None:
         conclude(agent)
     if status != exit_codes.SUCCESS:
-        _pass_on_error_file(agent)
         verdict = agent.verdict
+        if verdict is not None and verdict.cause is not None:
+            pass_on_error_file(verdict.cause)
         left = f"this node was asked to leave ({_signal_of(status)})"
         write_termination_message(str(JobEnded(verdict)) if verdict is not None else left, status)
     return status
@@ -243,17 +247,24 @@ def _show_verdict(
     display.show(ended)
 
 
-def _pass_on_error_file(agent: Agent) -> None:
+def pass_on_error_file(cause: Failure) -> None:
     """Copy the root cause's error file to the path where the scheduler of this agent expects it.
 
     This matches torchrun, with the exit code added: a killed worker could not write it.
     """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    cause = agent.verdict.cause if agent.verdict is not None else None
-    error = recorded(cause) if cause is not None else None
-    if not path or cause is None or error is None:
+    path, error = os.environ.get("TORCHELASTIC_ERROR_FILE"), recorded(cause)
+    if not path or error is None:
         return
     if isinstance(error["message"], dict):
         error["message"]["errorCode"] = cause.exit_code
-    with contextlib.suppress(OSError, RecursionError), open(path, "w") as file:
-        json.dump(error, file)
+    try:
+        # Anything may be there: the open and the write of a FIFO would wait for its reader.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o666), "w") as file:
+            json.dump(error, file)
+    except RecursionError:  # of a node that says anything
+        return
+    except OSError as failed:
+        is_unread = failed.errno == errno.ENXIO
+        why = "a FIFO that nothing reads, or a socket" if is_unread else failed.strerror
+        say_last(f"ft-run: TORCHELASTIC_ERROR_FILE cannot be written: {shown(path)}: {why}")

@@ -203,3 +203,13 @@ def test_without_its_relay_a_job_writes_to_the_log_files_alone(ft: "Launcher") -
     (log,) = ft.folder.glob("torchelastic_*/*/attempt_1/0/stdout.log")  # not removed
     assert log.read_text() == "attempt 1\n"
     assert "later output goes to the log files only" in command.stderr
+
+
+def test_an_error_file_that_is_a_fifo_does_not_keep_a_failed_job(ft: "Launcher") -> None:
+    """Nothing reads the one of the scheduler."""
+    fifo = ft.folder / "error.json"
+    os.mkfifo(fifo)
+    script = ft.script("raise ValueError('a fault of the script')")
+    job = ft.start("--standalone", script, env={"TORCHELASTIC_ERROR_FILE": str(fifo)})
+    assert job.wait() == 1
+    assert "cannot be written" in job.stderr
