@@ -28,7 +28,7 @@ from ...events.node import (
     ThisNodeRenamed,
     WorkersFenced,
 )
-from ...events.workers import WorkersStopped
+from ...events.workers import RoundProgressed, WorkersStopped
 from ...rendezvous.lease.fencing import FenceTick, Fencing
 from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
@@ -248,9 +248,9 @@ class Agent:
             work=self._work.node.claims(),
         )
 
-    def report_phases(self) -> None:
-        """Have the time of this node's phases, which the workers measure, known up to now."""
-        self._step_events.report()
+    def progress(self) -> RoundProgressed | None:
+        """Return the progress of the workers, with the time of each phase up to now."""
+        return self._step_events.progress()
 
     def post(self, event: _Event) -> None:
         """Queue an event; events are handled in order."""

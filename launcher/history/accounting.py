@@ -31,6 +31,7 @@ _MAY_HANG: Final = frozenset({Phase.BUILDING, Phase.TRAINING, Phase.RUNNING})
 _REPORTED: Final = frozenset({Phase.BUILDING, Phase.TRAINING})
 """What workers do then is known from their reports."""
 _DAYS_TO_1970: Final = 719_469
+_STRETCHES_MAX: Final = 1_000
 
 
 class Accounting:
@@ -314,15 +315,24 @@ class _Stretch:
 
 
 class _KeptSteps:
-    """Stretches of training, in the order of their steps."""
+    """Stretches of training, in the order of their steps.
+
+    Of many, the oldest are joined: a job rarely goes back to their steps.
+    """
 
     def __init__(self) -> None:
         self._stretches: list[_Stretch] = []
 
     def trained(self, first: int, last: int, seconds: float) -> None:
         """Add training from ``first`` to ``last`` completed steps."""
-        if last > first:
-            self._stretches.append(_Stretch(first, last, seconds))
+        if last <= first:
+            return
+        self._stretches.append(_Stretch(first, last, seconds))
+        if len(self._stretches) > _STRETCHES_MAX:
+            half = _STRETCHES_MAX // 2
+            old = self._stretches[:half]
+            joined = _Stretch(old[0].first, old[-1].last, sum(one.seconds for one in old))
+            self._stretches[:half] = [joined]
 
     def back_to(self, step: int) -> float:
         """Forget the steps after one; return the seconds that they took."""

@@ -73,7 +73,7 @@ class Recorder:
             self.node = event.given
         sinks = [sink for sink, names in self._sinks if names is None or event.name in names]
         if sinks:
-            self._note_suspension()
+            self.note_suspension()
             self._pass(event, sinks)
 
     def record(self, event: Event) -> Record:
@@ -95,7 +95,8 @@ class Recorder:
             "text": printable(str(event)),
         }
 
-    def _note_suspension(self) -> None:
+    def note_suspension(self) -> None:
+        """Record that this host was suspended, if it was since the last event."""
         suspended_s = self._clocks.boot() - self._clocks.running()
         more_s, self._suspended_s = suspended_s - self._suspended_s, suspended_s
         if more_s >= _SUSPENSION_MIN_S:

@@ -28,12 +28,18 @@ class _Families(Collector):
             yield family
 
 
+_OPENMETRICS = "application/openmetrics-text"
+
+
 def written(samples: Samples, accept: str) -> tuple[bytes, str]:
     """Return samples as text, and its content type.
 
     Args:
         samples: the values.
-        accept: the header ``Accept`` of the request; empty: the text format.
+        accept: the header ``Accept`` of the request; empty: the text format. Anything may be in it,
+            and ``choose_encoder`` would raise.
     """
-    encode, content_type = choose_encoder(accept)
+    kinds = [one.partition(";")[0].strip().lower() for one in accept.split(",")]
+    wanted = f"{_OPENMETRICS}; version=1.0.0" if _OPENMETRICS in kinds else ""
+    encode, content_type = choose_encoder(wanted)
     return encode(_Families(samples)), content_type

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol
 
+from ...events.workers import RoundProgressed
 from ...rendezvous.protocol.messages import Assignment
 from ..history.event_history import EventHistory
 from ..history.phases import Account, Phase
@@ -25,8 +26,8 @@ _LOST_BY: Final = (*CAUSES, "regroup")
 class Observed(Protocol):
     """What is read of the agent."""
 
-    def report_phases(self) -> None:
-        """Have the time of this node's phases known up to now."""
+    def progress(self) -> RoundProgressed | None:
+        """Return the progress of the workers up to now; None if they do not train."""
 
     @property
     def running(self) -> tuple[AskedWorker, ...]:
@@ -83,9 +84,12 @@ class NodeEndpoint:
         self, agent: Observed, recorder: Recorder, history: EventHistory
     ) -> tuple[Samples, dict[int, int]]:
         """Return the samples, and the process ids by rank."""
-        agent.report_phases()
+        recorder.note_suspension()
+        progress = agent.progress()
         folded = history.folded()
         accounting = folded.account(recorder.node)
+        if progress is not None:
+            accounting.add(recorder.record(progress))  # a scrape is not an event of the job
         samples = self.job.now()
         samples.put(c.JOB_INFO, 1, recorder.job, recorder.attempt, recorder.node, VERSION)
         samples.put(c.NODE_RANK, accounting.node_rank)

@@ -25,7 +25,7 @@ PATH: Final = "/metrics"
 _CLIENT_S: Final = 5.0
 """How long a client may be silent."""
 _CLIENTS_MAX: Final = 8
-"""At the same time; further connections are closed."""
+"""Connections at the same time. Another one replaces the oldest whose request is incomplete."""
 _LOOP_S: Final = 3.0
 """How long the loop has; it answers within a millisecond unless it is overloaded."""
 
@@ -85,7 +85,10 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.reading = threading.Lock()
         """One scrape at a time reads the values."""
         self._tls = tls
-        self._free = threading.Semaphore(_CLIENTS_MAX)
+        self._clients = 0
+        self._unread: dict[Any, None] = {}
+        """Connections whose request is incomplete, the oldest first."""
+        self._counting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         super().__init__((address.host, address.port), _Handler)
@@ -135,18 +138,35 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection, unless there are too many."""
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Start a thread for a connection; of too many, the oldest without a request is closed."""
+        with self._counting:
+            is_full = self._clients >= _CLIENTS_MAX
+            if is_full and self._unread:
+                oldest = next(iter(self._unread))
+                del self._unread[oldest]
+                with suppress(OSError):
+                    # Its thread may be reading: only the socket below TLS may be touched.
+                    socket.socket.shutdown(oldest, socket.SHUT_RDWR)
+            elif is_full:
+                self.shutdown_request(request)
+                return
+            self._clients += 1
+            self._unread[request] = None
         super().process_request(request, client_address)
+
+    def has_read(self, request: Any) -> None:
+        """Record that the request of a connection is complete."""
+        with self._counting:
+            self._unread.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer a connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._counting:
+                self._unread.pop(request, None)
+                self._clients -= 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Pass over a client that is gone, or no client of HTTP or TLS."""
@@ -163,6 +183,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a scrape."""
         server = self.server
+        server.has_read(self.request)
         if server.bearer and not self._is_authorized(server.bearer):
             self._answer(401, b"401: this endpoint requires the job's token as a bearer token\n")
         elif self.path.partition("?")[0] != PATH:

@@ -18,7 +18,7 @@ class _Rank:
 
 
 class StepCounts:
-    """The steps that ranks have done since this was created."""
+    """The steps that ranks have done."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, _Rank] = {}
@@ -26,8 +26,8 @@ class StepCounts:
     def update(self, found: Iterable[tuple[int, Progress]]) -> dict[int, int]:
         """Return the steps of each rank that has ever made progress.
 
-        A script that reports its steps begins with any number, and goes back after a failure: what
-        its first scrape shows is where its count starts.
+        A script that reports its steps starts with any number, and goes back after a failure: its
+        first report is its first step.
 
         Args:
             found: the ranks whose workers are alive, and their progress.
@@ -38,9 +38,12 @@ class StepCounts:
             is_reported = now.furthest >= 0
             before = self._ranks.get(rank)
             total = 0 if before is None else before.total
-            if before is not None and (before.pid, before.is_reported) == (now.pid, is_reported):
+            is_same = before is not None and before.pid == now.pid
+            if before is not None and is_same and before.is_reported == is_reported:
                 total += max(0, now.steps - before.steps)
             elif not is_reported:
                 total += now.steps
+            else:  # of the same process, steps before the first report have been counted
+                total += max(0, now.steps - now.first + (not is_same))
             self._ranks[rank] = _Rank(now.pid, is_reported, now.steps, total)
         return {rank: known.total for rank, known in self._ranks.items()}

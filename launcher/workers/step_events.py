@@ -119,8 +119,15 @@ class StepEvents:
 
     def report(self) -> None:
         """Report the seconds in each phase now, if the workers train and are watched."""
-        if self._group is not None and self._first is not None:
-            self._report(self._group, time.monotonic(), needs_phases=True)
+        if (progress := self.progress()) is not None and self._group is not None:
+            self._report(self._group, progress)
+
+    def progress(self) -> RoundProgressed | None:
+        """Return the progress up to now; None if the workers do not train or are not watched."""
+        if self._group is None or self._first is None:
+            return None
+        progress = self._progress(self._group, time.monotonic())
+        return progress if progress.phases else None
 
     def note(self, event: Event) -> None:
         """Pass on an event of this node, after the seconds of the phases if it ends one."""
@@ -153,7 +160,7 @@ class StepEvents:
             self._at_first_step(group)
         if now - self._reported_at >= _INTERVAL_S:
             self._reported_at = now
-            self._report(group, now)
+            self._report(group, self._progress(group, now))
         delay_s = _INTERVAL_S - (now - self._reported_at)
         if awaits_step:
             delay_s = min(delay_s, _LATEST_S, max(_SOONEST_S, _SHARE * (now - since)))
@@ -163,34 +170,35 @@ class StepEvents:
 
         self._timer = asyncio.get_running_loop().call_later(max(_SOONEST_S, delay_s), look)
 
-    def _report(self, group: WorkerGroup, now: float, *, needs_phases: bool = False) -> None:
+    def _progress(self, group: WorkerGroup, now: float) -> RoundProgressed:
         at, stepped = group.assignment, _stepped(group)
         looked = self._first.look(now) if self._first is not None else ("", {}, 0.0)
         doing, phases, idle_training_s = looked
-        if needs_phases and not phases:
-            return
         snapshot, replica = _newest(self._held())
         watch = group.watches[0] if self._first is not None else None
         first = watch.progress() if watch is not None else None
         last_s = max((progress.last_s or 0.0 for progress in stepped), default=now)
-        self._note(
-            RoundProgressed(
-                at.round,
-                at.node_rank,
-                steps=max((progress.furthest for progress in stepped), default=-1),
-                steps_per_s=max((progress.steps_per_s for progress in stepped), default=0.0),
-                idle_s=round(now - last_s, 6),
-                snapshot=snapshot,
-                replica=replica,
-                doing=doing,
-                phases=phases,
-                counted_steps=first.steps if first is not None else 0,
-                data_wait_s=_data_waits(group),
-                idle_training_s=round(idle_training_s, 6),
-            )
+        return RoundProgressed(
+            at.round,
+            at.node_rank,
+            steps=max((progress.furthest for progress in stepped), default=-1),
+            steps_per_s=max((progress.steps_per_s for progress in stepped), default=0.0),
+            idle_s=round(now - last_s, 6),
+            snapshot=snapshot,
+            replica=replica,
+            doing=doing,
+            phases=phases,
+            counted_steps=first.steps if first is not None else 0,
+            data_wait_s=_data_waits(group),
+            idle_training_s=round(idle_training_s, 6),
         )
+
+    def _report(self, group: WorkerGroup, progress: RoundProgressed) -> None:
+        self._note(progress)
+        watch = group.watches[0] if self._first is not None else None
+        first = watch.progress() if watch is not None else None
         if self._measuring is not None and first is not None:
-            training_s = phases.get(NAMES[TRAINING], 0.0)
+            at, training_s = group.assignment, progress.phases.get(NAMES[TRAINING], 0.0)
             self._note(self._measuring.measure(at, group.watches, training_s, first.steps))
 
 

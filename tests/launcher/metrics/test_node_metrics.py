@@ -1,14 +1,19 @@
 """The metrics of a node, from values of several moments."""
 
+import asyncio
 import dataclasses
 import os
 from types import SimpleNamespace
 from typing import Any
 
+from ft_run.events.workers import RoundProgressed, RoundStarted
+from ft_run.launcher.history import accounting
+from ft_run.launcher.history.event_history import EventHistory
 from ft_run.launcher.history.phases import Account, Phase
+from ft_run.launcher.history.recorder import Clocks, Recorder
 from ft_run.launcher.metrics import catalogue as c
 from ft_run.launcher.metrics.catalogue import Samples
-from ft_run.launcher.metrics.node_metrics import NodeFold, add_account, add_processes
+from ft_run.launcher.metrics.node_metrics import NodeEndpoint, NodeFold, add_account, add_processes
 from ft_run.launcher.processes.worker_watch import Progress
 
 MONOTONIC_S, WALL_S = 5_000.0, 1_780_000_000.0
@@ -109,3 +114,56 @@ def test_processes_as_the_kernel_sees_them() -> None:
     assert samples[c.RANK_CPU].keys() == samples[c.RANK_MEMORY].keys() == {("0",)}
     assert samples[c.RANK_CPU][("0",)] > 0
     assert samples[c.RANK_MEMORY][("0",)] > 1e6
+
+
+class Job:
+    """A node whose workers train, with a clock set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        clock = lambda: self.now  # noqa: E731
+        self.recorder = Recorder("job", clocks=Clocks(lambda: WALL_S + self.now, clock, clock))
+        self.history, self.written = EventHistory(), list[Any]()
+        self.recorder.add(self.history.add)
+        self.recorder.add(self.written.append)
+        self.is_training = False
+        self.endpoint = NodeEndpoint(SimpleNamespace())  # type: ignore[arg-type]  # it does not serve
+
+    def scrape(self) -> Samples:
+        agent: Any = SimpleNamespace(
+            progress=self.progress, running=(), assignment=None, snapshot_step=-1,
+            checkpoint=(None, None),
+        )  # fmt: skip
+        samples, _ = asyncio.run(self.endpoint._read(agent, self.recorder, self.history))
+        return samples
+
+    def progress(self) -> RoundProgressed | None:
+        step = int(self.now) if self.is_training else -1
+        phases = {"importing and building": 10.0} | ({"training": self.now} if step >= 0 else {})
+        return RoundProgressed(0, 0, step, 1.0, 0.0, -1, -1, "", phases)
+
+
+def test_a_scrape_is_not_an_event_and_leaves_nothing() -> None:
+    job = Job()
+    job.recorder.event(RoundStarted(0, 0, 1, 1, 0, "r", is_watched=True))
+    for _ in range(40):
+        job.now += 1
+        job.scrape()
+    assert [record["name"] for record in job.written] == ["round.started"]
+    known = job.history.folded().account(job.recorder.node)
+    job.is_training, known.phase = True, Phase.TRAINING
+    for _ in range(3 * accounting._STRETCHES_MAX):
+        job.now += 1
+        job.scrape()
+    assert len(job.written) == 1
+    assert len(known._kept._stretches) <= accounting._STRETCHES_MAX
+    assert job.scrape()[c.PHASE_SECONDS][(Phase.TRAINING.value,)] == 3.0 * accounting._STRETCHES_MAX
+
+
+def test_a_host_that_was_suspended_before_a_scrape() -> None:
+    """That is an event, from which the time counts as suspended."""
+    job = Job()
+    job.recorder._suspended_s -= 50.0
+    job.now += 60.0
+    assert job.scrape()[c.PHASE_SECONDS][(Phase.SUSPENDED.value,)] == 50.0
+    assert [record["name"] for record in job.written] == ["host.suspended"]

@@ -5,6 +5,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def port_of(one: MetricsServer) -> int:
     return int(one.url.rpartition(":")[2].partition("/")[0])
 
 
-def get(port: int, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:
+def get(port: int, path: str = "/metrics", **headers: str | bytes) -> tuple[int, str, str]:
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     client.request("GET", path, headers=headers)
     reply = client.getresponse()
@@ -104,6 +105,43 @@ def test_a_crowd_is_turned_away_and_forgotten(
         assert one.recv(1) == b""  # closed: at once, or when it was silent for too long
         one.close()
     assert get(port)[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.0\r\nX-Slow: z"])
+def test_clients_that_send_no_whole_request_block_no_scrape(
+    serving: MetricsServer, sent: bytes
+) -> None:
+    """They are never silent for long, so that no timeout ends them."""
+    port = port_of(serving)
+    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * server._CLIENTS_MAX)]
+    for one in slow:
+        with suppress(OSError):
+            one.sendall(sent)
+    for _ in range(5):
+        assert get(port)[0] == 200
+        for one in slow:
+            with suppress(OSError):
+                one.sendall(b"z")
+    for one in slow:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=\xfe",
+        "application/openmetrics-text;version=" + "9" * 5000,
+        "application/openmetrics-text;version=1.0.0;escaping=\xfe",
+        "text/plain;version=\xb2",
+        "text/plain;version=1..0",
+        ";;=,=;version",
+    ],
+)
+def test_any_accept_header_is_answered(serving: MetricsServer, accept: str) -> None:
+    status, kind, text = get(port_of(serving), Accept=accept.encode("latin-1"))
+    assert status == 200
+    assert kind.startswith(("text/plain; version=", "application/openmetrics-text; version="))
+    assert "ftrun_round 3.0" in text
 
 
 def test_its_end_is_quick_and_frees_the_port(serving: MetricsServer) -> None:
@@ -203,4 +241,19 @@ def test_with_certificates_other_hosts_need_one(tmp_path: Path) -> None:
     ):
         connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert connection.recv(65536).split()[1] == b"200"
+    one.close()
+
+
+def test_handshakes_that_do_not_end_block_no_scrape() -> None:
+    token = new_token()
+    one, _ = opened(ANYWHERE, TrustOptions(token=token))
+    assert isinstance(one, MetricsServer)
+    port = port_of(one)
+    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(server._CLIENTS_MAX)]
+    for client in slow:
+        client.sendall(b"\x16")
+    ca, bearer = TokenTrust(token).ca, f"Bearer {token.reveal()}"
+    assert https(one, ca, Authorization=bearer) == 200
+    for client in slow:
+        client.close()
     one.close()
