@@ -7,9 +7,10 @@ import operator
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import SupportsIndex
+from weakref import ref
 
 from .worker import work_messages as messages
 from .worker.agent_socket import ancestors, connect
@@ -29,7 +30,49 @@ def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Ite
         raise ValueError(
             f"invalid value {name!r} for name: expected 1 to {_NAME_MAX} printable characters"
         )
-    return _loop(name, _whole("size", size, 0), _whole("grain", grain, 1))
+    return _Pieces(name, _whole("size", size, 0), _whole("grain", grain, 1))
+
+
+class _Pieces(Iterator[range]):
+    """The pieces of a loop.
+
+    Only the ``for`` statement refers to the generator, so that leaving the loop closes it and gives
+    the piece back, even if the script has a name for this object.
+    """
+
+    def __init__(self, name: str, size: int, grain: int) -> None:
+        self._of = name, size, grain
+        self._running: Callable[[], Generator[range, None, None] | None] = lambda: None
+        """Returns the generator of the loop that runs."""
+        self._stepped: Generator[range, None, None] | None = None
+        """The generator, if the script calls ``next``."""
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[range]:
+        loop = self._running()
+        if loop is None and not self._is_over:
+            loop = self._loop()
+            self._running = ref(loop)
+        self._stepped = None
+        return iter(()) if loop is None else loop
+
+    def __next__(self) -> range:
+        if self._stepped is None and not self._is_over:
+            self._stepped = self._running() or self._loop()
+            self._running = ref(self._stepped)
+        if self._stepped is None:
+            raise StopIteration
+        return next(self._stepped)
+
+    def close(self) -> None:
+        """Leave the loop."""
+        if (loop := self._running()) is not None:
+            loop.close()
+        self._stepped = None
+
+    def _loop(self) -> Generator[range, None, None]:
+        yield from _loop(*self._of)
+        self._is_over = True
 
 
 def _loop(name: str, size: int, grain: int) -> Iterator[range]:

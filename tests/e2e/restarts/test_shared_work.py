@@ -68,6 +68,46 @@ def test_what_loops_may_do(ft):
     assert len(left) == len(set(left)) == 16
 
 
+NAMED = """
+import os, pathlib, sys, time
+from ft_run.training import shared_work
+done, how, rank = pathlib.Path(sys.argv[1]), sys.argv[2], os.environ["RANK"]
+for _ in shared_work("sync", 2):  # each rank has one
+    time.sleep(0.3)
+pieces, own = shared_work("items", 12), []
+if rank == "1":
+    if how == "break":
+        for piece in pieces:
+            break
+    elif how == "next":
+        next(pieces)
+        for piece in pieces:
+            break
+    elif how == "close":
+        numbered = enumerate(pieces)
+        next(numbered)
+        pieces.close()
+    while not done.exists():  # like a barrier
+        time.sleep(0.05)
+for piece in pieces:
+    own.append(piece.start)
+    time.sleep(0.05)
+assert list(pieces) == []
+done.touch()
+sys.stdout.write(f"rank {rank} did {len(own)}\\n")
+"""
+
+
+@pytest.mark.parametrize(("how", "pieces"), [("break", 12), ("next", 11), ("close", 12)])
+def test_a_loop_that_is_left_gives_its_piece_back_although_it_has_a_name(ft, how, pieces):
+    """A second ``next`` confirms the first piece."""
+    script = ft.script(NAMED)
+    command = ft.start("--standalone", "--nproc-per-node", 2, script, ft.folder / "done", how)
+    assert command.wait() == 0, command.stderr
+    assert f"rank 0 did {pieces}" in command.stdout
+    assert "rank 1 did 0" in command.stdout
+
+
 POISON = """
 import os, sys, time
 from ft_run.training import shared_work
