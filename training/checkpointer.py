@@ -260,7 +260,7 @@ class Checkpointer:
                 complete = self._snapshots.take(number, is_clean=is_clean)
             self._snapshots.send_report(complete, own)
         if saves:
-            self.save(number)
+            self._save(number)
         self._delayed_notice = merged.notice
         if merged.notice and self._ranks.all_true(is_clean):
             self._delayed_notice = 0
@@ -300,13 +300,27 @@ class Checkpointer:
 
     @activity("saving")
     def save(self, number: int) -> bool:
-        """Write a checkpoint; return whether it succeeded. Older checkpoints stay if it fails.
+        """Write a checkpoint of the current state; return whether it succeeded.
 
-        Under ft-run it is written asynchronously: the result is whether it has begun, and ``wait``
-        waits until it is complete.
+        Older checkpoints stay if it fails. Under ft-run, if the state is equal to the snapshot of
+        this step, it is written asynchronously: the result is whether it has begun, and ``wait``
+        waits until it is complete. Otherwise, e.g. after averaging, it is written before this
+        returns, and the snapshot stays as it is.
 
         Args:
             number: completed steps.
+        """
+        self._snapshots.wait_for_copy()
+        return self._save(number, is_of_now=True)
+
+    @activity("saving")
+    def _save(self, number: int, *, is_of_now: bool = False) -> bool:
+        """Write a checkpoint as ``save`` does.
+
+        Args:
+            number: completed steps.
+            is_of_now: whether it must have the current state; otherwise that of the snapshot of
+                this step, which is taken if there is none.
         """
         self._snapshots.wait_for_copy()
         self._bodies.warn_of_save(number)
@@ -314,13 +328,19 @@ class Checkpointer:
         self._checkpoint_every.restart(number, now)
         if not self._checkpoints.begin(number):
             return False
-        if self._rank_state.gathered != number and self._gather(number):
+        uses_snapshot = self._checkpoints.saver is not None
+        if is_of_now and uses_snapshot:
+            uses_snapshot = self._snapshots.is_of_now(number)
+        has_values = (is_of_now or self._rank_state.gathered != number) and self._gather(number)
+        if has_values and uses_snapshot:
             self._snapshots.replace(number, SLOT_KEY, self._record.slot)
-        if self._checkpoints.saver is not None:
+        if uses_snapshot:
             if self._snapshots.is_enabled and not self._snapshots.has(number):
                 self._snapshot_every.restart(number, now)
             if self._snapshots.save(number):
                 return True
+        else:
+            self._rank_state.gathered = -1  # these values are not those of the snapshot
         return self._checkpoints.write(self._collect_for_checkpoint())
 
     def _gather(self, number: int) -> bool:
@@ -369,7 +389,7 @@ class Checkpointer:
         if self._checkpoint_every and 0 < number != self._checkpoints.newest:
             self._bodies.is_clean = True  # no step follows that could need the gradients
             self._snapshots.wait_for_copy()
-            self._checkpoints.write_last(number, self.save)
+            self._checkpoints.write_last(number, self._save)
         self.wait()
 
     @activity("saving")
@@ -417,6 +437,6 @@ class Checkpointer:
     def _save_and_wait(self, number: int) -> None:
         self._checkpoints.wait_for_result()
         if number != self._checkpoints.newest:
-            self.save(number)
+            self._save(number)
             self._checkpoints.wait_for_result()
         self._ranks.all_true(True)

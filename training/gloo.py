@@ -1,5 +1,6 @@
 """A gloo group beside the script's own, which may be NCCL's."""
 
+import datetime
 import os
 import socket
 from collections.abc import Iterator
@@ -7,14 +8,28 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+A_DAY, NO_LIMIT = datetime.timedelta(days=1), datetime.timedelta(days=3650)
 
 
 def new_gloo_group() -> Any:
-    """Return a gloo group of all ranks. All ranks call it together."""
+    """Return a gloo group of all ranks, whose operations may take a day.
+
+    All ranks call it together. torch's default limit is for its creation only: later a rank may
+    wait for another one that evaluates, or for slow storage.
+    """
     with gloo_towards(os.environ.get("MASTER_ADDR", "")):
-        return dist.new_group(backend="gloo")
+        group = dist.new_group(backend="gloo")
+    set_limit(group, A_DAY)
+    return group
+
+
+def set_limit(group: Any, limit: datetime.timedelta) -> None:
+    """Set how long an operation of a group may take."""
+    if group is not dist.GroupMember.NON_GROUP_MEMBER:
+        distributed_c10d._set_pg_timeout(limit, group)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .gloo import new_gloo_group
+from .gloo import NO_LIMIT, new_gloo_group, set_limit
 
 _CHUNK_BYTES = 1 << 28
 _TEXT_BYTES = 2000
@@ -35,6 +35,11 @@ class Ranks:
                 "Checkpointer was created before torch.distributed.init_process_group(): in a job "
                 "of several ranks, create it afterwards"
             )
+
+    def wait_without_limit(self) -> None:
+        """Remove the time limit of collectives: an agent ends the ranks if one of them hangs."""
+        if self.group is not None:
+            set_limit(self.group, NO_LIMIT)
 
     def minimum(self, *numbers: int) -> list[int]:
         """Return the minimum of each number over all ranks."""

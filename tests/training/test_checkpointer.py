@@ -683,6 +683,41 @@ def test_a_saver_that_hangs_at_the_end_is_not_waited_for_for_ever(
         end.close()
 
 
+@pytest.mark.parametrize("changes", [None, "weights", "values"])
+def test_save_writes_current_state(tmp_path: Path, memory: Given, changes: str | None) -> None:
+    """In the background if it is that of the snapshot, which never changes."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    given = memory(-1, saver=SaverLink(ours))
+    script = Script(tmp_path, checkpoint_every=None).train(3)
+    weight: Any = script.model[0].weight
+    before, expected = held(given), weight.clone()
+    with torch.no_grad():
+        if changes == "weights":
+            weight[0, 0] = 7.25
+        elif changes == "values":
+            script.sampler.seen["newest"] = "averaged"
+    assert script.checkpointer.save(3)
+    theirs.setblocking(False)
+    if changes is None:
+        assert page.SAVE.unpack(theirs.recv(100))[2] == 3
+        assert list(tmp_path.glob("step-*")) == []
+    else:
+        with pytest.raises(BlockingIOError):
+            theirs.recv(100)
+        found = Script(tmp_path, snapshot_every=None)
+        assert found.checkpointer.restore() == 3
+        assert str(found.everything()) == str(script.everything())
+    assert held(given) == before
+    for end in (ours, theirs):
+        end.close()
+    memory(3)
+    resumed = Script(tmp_path / "other", checkpoint_every=None)
+    assert resumed.checkpointer.restore() == 3
+    weight = resumed.model[0].weight
+    assert torch.equal(weight, expected)
+    assert resumed.sampler.seen["newest"] != "averaged"
+
+
 @pytest.mark.root
 def test_a_disk_that_is_full_for_a_while_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

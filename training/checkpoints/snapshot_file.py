@@ -107,6 +107,22 @@ class SnapshotFile:
             found.append(value)
         return found
 
+    def is_equal(self, flat: Mapping[str, Any], *, except_for: str) -> bool:
+        """Return whether a flat state has the same bytes as this file.
+
+        Args:
+            flat: the flat state dict.
+            except_for: name of an object that is not compared.
+        """
+        values = self.values_of(flat)
+        return values is not None and all(
+            pickled(value) == data if view is None else is_same_data(view, local(value))
+            for item, value, view, data in zip(
+                self.items, values, self._views, self._pickles, strict=True
+            )
+            if item.path[0] != except_for
+        )
+
     def write(self, values: list[Any], late: AbstractSet[str] = frozenset()) -> "LateCopy | None":
         """Overwrite all values.
 
@@ -291,6 +307,14 @@ class SnapshotFile:
         self._views, self.items, self._keys, self._map = [], (), (), None
         self.description = Description()
         self.data_bytes = self.layout_bytes = 0
+
+
+def is_same_data(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same bytes: also if they are not numbers."""
+    first, second = (
+        tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in (one, other)
+    )
+    return torch.equal(first, second)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

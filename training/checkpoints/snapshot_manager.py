@@ -16,7 +16,7 @@ from .containers import LayoutMismatchError
 from .flat_state import FlatState
 from .late_copy import Background
 from .optimizer_state import ParameterGroupsError
-from .rank_state import RankState
+from .rank_state import RECORD, RankState
 from .replicas import FAILED, Replicas, broadcast_replicated, fetch_shards
 from .snapshots import Snapshots
 from .state import State
@@ -112,6 +112,7 @@ class SnapshotManager:
             self._close()
         if self._own is None:
             return
+        self._ranks.wait_without_limit()
         if self._ranks.all_true(self._own.save_to(destination)):
             self.saver = self._own.saver
         if self._ranks.size > 1:
@@ -284,6 +285,12 @@ class SnapshotManager:
     def has(self, number: int) -> bool:
         """Return whether this rank has its shard of the snapshot of a step."""
         return self._own is not None and self._own.has(number)
+
+    def is_of_now(self, number: int) -> bool:
+        """Return whether the snapshot of a step is equal to the state of now, on all ranks."""
+        file = self._own.written(number) if self._own is not None else None
+        is_equal = file is not None and file.is_equal(self._flat_state.collect(), except_for=RECORD)
+        return self._ranks.all_true(is_equal)
 
     def take_now(self, number: int) -> None:
         """Take the snapshot of a step in the foreground, unless it exists."""
