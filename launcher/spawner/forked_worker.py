@@ -6,9 +6,11 @@ The rest follows CPython's ``Modules/main.c`` and ``Python/pathconfig.c``.
 ``docs/reference/preload.md`` lists the differences that remain.
 """
 
+import atexit
 import builtins
 import ctypes
 import faulthandler
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -45,6 +47,11 @@ _STREAMS = ("stdin", "stdout", "stderr")
 
 _TORCH_CONSTANT_SEED = 67280421310721
 """``c10::detail::default_rng_seed_val`` of torch's c10/core/GeneratorImpl.h."""
+
+_CHECKED_FOR_LEAKS = "triton"
+"""A package whose extension (nanobind) prints, at the end of the interpreter, which of its objects
+were not released: all of them if they stay frozen. Their release copies pages of the fork server,
+so nothing else is unfrozen."""
 
 _FAILED = -1
 """What ``_run_file`` and ``_run_string`` return when a program ended with an exception."""
@@ -138,6 +145,8 @@ def become(
     for name, value in worker["env"].items():
         if environ.get(name) != value:
             os.environ[name] = value
+    if _CHECKED_FOR_LEAKS in sys.modules:
+        atexit.register(gc.unfreeze)  # the first one registered runs last
     rank_at_import.read_again()
     if worker["captures_errors"]:
         capture.install_or_say(os.environ["TORCHELASTIC_ERROR_FILE"])

@@ -132,6 +132,10 @@ TABLE: Final = {
         "hosted by the agent, shared by all attempts",
         "hosted by rank 0, on a new port each round (`TORCHELASTIC_USE_AGENT_STORE=False`)",
     ),
+    "`--rdzv-backend c10d`, a script that opens a store at the endpoint": (
+        "since torch 2.15 exit 1: the agent has the port",
+        "rank 0 opens it",
+    ),
 }
 """What, torchrun, ft-run: the rows of the table in docs/reference/torchrun-differences.md."""
 
@@ -178,6 +182,13 @@ DIFFERENCES: Final = {
         entry="store",
         fact=r"worker .*: env TORCHELASTIC_USE_AGENT_STORE",
         holds=_changes("True", "False"),
+    ),
+    "named endpoint": Difference(
+        "the port that the user names for the workers is free for them",
+        entry="`--rdzv-backend c10d`, a script that opens a store at the endpoint",
+        fact=r"agent: (exit status|report: .*|stdout|traceback of the launcher)",
+        holds=lambda theirs, ours: theirs in (1, []) or NOTHING in (theirs, ours),
+        is_better=True,
     ),
     "port": Difference(
         "a port cannot be both that of the master and that of the workers' store",

@@ -68,8 +68,13 @@ NAMED_ENDPOINT: Final = [
         _MEETS,
         words=("{script}", "tcp://localhost:{port}"),
         job_id="none",
+        differs=differs,
+        since=since,
     )
-    for backend, covers in (("", "static"), ("c10d", "c10d"))
+    for backend, covers, differs, since in (
+        ("", "static", (), ""),
+        ("c10d", "c10d", ("named endpoint",), "2.15"),
+    )
 ]
 
 

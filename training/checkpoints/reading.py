@@ -6,6 +6,7 @@ import warnings
 import zipfile
 import zlib
 from bisect import bisect_left
+from importlib import import_module
 from typing import Any, BinaryIO
 
 import torch
@@ -177,6 +178,9 @@ def _plain_reader(path: str) -> FileSystemReader:
     """Return the reader of torch."""
     if not is_url(path):
         return FileSystemReader(path)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-
-    return FsspecReader(path)
+    try:
+        module = import_module("torch.distributed.checkpoint.fsspec_filesystem")
+    except ModuleNotFoundError:  # before torch 2.15
+        module = import_module("torch.distributed.checkpoint._fsspec_filesystem")
+    reader: FileSystemReader = module.FsspecReader(path)
+    return reader

@@ -238,8 +238,7 @@ def torch_on(topology: Topology, nodes: list[int], allowed: Set[int]) -> Iterato
         "_get_cpu_indices_for_numa_node_MAYBE_NOT_ALLOWED": lambda *, numa_node_index: set(
             topology.node_cpus[numa_node_index]
         ),
-        "_get_numa_node_index_for_gpu_index": lambda *, gpu_index: nodes[gpu_index],
-        "_get_gpu_count": lambda: len(nodes),
+        **_of_devices(binding, nodes),
         "_get_allowed_cpu_indices_for_current_thread": lambda: set(allowed),
         "_get_socket_index_for_cpu": lambda *, cpu_index: topology.socket_of[cpu_index],
         "_get_systemwide_numa_node_indices": lambda: {
@@ -254,10 +253,20 @@ def torch_on(topology: Topology, nodes: list[int], allowed: Set[int]) -> Iterato
     }
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
-            if not hasattr(binding, name):
-                pytest.skip(f"this torch has no torch.numa.binding.{name}")
             stack.enter_context(mock.patch.object(binding, name, answer))
         yield binding
+
+
+def _of_devices(binding: Any, nodes: list[int]) -> dict[str, Any]:
+    if hasattr(binding, "_get_gpu_count"):  # before torch 2.15
+        return {
+            "_get_gpu_count": lambda: len(nodes),
+            "_get_numa_node_index_for_gpu_index": lambda *, gpu_index: nodes[gpu_index],
+        }
+    return {
+        "_get_device_count": lambda: len(nodes),
+        "_get_numa_node_index_for_device_index": lambda *, device_index: nodes[device_index],
+    }
 
 
 @pytest.mark.parametrize("mode", [mode.value for mode in NumaBinding])
@@ -271,6 +280,7 @@ def test_binds_as_torch_does(
         return
     with torch_on(topology, nodes, allowed) as binding:
         options = binding.NumaOptions(binding.AffinityMode(mode))
+        index = "gpu_index" if hasattr(binding, "_get_gpu_count") else "device_index"
         for gpu, cpus in enumerate(ours):
-            theirs = binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options)
+            theirs = binding._get_logical_cpus_to_bind_to(**{index: gpu}, numa_options=options)
             assert cpus == theirs

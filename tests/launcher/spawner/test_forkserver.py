@@ -418,6 +418,27 @@ NVML = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm-tools")
 TARGETS = ("/dev/null", "/dev/nvidia-uvm", "socket:[1]", "/dev/kfd", *NVML)
 
 
+def test_objects_of_a_package_that_reports_leaks_are_released(
+    both_ways: Ways, tmp_path: Path
+) -> None:
+    """Frozen objects are not: the extension of triton would print all of its own."""
+    (tmp_path / "triton.py").write_text(
+        """
+import os
+class Node:
+    def __del__(self, write=os.write):
+        write(1, b"released\\n")
+node = Node()
+node.itself = node
+"""
+    )
+    (tmp_path / "work.py").write_text("import triton; print('done')")
+    came_out = both_ways("triton", ["work.py"])
+    assert was_warm(came_out)
+    for how in ("cold", "warm"):
+        assert [run["out"] for run in came_out[how]] == ["done\nreleased\n"], how
+
+
 class TestWhatAForkMustNotShare:
     def test_an_open_device_is_found(self, tmp_path: Path) -> None:
         for number, target in enumerate(TARGETS):

@@ -52,6 +52,7 @@ def test_signals_have_names():
     [
         "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:5",
         "torch.distributed.DistBackendError: NCCL error: ncclRemoteError",
+        "RuntimeError: NCCL Async Error: unhandled system error (run with NCCL_DEBUG=INFO for",
         "ConnectionResetError: [Errno 104] Connection reset by peer",
         "BrokenPipeError: [Errno 32] Broken pipe",
         "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
