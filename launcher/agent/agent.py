@@ -288,7 +288,7 @@ class Agent:
             self._watch_for_notices(source, loop)
         if relay is not None:
             relay.attach(loop)
-        loop.call_soon(adopt_orphans, loop)
+        loop.call_soon(partial(adopt_orphans, loop, spare=spawner.siblings))
 
     def _watch_for_notices(self, source: str, loop: asyncio.AbstractEventLoop) -> None:
         # Imported here: a job without preemption notices does not load these modules.
@@ -479,8 +479,8 @@ class Agent:
     async def _spawner_gone(self) -> None:
         """Kill orphaned processes: the spawner is dead, and the kernel has killed the workers."""
         relay = self._starter.relay
-        spare = (relay.pid if relay is not None else None, self._saves.pid)
-        await kill_orphans(spare=spare)
+        helpers = (relay.pid if relay is not None else None, self._saves.pid)
+        await kill_orphans(spare=(*helpers, *self._starter.spawner.siblings))
         self._workers.forget()
         sentence = (
             "the spawner process was killed or did not respond, and the workers were killed with "

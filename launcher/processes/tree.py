@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from ...errors import UsageError
@@ -219,8 +219,14 @@ def end_descendants(limit_s: float) -> None:
     reap_all()
 
 
-def reap_all() -> None:
-    """Reap every dead child."""
+def reap_all(spare: Collection[int] = ()) -> None:
+    """Reap every dead child, except ``spare``."""
+    if spare:  # their exit codes belong to another part of this process
+        for pid in children(os.getpid()):
+            if pid not in spare:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        return
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)

@@ -15,6 +15,7 @@ from ...values import dataclass, field
 from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send
 from ..processes.tree import (
+    children,
     descendants,
     exits_within,
     family,
@@ -139,6 +140,8 @@ class SpawnerClient:
         Raises:
             NoProcessError: the process could not be created.
         """
+        self.siblings = frozenset(children(os.getpid()))
+        """The child processes of the program that calls ``main``."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
