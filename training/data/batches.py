@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -190,7 +191,9 @@ class ElasticBatches(Sampler[list[int]]):
             step: number of completed steps.
             count: returns what the loss of a batch is a mean over, e.g. its number of tokens that
                 are not ignored. The parts of the step are then read first, and weighted by it; one
-                all-reduce adds it up. None: a mean over samples.
+                all-reduce adds it up. A part for which it is 0 has weight 0 and, if possible, the
+                batch of another part of this rank: a mean over nothing is not a number. None: a
+                mean over samples.
 
         Raises:
             ValueError: the loader has another ``batch_sampler``, or ``in_order=False``.
@@ -212,6 +215,7 @@ class ElasticBatches(Sampler[list[int]]):
                     place._replace(weight=self.world * number / total if total else 0.0)
                     for place, number in zip(places, counts, strict=True)
                 ]
+                batches = _with_counted(batches, counts)
             mesh = self._ranks.mesh
             for index, (place, batch) in enumerate(zip(places, batches, strict=False)):
                 yield Part(batch, place, index, len(places), mesh, largest)
@@ -367,3 +371,14 @@ class ElasticBatches(Sampler[list[int]]):
     def _log(self, text: str) -> None:
         if self._ranks.is_first:
             log(text)
+
+
+def _with_counted(batches: list[Any], counts: list[float]) -> list[Any]:
+    """Return the batches, with copies of one that counts instead of those that do not."""
+    counted = next((n for n, count in enumerate(counts) if count), None)
+    if counted is None:
+        return batches
+    return [
+        batch if count else copy(batches[counted])  # scripts may remove items from a batch
+        for batch, count in zip(batches, counts, strict=True)
+    ]
