@@ -11,6 +11,8 @@ COMPARED_FACTS: Final = (
 )
 """Values that must be the same on all nodes."""
 
+_COMPARED: Final = frozenset(COMPARED_FACTS)
+
 CLOCK_FACT: Final = "unix_time_s"
 CLOCKS_APART_S: Final = 10.0
 """The clock difference that is reported. An order reaches all nodes at once. A node that does
@@ -22,11 +24,13 @@ def different_facts(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[s
     """Yield a node and the value in which it differs from most others.
 
     Where no value has the majority, every node is reported except those of a group larger than any
-    other: no value is known to be right. A value that only some nodes have differs, too.
+    other: no value is known to be right. A value that only some nodes have differs, too. Nodes
+    without any of the values are not compared: an earlier leader has received theirs.
 
     Args:
         facts: of the nodes that have answered, by name.
     """
+    facts = {node: mine for node, mine in facts.items() if not mine.keys().isdisjoint(_COMPARED)}
     for name in COMPARED_FACTS:
         groups: dict[Fact | None, list[str]] = {}
         for node, mine in facts.items():

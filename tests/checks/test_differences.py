@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from ft_run.checks.differences import COMPARED_FACTS
+from ft_run.checks.differences import COMPARED_FACTS, different_facts
 from ft_run.checks.records import Phase, Record
 from ft_run.checks.results import Answered, Results, Step
 from ft_run.checks.verdict import verdict
@@ -33,6 +33,11 @@ def test_the_node_that_differs_from_most_is_told(name):
     facts = {"a": {name: "1"}, "b": {name: "2"}, "c": {name: "1"}}
     assert warnings(facts) == {"b": (f"{name} is 2 here and 1 on most other nodes",)}
     assert warnings({node: {name: "1"} for node in "abc"}) == {}
+
+
+def test_nodes_whose_facts_are_unknown_are_not_compared():
+    facts = {"a": {"ft_run": "0.1.0", "python": "3.11"}, "b": {}, "c": {}}
+    assert list(different_facts(facts)) == []
 
 
 def test_other_facts_may_differ():
