@@ -12,6 +12,7 @@ GENERATORS: Final = "ft_run_generators"
 _TOLERANCE: Final = 1e-3
 """Relative; sums in another order differ by less after some steps."""
 _SHOWN: Final = 3
+_UNKNOWN: Final = "no variable of the script; are gradients accumulated over several steps?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class Comparison:
         where = differing(*map(without_generators, (expected["objects"], record["objects"])))
         if not where:
             return None
-        why = _listed(suspects) or "nothing that was found; does something read the clock?"
+        why = _listed(suspects) or _UNKNOWN
         reason = f"the state was restored as it was, so something else takes part in steps: {why}"
         return Difference(place[1], rank, where, reason)
 

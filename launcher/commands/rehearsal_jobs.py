@@ -19,6 +19,7 @@ from ..processes.prctl import die_with_parent
 from ..rehearse_options import RehearseOptions
 
 Record = dict[str, Any]
+_REMARKS: Final = ("does not match the script", "no usable snapshot")
 _POLL_S: Final = 0.05
 _END_S: Final = 60.0
 
@@ -34,6 +35,8 @@ class Run:
     output: str
     """The last lines of the last job."""
     is_hung: bool = False
+    remark: str = ""
+    """What the last job said about snapshots that it could not use."""
     checkpoint: str = ""
     """Size and time of the last checkpoint, for display."""
 
@@ -88,8 +91,14 @@ class Jobs:
             if is_hung or not status:
                 break
         lines = (path / "output").read_text(errors="replace").splitlines()
+        remarks = [line for line in lines if any(words in line for words in _REMARKS)]
         return Run(
-            tuple(statuses), read_records(path), "\n".join(lines[-20:]), is_hung, _checkpoint(path)
+            tuple(statuses),
+            read_records(path),
+            "\n".join(lines[-20:]),
+            is_hung,
+            remarks[0].partition("ft-run ")[2] if remarks else "",
+            _checkpoint(path),
         )
 
     def _run_job(

@@ -161,7 +161,9 @@ class Rehearsal:
 
         check = comparison.disturbed
         if "worker" in chosen:
-            for body, rank in ((at(0.35), ranks - 1), (2, 0)):
+            # With several Checkpointers, in the first step of the second one.
+            second = (n + 2 for n, (a, b) in enumerate(pairwise(places)) if a[0] != b[0])
+            for body, rank in ((next(second, at(0.8)), ranks - 1), (2, 0)):
                 self._fail("worker killed", "worker", places[body - 1], rank, check)
         if "stop" in chosen:
             self._fail("job stopped, new job", "stop", places[at(0.55) - 1], 0, check, jobs=2)
@@ -192,7 +194,8 @@ class Rehearsal:
         history = History(run.records)
         difference = check(history)
         if difference is None:
-            self._show(Row(name, where, "the same bits", _cost(run.records, rank)))
+            remark = f" ({run.remark})" if run.remark else ""
+            self._show(Row(name, where, "the same bits", _cost(run.records, rank) + remark))
         else:
             self._show(Row(name, where, "DIFFERS", str(difference), is_same=False))
 

@@ -10,6 +10,7 @@ from ft_run.launcher.cli.hosts_flags import hosts_command
 from ft_run.launcher.cli.launch_flags import launch_command, saves_on_exit
 from ft_run.launcher.cli.master_flags import master_command, stacks_command, status_command
 from ft_run.launcher.cli.policy_flags import policy_command
+from ft_run.launcher.cli.rehearse_flags import rehearse_command
 from ft_run.launcher.cli.security_flags import token_command
 
 COMMANDS = (
@@ -18,6 +19,7 @@ COMMANDS = (
     hosts_command,
     master_command,
     policy_command,
+    rehearse_command,
     stacks_command,
     status_command,
     token_command,
