@@ -57,6 +57,7 @@ class Rehearsal:
             snapshot: ``snapshot_every`` of the script.
             checkpoint: ``checkpoint_every`` of the script.
         """
+        self._fail_at(0)
         most = self._records.order["checkpoint_every"]
         name = f"{zlib.crc32(self._folder.encode()):08x}"
 
@@ -95,14 +96,17 @@ class Rehearsal:
             records.count += 1
             self._obey(found, step)
 
+    def _fail_at(self, step: int) -> None:
+        for number, (place, kind, rank) in enumerate(self._records.order["failures"]):
+            if place == [self._key, step] and rank == self._records.rank:
+                with contextlib.suppress(FileExistsError):
+                    (self._records.path / f"failed-{number}").touch(exist_ok=False)
+                    self._records.fail(kind)
+
     def _obey(self, objects: Mapping[str, Any], step: int) -> None:
+        self._fail_at(step)
         order, records = self._records.order, self._records
         here = [self._key, step]
-        for number, (place, kind, rank) in enumerate(order["failures"]):
-            if place == here and rank == records.rank:
-                with contextlib.suppress(FileExistsError):
-                    (records.path / f"failed-{number}").touch(exist_ok=False)
-                    records.fail(kind)
         if here == order["end"] or (order["end"] is None and records.count == order["steps"]):
             sketches = {
                 name: _sketch(value)

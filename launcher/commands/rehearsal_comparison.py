@@ -136,8 +136,9 @@ class Comparison:
             place = (record["key"], record["step"])
             if record["is_restored"]:
                 before = last.get(place)
-                if before is None:
-                    before = self._base.starts.get((rank, place))
+                if before is None:  # it begins, as the undisturbed run did
+                    starts = self._base.starts if self.is_deterministic else {}
+                    before = starts.get((rank, place))
                     suspects = []
                 else:
                     present = record["variables"]  # others are set in the body

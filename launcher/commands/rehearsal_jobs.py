@@ -19,7 +19,7 @@ from ..processes.prctl import die_with_parent
 from ..rehearse_options import RehearseOptions
 
 Record = dict[str, Any]
-_REMARKS: Final = ("does not match the script", "no usable snapshot")
+_REMARK: Final = "does not match the script"
 _POLL_S: Final = 0.05
 _END_S: Final = 60.0
 
@@ -91,7 +91,7 @@ class Jobs:
             if is_hung or not status:
                 break
         lines = (path / "output").read_text(errors="replace").splitlines()
-        remarks = [line for line in lines if any(words in line for words in _REMARKS)]
+        remarks = [line for line in lines if _REMARK in line]
         return Run(
             tuple(statuses),
             read_records(path),

@@ -1,6 +1,7 @@
 """``ft-run rehearse``: shows on the user's own script that recovery is exact."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -161,10 +162,10 @@ class Rehearsal:
 
         check = comparison.disturbed
         if "worker" in chosen:
-            # With several Checkpointers, in the first step of the second one.
-            second = (n + 2 for n, (a, b) in enumerate(pairwise(places)) if a[0] != b[0])
-            for body, rank in ((next(second, at(0.8)), ranks - 1), (2, 0)):
-                self._fail("worker killed", "worker", places[body - 1], rank, check)
+            # With several Checkpointers, before the first step of the second one.
+            second = [(key, 0) for key in self._base.keys[1:]]
+            for place, rank in (([*second, places[at(0.8) - 1]][0], ranks - 1), (places[1], 0)):
+                self._fail("worker killed", "worker", place, rank, check)
         if "stop" in chosen:
             self._fail("job stopped, new job", "stop", places[at(0.55) - 1], 0, check, jobs=2)
         if "kill" in chosen:
@@ -188,7 +189,8 @@ class Rehearsal:
     ) -> None:
         order = {**self._order, "failures": [[list(place), kind, rank]]}
         run = self.jobs.run(f"{kind}-{place[1]}", order, [None] * jobs, spares=spares)
-        where = f"after step {place[1]}" + (f", rank {rank}" if kind == "worker" else "")
+        where = f"after step {place[1]}" if place[1] else f"before {os.path.basename(place[0])}"
+        where += f", rank {rank}" if kind == "worker" else ""
         if self._failed(name, where, run):
             return
         history = History(run.records)

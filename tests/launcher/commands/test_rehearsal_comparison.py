@@ -122,3 +122,12 @@ def test_first_differing_value_is_named_with_both_values_if_they_are_short() -> 
     assert differing({"a": {"x": "1"}}, {"a": {"x": "2"}}) == "a (x is 2, not 1)"
     assert differing({"a": {"x": "float32 [2] 1"}}, {"a": {}}) == "a (x)"
     assert differing({"a": {"x": "1"}}, {"a": {"x": "1"}}) == ""
+
+
+def test_start_of_a_script_that_is_not_deterministic_is_not_compared() -> None:
+    other: dict[str, Any] = {"objects": {"model": {"weight": "float32 [4] other"}}}
+    again = [record(0, restored=True, **other), *undisturbed()[1:]]
+    comparison = Comparison(History(undisturbed()), History(again))
+    run = [record(0, restored=True, **other), record(0, restored=True, **other), *undisturbed()[1:]]
+    assert comparison.disturbed(History(run)) is None
+    assert Comparison(History(undisturbed())).disturbed(History(run)) is not None
