@@ -8,6 +8,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..rehearse_options import RehearseOptions
 from .rehearsal_comparison import Comparison, Difference, History, Place, differing
 from .rehearsal_jobs import Jobs, Record, Run
 
+_LEAST_LIMIT_S = 60.0
 _CAUSES = (
     "usual causes: a shuffle, augmentation or initialization without a seed, seeds of DataLoader"
     " workers, the clock, atomics on GPUs (torch.use_deterministic_algorithms)"
@@ -92,6 +94,7 @@ class Rehearsal:
 
     def run(self) -> int:
         """Run all rows; return the exit code."""
+        began_s = time.monotonic()
         first = self.jobs.run("undisturbed", self._order)
         self._base = History(first.records)
         places = self._base.order()
@@ -103,7 +106,8 @@ class Rehearsal:
         self._order["end"] = list(places[-1]) if len(places) == self._options.steps else None
         if self._order["end"] is None:
             self._order["steps"] = -1
-        self._set_limit(first.records)
+        took_s = time.monotonic() - began_s
+        self.jobs.limit_s = min(self._options.timeout_s, max(_LEAST_LIMIT_S, 5 * took_s))
         self.jobs.modules = tuple(self._base.last(0)["modules"])
         self._show(Row("undisturbed", _speed(first.records), _kinds(self._base)))
         comparison = self._again()
@@ -130,11 +134,6 @@ class Rehearsal:
             " Checkpoints; without one, a restarted script begins anew"
         )
         return exit_codes.USAGE
-
-    def _set_limit(self, records: Sequence[Record]) -> None:
-        times = [record["time_s"] for record in records]
-        longest = max((b - a for a, b in pairwise(times)), default=0.0)
-        self.jobs.limit_s = min(self.jobs.limit_s, max(60.0, 20 * longest))
 
     def _again(self) -> Comparison:
         if "again" not in self._options.only:
