@@ -108,6 +108,7 @@ class Comparison:
                 for name in _different(base.last(rank), again.last(rank))
             }
         self.is_deterministic = again is None or self.first(again) is None
+        self._is_repeatable = again is not None and self.is_deterministic
 
     def first(self, run: History) -> Difference | None:
         """Return the first difference of an undisturbed run."""
@@ -137,7 +138,7 @@ class Comparison:
             if record["is_restored"]:
                 before = last.get(place)
                 if before is None:  # it begins, as the undisturbed run did
-                    starts = self._base.starts if self.is_deterministic else {}
+                    starts = self._base.starts if self._is_repeatable else {}
                     before = starts.get((rank, place))
                     suspects = []
                 else:
