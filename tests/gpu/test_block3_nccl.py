@@ -3,14 +3,21 @@
 NCCL refuses two ranks on one GPU ("Duplicate GPU detected") before 2.30.
 """
 
+import asyncio
 import os
 import re
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ft_run.launcher.processes.worker_watch import WorkerWatch, starter_env
+from ft_run.launcher.stacks.control_plane import ControlPlane
 from ft_run.launcher.stacks.flight_recorder import FlightRecorders, record_collectives
-from ft_run.launcher.stacks.recorded import read, summary
+from ft_run.launcher.stacks.recorded import merged, read, summary
 from ft_run.tests.gpu.machine import FT_RUN, Tell, in_torch, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -61,10 +68,7 @@ for line in sys.stdin:
 
 def test_a_group_of_one_and_its_flight_recorder(record_property: Tell) -> None:
     """The dump is requested as for a verdict, twice, and read by ft-run's own reader."""
-    import subprocess
-    import sys
-
-    environ = dict(os.environ)
+    environ = {**os.environ, "TORCH_DIST_USE_NCCL2": "0"}  # the backend that reads the pipe
     record_collectives(environ)
     recorders = FlightRecorders(environ)
     with subprocess.Popen(
@@ -97,6 +101,42 @@ def test_a_group_of_one_and_its_flight_recorder(record_property: Tell) -> None:
     record_property("gpu", said.strip())
     assert "same=True" in said
     assert entered == [(4, 0), (5, 0)]
+
+
+NAMES_OF_C10D = "import torch.distributed.distributed_c10d as c10d; print(dir(c10d))"
+
+
+def test_dump_of_the_server_of_torch_2_15(record_property: Tell) -> None:
+    """The worker is hooked as by ft-run, and asked as for a verdict."""
+    if "_maybe_attach_flight_recorder" not in in_torch(NAMES_OF_C10D):
+        pytest.skip("the backend nccl2 is the default since torch 2.15")
+    environ = dict(os.environ)
+    record_collectives(environ)
+    watch = WorkerWatch()
+    environ |= starter_env(environ, watch.fds)
+
+    async def dumps(pid: int) -> Mapping[str, Any]:
+        plane = ControlPlane(environ)
+        file = f"{FlightRecorders(environ).files}0"
+        assert plane.ask(0, pid, watch.backends(), file), "no server"
+        await asyncio.wait(plane._asked.values())
+        return plane.finished()[0]
+
+    command, pipe = (sys.executable, "-c", ALONE), subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environ, stdin=pipe, stdout=pipe, text=True, pass_fds=watch.fds
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdin is not None
+        said = worker.stdout.readline()
+        assert watch.backends() == ("nccl2",)
+        found = merged(asyncio.run(dumps(worker.pid)), watch.backends())
+        record_property("gpu", f"recorder of nccl2: {found}")
+        worker.stdin.close()
+    watch.close()
+    assert "same=True" in said
+    assert [(group.entered, group.pending) for group in found.groups] == [(4, 0)]
+    assert not found.unseen
 
 
 TOGETHER = """
