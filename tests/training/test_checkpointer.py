@@ -560,6 +560,18 @@ def test_a_restart_does_not_look_whether_the_folder_can_be_written(
     assert Script(tmp_path / "file/folder", checkpoint_every=100).train(8, until=7).resumed_at == 6
 
 
+@pytest.mark.parametrize("offered", [-1, 6])
+def test_restart_without_usable_snapshot_checks_the_folder(
+    tmp_path: Path, memory: Given, offered: int
+) -> None:
+    memory(-1)
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
+    (tmp_path / "file").touch()
+    memory(offered, is_first_round=False)
+    with pytest.raises(RuntimeError, match="checkpoints cannot be written to"):
+        Script(tmp_path / "file/folder", width=4, checkpoint_every=100).train(8)
+
+
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it was waited for another try."""

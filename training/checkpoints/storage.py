@@ -48,9 +48,8 @@ class Storage(ABC):
 
     def clean(self) -> None:
         """Remove leftovers of crashes; this job must not be writing."""
-        for step in self._begun():
-            if not self._is_complete(step) and not self._is_corrupt(step):
-                self._discard(name_of(step), is_own=False)
+        for step in self._unfinished():
+            self._discard(name_of(step), is_own=False)
         self._clean(None)
 
     @abstractmethod
@@ -205,9 +204,9 @@ class Storage(ABC):
     def _is_complete(self, step: int) -> bool:
         """Return whether a checkpoint that was begun has all its files."""
 
-    def _is_corrupt(self, step: int) -> bool:  # noqa: ARG002 - only a URL keeps their names
-        """Return whether a checkpoint that is not complete was set aside."""
-        return False
+    def _unfinished(self) -> list[int]:
+        """Return the steps of unfinished checkpoints that have their names already."""
+        return []
 
     @abstractmethod
     def _written_at(self, at: str) -> float:

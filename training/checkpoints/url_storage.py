@@ -78,7 +78,12 @@ class UrlStorage(Storage):
         at = f"{self._root}/{name_of(step)}/{METADATA}"
         return bool(_retry(lambda: self._fs.exists(at)))
 
+    def _unfinished(self) -> list[int]:
+        begun = self._begun()
+        return [s for s in begun if not self._is_complete(s) and not self._is_corrupt(s)]
+
     def _is_corrupt(self, step: int) -> bool:
+        """Return whether a checkpoint was set aside."""
         at = f"{self._root}/{name_of(step)}/{METADATA}{CORRUPT}"
         return bool(_retry(lambda: self._fs.exists(at)))
 

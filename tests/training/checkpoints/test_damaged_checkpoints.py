@@ -165,6 +165,8 @@ def test_names_that_are_no_checkpoints_are_ignored(trained: Path) -> None:
     (trained / "step-00000050").write_text("a file")
     os.mkfifo(trained / "step-00000060")
     (trained / f"step-{10**20}").mkdir()
+    for name in ("step-00000050", "step-00000060"):
+        os.utime(trained / name, (0, 0))  # older than what a start removes
     Script(trained, keep=1).train(6)
     assert resumed_at(trained) == 6
     assert sorted(path.name for path in trained.iterdir()) == [
