@@ -190,26 +190,34 @@ class NodeSpec(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ..., segment: _Optional[str] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("step", "world_size", "rank_offset", "is_replicated")
+    __slots__ = ("step", "world_size", "rank_offset", "is_replicated", "owner", "generation")
     STEP_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
     IS_REPLICATED_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     step: int
     world_size: int
     rank_offset: int
     is_replicated: bool
-    def __init__(self, step: _Optional[int] = ..., world_size: _Optional[int] = ..., rank_offset: _Optional[int] = ..., is_replicated: bool = ...) -> None: ...
+    owner: int
+    generation: int
+    def __init__(self, step: _Optional[int] = ..., world_size: _Optional[int] = ..., rank_offset: _Optional[int] = ..., is_replicated: bool = ..., owner: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("step", "world_size", "ranks")
+    __slots__ = ("step", "world_size", "ranks", "owner", "generation")
     STEP_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     step: int
     world_size: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    owner: int
+    generation: int
+    def __init__(self, step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., owner: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Snapshots(_message.Message):
     __slots__ = ("round", "formed_by", "held", "replicas")
@@ -636,14 +644,16 @@ class Waiting(_message.Message):
     def __init__(self, joined: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., spare: bool = ..., backoff_s: _Optional[float] = ...) -> None: ...
 
 class Resumption(_message.Message):
-    __slots__ = ("step", "round", "formed_by")
+    __slots__ = ("step", "round", "formed_by", "owner")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     step: int
     round: int
     formed_by: str
-    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., formed_by: _Optional[str] = ...) -> None: ...
+    owner: int
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., formed_by: _Optional[str] = ..., owner: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "successor", "master_addr", "master_port", "reason", "cause", "decision", "is_free", "restarts_in_window", "past", "resumption", "term")
@@ -838,12 +848,14 @@ class CheckVerdict(_message.Message):
     def __init__(self, exit_code: _Optional[int] = ..., sentence: _Optional[str] = ..., conclusion: _Optional[str] = ..., report: _Optional[str] = ...) -> None: ...
 
 class Saving(_message.Message):
-    __slots__ = ("step", "ranks")
+    __slots__ = ("step", "ranks", "owner")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     step: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    owner: int
+    def __init__(self, step: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., owner: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("outcome", "exit_code", "sentence", "restarts", "rounds", "cause", "failures", "failure_count", "saving")

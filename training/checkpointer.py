@@ -117,8 +117,9 @@ class Checkpointer:
         if self._snapshot_every:
             at_breakpoint = bool(self._checkpoint_every)
             destination = Destination(self._folder.folder, keep, at_breakpoint=at_breakpoint)
-            self._snapshots.request_memory(destination)
+            self._snapshots.request_memory(destination, state)
             self._checkpoints.saver = self._snapshots.saver
+            self._checkpoints.owner = self._snapshots.owner
         if self._checkpoint_every and self._snapshots.resume_step < 0:
             self._folder.check()
         self._notice = find_notice(rank, will_save=True)
@@ -153,10 +154,13 @@ class Checkpointer:
             total = total.total(epochs or 0)  # only now the size of each batch is known
         total = max(total, done)  # fewer steps than were done: no checkpoint of another step
         self.seed_step(done)  # an iterator that was made after restore() has drawn a number
-        for number in range(done, total):
-            yield number
-            self.step(number + 1)
-        self.finish(total)
+        try:
+            for number in range(done, total):
+                yield number
+                self.step(number + 1)
+            self.finish(total)
+        finally:
+            self._snapshots.end_turn()
 
     def restore(self) -> int:
         """Load the newest complete snapshot or checkpoint; return its number of completed steps.
@@ -166,9 +170,16 @@ class Checkpointer:
 
         Raises:
             RuntimeError: a checkpoint cannot be read, or belongs to other objects.
+            ValueError: If another Checkpointer of this process takes snapshots and has not
+                finished.
         """
         if self._done is None:
-            self._done = self._restore()
+            self._snapshots.begin_turn()
+            try:
+                self._done = self._restore()
+            except BaseException:
+                self._snapshots.end_turn()
+                raise
             if self._rehearsal is not None:
                 self._rehearsal.record(self._state.objects, self._done, is_restored=True)
         return self._done
@@ -186,6 +197,7 @@ class Checkpointer:
         self._state.resume(done)
         self._position.resumed(done, is_logging=self._ranks.rank == 0)
         self.seed_step(done)
+        self._snapshots.end_resuming()
         self._ranks.all_true(True)  # no rank continues while another still has older snapshots
         now = time.monotonic()
         self._snapshot_every.restart(done, now)
@@ -228,17 +240,36 @@ class Checkpointer:
             except CorruptCheckpointError as found:
                 self._folder.set_aside(newest, str(found))
                 continue
+            self._log_other_directory(newest)
             self._snapshots.clear()
             if self._checkpoint_every and offered >= 0:  # without a snapshot it was checked before
                 self._folder.check()
             return max(newest, 0), "checkpoint"
+
+    def _log_other_directory(self, newest: int) -> None:
+        """Log that the snapshot to resume from belongs to another directory.
+
+        Without a line if there is a checkpoint: the directory is that of an earlier training of
+        this script.
+        """
+        directory = self._folder.folder
+        other = self._ranks.first_text(self._snapshots.other_directory or None)
+        if other not in (None, directory) and newest < 0 and self._ranks.rank == 0:
+            log(
+                f"no snapshot for {directory}: the one in memory is for {other}; to resume after "
+                "a restart, pass the same directory in each start"
+            )
 
     def step(self, number: int) -> None:
         """Mark a step as done; take a snapshot and write a checkpoint if they are due.
 
         Args:
             number: completed steps; the same on all ranks.
+
+        Raises:
+            ValueError: As in ``restore``.
         """
+        self._snapshots.begin_turn()
         if self._rehearsal is not None:
             self._rehearsal.record(self._state.objects, number)
         self._done = number
@@ -309,6 +340,9 @@ class Checkpointer:
 
         Args:
             number: completed steps.
+
+        Raises:
+            ValueError: As in ``restore``.
         """
         self._snapshots.wait_for_copy()
         return self._save(number, is_of_now=True)
@@ -322,6 +356,7 @@ class Checkpointer:
             is_of_now: whether it must have the current state; otherwise that of the snapshot of
                 this step, which is taken if there is none.
         """
+        self._snapshots.begin_turn()
         self._snapshots.wait_for_copy()
         self._bodies.warn_of_save(number)
         now = time.monotonic()
@@ -396,15 +431,19 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait until the checkpoint that was begun last is complete, on all ranks.
 
-        Also until replicas of the last snapshot were sent. Call it before the process exits.
+        Also until replicas of the last snapshot were sent. Call it before the process exits, and
+        before another Checkpointer of this process takes snapshots.
 
         Raises:
             RuntimeError: it could not be written.
         """
-        self._snapshots.receive_reports()
-        self._snapshots.wait_for_replicas()
-        self._checkpoints.wait_or_raise()
-        self._ranks.all_true(True)
+        try:
+            self._snapshots.receive_reports()
+            self._snapshots.wait_for_replicas()
+            self._checkpoints.wait_or_raise()
+            self._ranks.all_true(True)
+        finally:
+            self._snapshots.end_turn()
 
     @activity("saving")
     def _drain(self, number: int, need: int) -> None:

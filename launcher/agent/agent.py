@@ -576,7 +576,7 @@ class Agent:
     def snapshot_step(self) -> int:
         """Of the newest snapshot in memory; -1: there is none."""
         held = self._snapshots.held()
-        return max((one.step for one in held.held), default=-1) if held is not None else -1
+        return held.held[-1].step if held is not None and held.held else -1
 
     @property
     def checkpoint(self) -> tuple[float | None, float | None]:

@@ -86,8 +86,10 @@ class Saves:
         """Whether several nodes write the current or last checkpoint."""
         self._cancel_reason = _UNFINISHED
         """Why it failed, if it is cancelled."""
-        self._newest = -1
-        """The step of the newest checkpoint that was written here."""
+        self._newest: dict[str, int] = {}
+        """By directory: the step of the newest checkpoint that was written here."""
+        self._last = -1
+        """The step of the last one that was complete, in any directory."""
         self._written_at = 0.0
         """When it was complete (monotonic clock)."""
         self.interval_s: float | None = None
@@ -118,19 +120,20 @@ class Saves:
         self._is_distributed, self._cancel_reason = bool(snapshot.attempt), _UNFINISHED
         return True
 
-    def note(self, step: int) -> None:
+    def note(self, step: int, directory: str) -> None:
         """Record a complete checkpoint."""
         now = time.monotonic()
-        if self._newest >= 0:
+        if self._last >= 0:
             self.interval_s = now - self._written_at
-        self._newest, self._written_at = step, now
+        self._newest[directory] = self._last = step
+        self._written_at = now
 
     @property
     def newest(self) -> tuple[int, float]:
-        """Step and age in seconds of the newest checkpoint written here; step 0: none."""
-        if self._newest <= 0:
+        """Step and age in seconds of the last checkpoint written here; step 0: none."""
+        if self._last <= 0:
             return 0, 0.0
-        return self._newest, time.monotonic() - self._written_at
+        return self._last, time.monotonic() - self._written_at
 
     def node_lost(self) -> None:
         """Cancel a checkpoint of several nodes unless it is complete soon: a node was lost."""
@@ -151,7 +154,7 @@ class Saves:
         ended: Callable[[str], None],
         files: ExitStack,
     ) -> None:
-        step, written = snapshot.step, None
+        step, directory, written = snapshot.step, snapshot.destination.folder, None
         order = snapshot.order(self._job, pages=len(fds) - len(snapshot.shards))
         try:
             written = await self._saver.write(order, fds)
@@ -159,9 +162,10 @@ class Saves:
             written = written or WriteResult(self._cancel_reason)
             files.close()
             if written.error:
-                self._report(CheckpointFailed(step, written.error, self._newest))
+                newest = self._newest.get(directory, -1)
+                self._report(CheckpointFailed(step, written.error, newest))
             elif order.is_first:
-                self.note(step)
+                self.note(step, directory)
                 self._report(_written(step, written))
             self._warn(written)
             ended(written.error)
@@ -186,7 +190,7 @@ class Saves:
         if snapshot is None:
             return
         step = snapshot.step
-        if step <= self._newest:
+        if step <= self._newest.get(snapshot.destination.folder, -1):
             return  # other nodes find it on the storage
         order = snapshot.order(self._job, is_last=True)
         writing = asyncio.ensure_future(

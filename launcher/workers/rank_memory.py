@@ -33,34 +33,40 @@ class RankMemory:
             raise
         self._page = memoryview(self._map)
 
-    def shards(self, local_rank: int) -> set[Snapshot]:
-        """Return the snapshots of a worker, with the world that its rank belongs to."""
+    def shards(self, local_rank: int) -> dict[Snapshot, int]:
+        """Return the snapshots of a worker without their generations, and these.
+
+        Args:
+            local_rank: local rank of the worker; it implies the world that its rank belongs to.
+        """
         return {
-            Snapshot(one.step, one.world_size, one.rank - local_rank, one.is_replicated)
+            Snapshot(
+                one.step, one.world_size, one.rank - local_rank, one.is_replicated, one.owner
+            ): one.generation
             for _, one in self.entries()
             if one.rank >= local_rank
         }
 
-    @property
-    def destination(self) -> page.Destination | None:
-        """Of checkpoints; None: the saver writes none."""
-        return page.read_destination(self._page)
+    def destination(self, owner: int) -> page.Destination | None:
+        """Return the destination of an owner's checkpoints; None if the saver writes none."""
+        return page.read_destinations(self._page).get(owner)
 
-    def shard(self, step: int, local_rank: int) -> HeldShard | None:
-        """Return the worker's shard of a step; None: there is none."""
-        return next(iter(self.all_shards(step, local_rank)), None)
+    def shard(self, owner: int, step: int, local_rank: int) -> HeldShard | None:
+        """Return the worker's shard of an owner's step; None if there is none."""
+        return next(iter(self.all_shards(owner, step, local_rank)), None)
 
-    def all_shards(self, step: int, local_rank: int = NO_WORKER) -> list[HeldShard]:
+    def all_shards(self, owner: int, step: int, local_rank: int = NO_WORKER) -> list[HeldShard]:
         """Return all shards of a step.
 
         Args:
+            owner: owner of the snapshot; 0 if unknown.
             step: completed steps.
             local_rank: of the worker that requests the checkpoint.
         """
         return [
             HeldShard(local_rank, index, self.fds[1 + index], entry, self.fds[0])
             for index, entry in self.entries()
-            if entry.step == step
+            if entry.step == step and owner in (0, entry.owner)
         ]
 
     def entries(self) -> list[tuple[int, page.Entry]]:
@@ -68,10 +74,15 @@ class RankMemory:
         entries = [(index, page.read(self._page, index)) for index in range(page.BUFFERS)]
         return [(n, one) for n, one in entries if one is not None and one.step <= STEP_MAX]
 
-    def keep(self, step: int | None) -> None:
-        """Discard all steps but one."""
+    def keep(self, owner: int, step: int | None) -> None:
+        """Discard all snapshots but one.
+
+        Args:
+            owner: its owner; 0 if unknown.
+            step: its step; None to discard all.
+        """
         for index, entry in self.entries():
-            if entry.step != step:
+            if entry.step != step or owner not in (0, entry.owner):
                 page.write(self._page, index, None)
 
     def close(self) -> None:

@@ -1,29 +1,39 @@
 """The snapshots of this node's workers, held by the agent so that they survive the workers.
 
 A worker requests its memory at a socket: a page and some buffers (memfds), the same for a local
-rank in each round. At the same socket it requests checkpoints of them. The agent reads the pages,
-never the buffers.
+rank in each round. It belongs to the first process of a rank that requests it in a round, until
+that process has exited: others, e.g. helpers that the script starts, read storage only. At the same
+socket the worker requests checkpoints. The agent reads the pages, never the buffers.
 """
 
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.offer import Offer, Replica, Saving, Snapshots
+from ...rendezvous.protocol.offer import (
+    Offer,
+    Replica,
+    Resumption,
+    Saving,
+    Snapshot,
+    Snapshots,
+)
 from ...training.worker import snapshot_page as page
+from ...training.worker.agent_socket import peer_pid
 from ...values import replace
 from ..machine.network import PortReservation
 from ..processes.worker_socket import WorkerSocket
 from ..saver.saves import NodeShards, Saves
+from .memory_processes import MemoryProcesses
 from .rank_memory import RankMemory
 
-_MESSAGE_MAX = max(one.size for one in (page.REQUEST, page.REPLICA, page.SAVE, page.WRITTEN))
+_MESSAGE_MAX = max(page.SAVE.size, page.WRITTEN.size + page.DIRECTORY_BYTES)
 NOT_BEGUN = (
     "the snapshots of this node's ranks do not match, or another checkpoint is being written"
 )
@@ -35,6 +45,7 @@ class SaveOrder(NamedTuple):
     local_rank: int
     buffer: int
     step: int
+    owner: int
 
 
 class HeldSnapshots:
@@ -62,8 +73,10 @@ class HeldSnapshots:
         """By local rank, until all ranks of this node have sent theirs."""
         self._ordered: Counter[int] = Counter()
         """Number of orders by local rank in this round; equal on all nodes."""
-        self._refused_step: int | None = None
-        """Of an order that did not match the memory: all ranks are answered, so that none waits."""
+        self._refused: tuple[int, int] | None = None
+        """Owner and step of an order that did not match the memory: all ranks are answered, so that
+        none waits."""
+        self._processes = MemoryProcesses()
         self._workers = WorkerSocket(
             page.SOCKET, self._answer, lambda at: self._local_ranks.pop(at, None)
         )
@@ -77,13 +90,14 @@ class HeldSnapshots:
         self._end_connections()
         self._orders.clear()
         self._ordered.clear()
-        self._refused_step = None
+        self._refused = None
+        self._processes.clear()
         if assignment.cause is not None and assignment.cause.kind is FailureKind.NODE_LOST:
             self._saves.node_lost()
-        step = self._step_to_keep(assignment)
+        kept = self._resumption_to_keep(assignment)
         self._assignment = assignment
         for memory in (*self._memory.values(), *self._of_others.values()):
-            memory.keep(step)
+            memory.keep(*((0, None) if kept is None else (kept.owner, kept.step)))
 
     def _end_connections(self) -> None:
         """Read the last messages of the previous round's workers, and disconnect them."""
@@ -92,83 +106,91 @@ class HeldSnapshots:
                 pass
             self._workers.hang_up(connection)
 
-    def _step_to_keep(self, assignment: Assignment) -> int | None:
-        """Return the step that all ranks resume from, if the previous round has saved it."""
+    def _resumption_to_keep(self, assignment: Assignment) -> Resumption | None:
+        """Return the state that all ranks resume from, if the previous round has saved it."""
         ended, resumed = self._assignment, assignment.resumption
         if ended is None or resumed is None:
             return None
         is_same = (ended.round, ended.formed_by) == (resumed.round, resumed.formed_by)
-        return resumed.step if is_same else None
+        return resumed if is_same else None
 
     def drop(self) -> None:
         """Free the memory: no rank will resume from it."""
         self._assignment = None
+        self._processes.clear()
         for memory in (*self._memory.values(), *self._of_others.values()):
             memory.close()
         self._memory.clear()
         self._of_others.clear()
 
     def held(self) -> Snapshots | None:
-        """Return the steps of which all workers of this node have saved their shards."""
+        """Return the states of which all workers of this node have saved their shards.
+
+        The newest ones, by generation.
+        """
         at = self._assignment
         if at is None or len(self._memory) < self._local_world_size:
             return None
         shards = [memory.shards(local_rank) for local_rank, memory in self._memory.items()]
-        common = set.intersection(*shards)
-        newest = tuple(sorted(common, key=lambda one: one.step)[-page.BUFFERS :])
+        common = set.intersection(*map(set, shards))
+        newest = [replace(one, generation=max(of[one] for of in shards)) for one in common]
         replicas = self._held_of_others()
         if not newest and not replicas:
             return None
-        return Snapshots(at.round, at.formed_by, newest, replicas)
+        return Snapshots(at.round, at.formed_by, _newest(newest), replicas)
 
     def _held_of_others(self) -> tuple[Replica, ...]:
-        ranks: dict[tuple[int, int], set[int]] = {}
+        found: dict[tuple[int, int, int], dict[int, int]] = {}
         for memory in self._of_others.values():
-            for _, entry in memory.entries():
-                ranks.setdefault((entry.step, entry.world_size), set()).add(entry.rank)
-        newest = sorted(ranks.items())[-page.BUFFERS :]
-        return tuple(Replica(step, size, tuple(sorted(of))) for (step, size), of in newest)
+            for _, one in memory.entries():
+                key = one.owner, one.step, one.world_size
+                found.setdefault(key, {})[one.rank] = one.generation
+        return _newest(
+            Replica(step, size, tuple(sorted(ranks)), owner, max(ranks.values()))
+            for (owner, step, size), ranks in found.items()
+        )
 
     def newest_whole(self) -> NodeShards | None:
         """Return the newest snapshot of which this node has all shards; None: there is none."""
         held = self.held()
         for snapshot in reversed(held.held if held is not None else ()):
             for local_rank in sorted(self._memory):
-                found = self._shards(local_rank, snapshot.step, "")
+                found = self._shards(local_rank, snapshot.owner, snapshot.step, "")
                 if found is not None and found.order().is_whole:
                     return found
         return None
 
     def part(self, saving: Saving) -> NodeShards | None:
         """Return the shards that the master has assigned to this node; None: they are not here."""
-        places = [
-            memory.destination for memory in self._memory.values() if memory.destination is not None
-        ]
         shards = {
             shard.entry.rank: shard
             for memory in (*self._of_others.values(), *self._memory.values())
-            for shard in memory.all_shards(saving.step)
+            for shard in memory.all_shards(saving.owner, saving.step)
         }
         ranks = sorted(saving.ranks)
+        owners = {shards[rank].entry.owner for rank in ranks if rank in shards}
+        found = [memory.destination(of) for of in owners for memory in self._memory.values()]
+        places = [place for place in found if place is not None]
         if not ranks or not places or not all(rank in shards for rank in ranks):
             return None
         return NodeShards(tuple(shards[n] for n in ranks), places[0], self._attempt("end"))
 
-    def _shards(self, local_rank: int, step: int, attempt: str) -> NodeShards | None:
+    def _shards(self, local_rank: int, owner: int, step: int, attempt: str) -> NodeShards | None:
         """Return one replicated shard, or the shards of all workers here; None: they do not match.
 
         Args:
             local_rank: of a worker that has a shard.
+            owner: owner of the snapshot.
             step: of the snapshot.
             attempt: distinguishes attempts of a round.
         """
-        destination = self._memory[local_rank].destination
-        mine = self._memory[local_rank].shard(step, local_rank)
+        destination = self._memory[local_rank].destination(owner)
+        mine = self._memory[local_rank].shard(owner, step, local_rank)
         if destination is None or mine is None:
             return None
         if mine.entry.is_replicated:
             return NodeShards((mine,), destination)
-        found = [self._memory[other].shard(step, other) for other in sorted(self._memory)]
+        found = [self._memory[other].shard(owner, step, other) for other in sorted(self._memory)]
         shards = tuple(shard for shard in found if shard is not None)
         size, first = mine.entry.world_size, mine.entry.rank - local_rank
         ranks = [(one.entry.world_size, one.entry.rank) for one in shards]
@@ -190,15 +212,16 @@ class HeldSnapshots:
             memory = self._memory.get(shard.local_rank)
             if memory is not None:
                 memory.held &= ~(1 << shard.buffer)
-            self._reply(shard.local_rank, shard.buffer, snapshot.step, error)
+            order = SaveOrder(shard.local_rank, shard.buffer, snapshot.step, shard.entry.owner)
+            self._reply(order, error)
 
-    def _reply(self, local_rank: int, buffer: int, step: int, error: str) -> None:
+    def _reply(self, order: SaveOrder, error: str) -> None:
         reply = (
-            page.SAVED.pack(page.MAGIC, buffer, step)
+            page.SAVED.pack(page.MAGIC, order.buffer, order.step, order.owner)
             + error.encode(errors="replace")[: page.REASON_BYTES]
         )
         for connection, of in self._local_ranks.items():
-            if of == local_rank:
+            if of == order.local_rank:
                 with suppress(OSError):  # the worker is gone
                     connection.send(reply)
 
@@ -234,8 +257,9 @@ class HeldSnapshots:
             return self._hand_out(connection, *page.REQUEST.unpack(data)[1:])
         if len(data) == page.REPLICA.size:
             return self._hand_out(connection, *page.REPLICA.unpack(data)[1:])
-        if len(data) == page.WRITTEN.size:
-            self._saves.note(page.WRITTEN.unpack(data)[2])
+        if page.WRITTEN.size < len(data) <= _MESSAGE_MAX:
+            directory = data[page.WRITTEN.size :].decode(errors="replace")
+            self._saves.note(page.WRITTEN.unpack_from(data)[2], directory)
             return True
         return False
 
@@ -243,10 +267,15 @@ class HeldSnapshots:
         memory, at = self._memory_of(rank, replica), self._assignment
         if memory is None or at is None:
             return False
-        step = -1 if at.resumption is None else at.resumption.step
-        reply = page.REPLY.pack(page.MAGIC, step, memory.held, at.round == 0)
+        local_rank = rank - at.rank_offset
+        if not self._processes.may_use(local_rank, peer_pid(connection)):
+            connection.send(page.REPLY.pack(page.MAGIC, -1, 0, 0, False))
+            return False
+        resumed = at.resumption
+        step, owner = (-1, 0) if resumed is None else (resumed.step, resumed.owner)
+        reply = page.REPLY.pack(page.MAGIC, step, owner, memory.held, at.round == 0)
         socket.send_fds(connection, [reply], memory.fds)
-        self._local_ranks[connection] = rank - at.rank_offset if not replica else None
+        self._local_ranks[connection] = local_rank if not replica else None
         return True
 
     def _take_order(self, order: SaveOrder) -> bool:
@@ -255,14 +284,14 @@ class HeldSnapshots:
             return False
         self._orders[order.local_rank] = order
         self._ordered[order.local_rank] += 1
-        shard, snapshot = memory.shard(order.step, order.local_rank), None
+        shard, snapshot = memory.shard(order.owner, order.step, order.local_rank), None
         if shard is None or shard.buffer != order.buffer:
-            self._refused_step = order.step
-        if shard is not None and order.step != self._refused_step:
+            self._refused = order.owner, order.step
+        if shard is not None and (order.owner, order.step) != self._refused:
             if not shard.entry.is_replicated and len(self._orders) < self._local_world_size:
                 return True  # other ranks of this node follow
             attempt = str(self._ordered[order.local_rank])
-            snapshot = self._shards(order.local_rank, order.step, attempt)
+            snapshot = self._shards(order.local_rank, order.owner, order.step, attempt)
         orders = list(self._orders.values())
         self._orders.clear()
         if snapshot is not None and self._saves.begin(snapshot, partial(self._saved, snapshot)):
@@ -270,7 +299,7 @@ class HeldSnapshots:
                 self._memory[one.local_rank].held |= 1 << one.buffer
             return True
         for refused in orders:
-            self._reply(refused.local_rank, refused.buffer, refused.step, NOT_BEGUN)
+            self._reply(refused, NOT_BEGUN)
         return True
 
     def _memory_of(self, rank: int, replica: int) -> "RankMemory | None":
@@ -293,6 +322,14 @@ class HeldSnapshots:
         if local_rank not in self._memory:
             self._memory[local_rank] = RankMemory()
         return self._memory[local_rank]
+
+
+_Held = TypeVar("_Held", Snapshot, Replica)
+
+
+def _newest(held: Iterable[_Held]) -> tuple[_Held, ...]:
+    """Return the newest ones, by generation."""
+    return tuple(sorted(held, key=lambda one: (one.generation, one.step))[-page.BUFFERS :])
 
 
 class NodeOffers:

@@ -220,5 +220,6 @@ def _newest(held: Snapshots | None) -> tuple[int, int]:
     """Return the steps of the newest snapshot and of the newest replica; -1: none."""
     if held is None:
         return -1, -1
-    own = max((snapshot.step for snapshot in held.held), default=-1)
-    return own, max((replica.step for replica in held.replicas), default=-1)
+    own = held.held[-1] if held.held else None
+    of_it = [one.step for one in held.replicas if own is None or one.owner == own.owner]
+    return own.step if own is not None else -1, max(of_it, default=-1)

@@ -1,91 +1,133 @@
-"""Which snapshots the ranks of the next round resume from, or nodes save at the end. Pure."""
+"""Selects the snapshots to resume from in the next round, or to save at the end. No I/O, no clock.
 
-from collections import defaultdict
+A snapshot is identified by its owner and its step. The order is that of the generations: a second
+training in the same job has smaller steps than the first.
+"""
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..protocol.offer import Resumption, Saving, Snapshots
+from ..protocol.offer import Replica, Resumption, Saving, Snapshot, Snapshots
 from .roster import Node
 
 
 class Line(NamedTuple):
-    """A round. What is left of another one may be the state of a step that was done again since."""
+    """A round. Snapshots of another round may be the state of a step that was repeated since."""
 
     round: int
     formed_by: str
 
 
-def resumption(members: Sequence[Node], line: Line) -> Resumption | None:
-    """Return the newest step of which every share is there; None: there is none.
+class State(NamedTuple):
+    """The state of one training after one step."""
 
-    A step of which each node has its own shares is taken before a newer one of which some node is
-    sent its shares: what is the same on all ranks by any node, else by those that hold replicas.
+    owner: int
+    step: int
+
+
+_Shares = dict[tuple[State, int], dict[int, str]]
+"""By state and world size: the node that holds the shard of each rank."""
+
+
+def resumption(members: Sequence[Node], line: Line) -> Resumption | None:
+    """Return the newest state with all shards available; None if there is none.
+
+    A state of which each node has its own shards is preferred to a newer one that some node has to
+    receive: a replicated state from any node, a sharded one from the nodes that hold replicas.
 
     Args:
-        members: of the next round, by node rank.
+        members: nodes of the next round, by node rank.
         line: the last round.
     """
-    there = [_left(node, line) for node in members]
-    held = [{one.step: one for one in snapshots.held} for snapshots in there]
-    known = {step for of_node in held for step in of_node}
-    known |= {replica.step for snapshots in there for replica in snapshots.replicas}
-    steps = sorted(known, reverse=True)
+    held = [_held(node, line) for node in members]
+    order = _order(members, line)
     size = sum(node.spec.local_world_size for node in members)
-    own: set[int] | None = None
+    own: set[State] | None = None
     offset = 0
     for node, of_node in zip(members, held, strict=True):
         place = size, offset
-        fit = {n for n, one in of_node.items() if (one.world_size, one.rank_offset) == place}
+        fit = {
+            state for state, one in of_node.items() if (one.world_size, one.rank_offset) == place
+        }
         own = fit if own is None else own & fit
         offset += node.spec.local_world_size
-    if own:
-        return Resumption(max(own), *line)
     shares = _shares(members, line)
-    for step in steps:
-        alike = [of_node[step].is_replicated for of_node in held if step in of_node]
-        if (alike and all(alike)) or shares[step, size].keys() >= set(range(size)):
-            return Resumption(step, *line)
-    return None
+
+    def is_available(state: State) -> bool:
+        alike = [of_node[state].is_replicated for of_node in held if state in of_node]
+        is_covered = shares.get((state, size), {}).keys() >= set(range(size))
+        return (bool(alike) and all(alike)) or is_covered
+
+    found = next((state for state in order if state in (own or ())), None)
+    if found is None:
+        found = next((state for state in order if is_available(state)), None)
+    return None if found is None else Resumption(found.step, *line, found.owner)
 
 
 def savings(nodes: Sequence[Node], line: Line) -> dict[str, Saving]:
-    """Return what each node saves when the job ends without success, by node.
+    """Return the shards that each node saves when the job ends without success, by node.
 
-    It is the newest step of which every rank's share is there. A node saves its own; those of nodes
-    that are lost come from a replica. What is the same on all ranks is no business of the master.
+    They belong to the newest state with all shards available. A node saves its own shards; those of
+    lost nodes come from a replica. A replicated state is not assigned: one of its nodes saves it.
 
     Args:
-        nodes: those that are there.
+        nodes: the connected nodes.
         line: the last round.
     """
     held = [one for node in nodes for one in _left(node, line).held]
-    alike = {one.step for one in held if one.is_replicated}
-    for (step, size), holders in sorted(_shares(nodes, line).items(), reverse=True):
-        of_nodes: dict[str, list[int]] = {}
-        for rank in sorted(rank for rank in holders if rank < size):
-            of_nodes.setdefault(holders[rank], []).append(rank)
-        if sum(map(len, of_nodes.values())) == size > 0 and step not in alike:
-            return {node_id: Saving(step, tuple(ranks)) for node_id, ranks in of_nodes.items()}
+    replicated = {State(one.owner, one.step) for one in held if one.is_replicated}
+    shares = _shares(nodes, line)
+    for state in _order(nodes, line):
+        if state in replicated:
+            return {}
+        for size in sorted({size for of, size in shares if of == state}, reverse=True):
+            of_nodes: dict[str, list[int]] = {}
+            for rank, holder in sorted(shares[state, size].items()):
+                if rank < size:
+                    of_nodes.setdefault(holder, []).append(rank)
+            if sum(map(len, of_nodes.values())) == size > 0:
+                return {
+                    node_id: Saving(state.step, tuple(ranks), state.owner)
+                    for node_id, ranks in of_nodes.items()
+                }
     return {}
 
 
 def _left(node: Node, line: Line) -> Snapshots:
-    """Return the snapshots that a node has of a round."""
+    """Return the snapshots that a node holds of a round."""
     snapshots = node.offer.snapshots
     is_of_it = snapshots is not None and (snapshots.round, snapshots.formed_by) == line
     return snapshots if snapshots is not None and is_of_it else Snapshots(*line, ())
 
 
-def _shares(nodes: Sequence[Node], line: Line) -> defaultdict[tuple[int, int], dict[int, str]]:
-    """Return by step and world size which node has each rank's share, its own before a replica."""
-    shares: defaultdict[tuple[int, int], dict[int, str]] = defaultdict(dict)
-    there = [(node, _left(node, line)) for node in nodes]
-    for node, snapshots in there:
-        for replica in snapshots.replicas:
+def _held(node: Node, line: Line) -> dict[State, Snapshot]:
+    """Return the node's own snapshots of a round."""
+    return {State(one.owner, one.step): one for one in _left(node, line).held}
+
+
+def _order(nodes: Sequence[Node], line: Line) -> list[State]:
+    """Return all states of a round, the newest first."""
+    generations: dict[State, int] = {}
+    for node in nodes:
+        left = _left(node, line)
+        found: tuple[Snapshot | Replica, ...] = (*left.held, *left.replicas)
+        for one in found:
+            state = State(one.owner, one.step)
+            generations[state] = max(generations.get(state, 0), one.generation)
+    return sorted(generations, key=lambda state: (generations[state], state.step), reverse=True)
+
+
+def _shares(nodes: Sequence[Node], line: Line) -> _Shares:
+    """Return the holders of all shards: a rank's own node before one with a replica."""
+    shares: _Shares = {}
+    for node in nodes:
+        for replica in _left(node, line).replicas:
+            key = State(replica.owner, replica.step), replica.world_size
             ranks = dict.fromkeys(replica.ranks, node.spec.node_id)
-            shares[replica.step, replica.world_size].update(ranks)
-    for node, snapshots in there:
-        for one in snapshots.held:
+            shares.setdefault(key, {}).update(ranks)
+    for node in nodes:
+        for state, one in _held(node, line).items():
             own = range(one.rank_offset, one.rank_offset + node.spec.local_world_size)
-            shares[one.step, one.world_size].update(dict.fromkeys(own, node.spec.node_id))
+            ranks = dict.fromkeys(own, node.spec.node_id)
+            shares.setdefault((state, one.world_size), {}).update(ranks)
     return shares

@@ -7,6 +7,9 @@ from .bounds import Count, Length, Name, Port, Ranks, Whole
 
 STEP_MAX = (1 << 63) - 1
 Step = Annotated[int, Whole(0, STEP_MAX)]
+Owner = Annotated[int, Whole(0, STEP_MAX)]
+"""A digest of the directory of checkpoints and the names of the state; 0: unknown, from a node or
+master of an older version."""
 _HELD = Length(8)
 """Of one node: the newest snapshot, the previous one, and those of replicas."""
 
@@ -23,6 +26,9 @@ class Snapshot:
     """The rank of the first shard."""
     is_replicated: bool
     """Whether each shard is the state of all ranks."""
+    owner: Owner = 0
+    generation: Step = 0
+    """Increases with each snapshot of the job, regardless of its owner; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,9 @@ class Replica:
     step: Step
     world_size: Count
     ranks: Ranks
+    owner: Owner = 0
+    generation: Step = 0
+    """As in ``Snapshot``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class Resumption:
     round: int
     """As in ``Snapshots``: those of another round are the state of another step."""
     formed_by: str
+    owner: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,7 @@ class Saving:
     step: int
     ranks: tuple[int, ...]
     """The ranks of the shards; they may be replicas of another node's."""
+    owner: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,14 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.offer import (
+    Offer,
+    Replica,
+    Resumption,
+    Saving,
+    Snapshot,
+    Snapshots,
+)
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant
 
 
@@ -104,6 +111,15 @@ def _cut(queue: deque[Any], keep: int) -> None:
     while len(queue) > keep:
         queue.pop()
     queue.append(BROKEN)
+
+
+PHASE_STEPS = 3
+"""The script trains in phases of so many steps, each with a Checkpointer: an owner of snapshots."""
+
+
+def number_of(chosen: Resumption | Saving) -> int:
+    """Return the number of steps of all phases up to a state."""
+    return (chosen.owner - 1) * PHASE_STEPS + chosen.step
 
 
 @dataclass(frozen=True)
@@ -168,7 +184,7 @@ class Agent:
         self._has_to_say_why = False
         """It stays only to tell the next master that it leaves."""
         self.left: dict[int, Left] = {}
-        """By step: the snapshots of its workers."""
+        """The snapshots of its workers, by the number of steps of all phases."""
         self.replicas: dict[int, dict[int, Left]] = {}
         """By step and first rank: shares of other nodes."""
         self.steps = 0
@@ -466,14 +482,22 @@ class Agent:
         if self.line is None or not (self.left or self.replicas):
             return None
         held = [
-            Snapshot(step, one.world_size, one.rank_offset, one.is_replicated)
-            for step, one in sorted(self.left.items())
+            Snapshot(
+                (number - 1) % PHASE_STEPS + 1,
+                one.world_size,
+                one.rank_offset,
+                one.is_replicated,
+                (number - 1) // PHASE_STEPS + 1,
+                number,
+            )
+            for number, one in sorted(self.left.items())
         ]
         replicas: list[Replica] = []
-        for step, shares in sorted(self.replicas.items()):
+        for number, shares in sorted(self.replicas.items()):
             ranks = [r for first, one in shares.items() for r in range(first, first + one.ranks)]
             size = next(iter(shares.values())).world_size
-            replicas.append(Replica(step, size, tuple(ranks)))
+            owner, step = divmod(number - 1, PHASE_STEPS)
+            replicas.append(Replica(step + 1, size, tuple(ranks), owner + 1, number))
         return Snapshots(*self.line, tuple(held), tuple(replicas))
 
     def take_replica(self, step: int, share: Left) -> None:
@@ -505,7 +529,7 @@ class Agent:
         self._started_at = self._clock()
         resumed = assignment.resumption
         is_of_these = resumed is not None and (resumed.round, resumed.formed_by) == self.line
-        self.steps = resumed.step if resumed is not None else 0
+        self.steps = number_of(resumed) if resumed is not None else 0
         kept = {n: one for n, one in self.left.items() if n == self.steps}
         self.left = kept if is_of_these else {}
         replicas = {n: one for n, one in self.replicas.items() if n == self.steps}

@@ -6,7 +6,7 @@ from ft_run.events.master import ScaleUpCancelled, ScaleUpPrepared
 from ft_run.rendezvous.protocol.drain_messages import MayLeave
 from ft_run.rendezvous.protocol.messages import Assignment, Stop
 from ft_run.rendezvous.protocol.offer import Saving
-from ft_run.tests.harness.simulated_agent import Agent, Left
+from ft_run.tests.harness.simulated_agent import Agent, Left, number_of
 
 
 class SnapshotError(AssertionError):
@@ -28,7 +28,7 @@ def check_resumption(
     if len(said) != 1:
         raise SnapshotError(f"I9: ranks resume from {said}")
     (resumed,) = said
-    step = resumed.step if resumed is not None else None
+    step = number_of(resumed) if resumed is not None else None
 
     def is_whole(number: int) -> bool:
         """Whether each member has its own share."""
@@ -172,14 +172,14 @@ def check_savings(
         if savings:
             raise SnapshotError(f"I9: nothing is whole, and {savings} are to be saved")
         return
-    if {saving.step for saving in savings.values()} != {max(covered)}:
+    if {number_of(saving) for saving in savings.values()} != {max(covered)}:
         raise SnapshotError(f"I9: all have {max(covered)} together, saved are {savings}")
     told = sorted(rank for saving in savings.values() for rank in saving.ranks)
     if told != list(range(len(told))):
         raise SnapshotError(f"I9: saved are the shares of {told}")
     states = set()
     for incarnation, saving in savings.items():
-        shares = there[incarnation].get((saving.step, len(told)), {})
+        shares = there[incarnation].get((number_of(saving), len(told)), {})
         if not shares.keys() >= set(saving.ranks):
             raise SnapshotError(f"I9: {incarnation} has {shares}, and is to save {saving}")
         states |= {shares[rank].state for rank in saving.ranks}

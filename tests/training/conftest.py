@@ -41,8 +41,8 @@ def memory(fds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> Given:
         step: int, *, is_first_round: bool = True, saver: SaverLink | None = None
     ) -> memoryview:
         mine = list(map(os.dup, fds))
-        made = Memory(mine[0], tuple(mine[1:]), step, saver, is_first_round)
-        monkeypatch.setattr(snapshot_manager, "request_memory", lambda _: made)
+        made = [Memory(mine[0], tuple(mine[1:]), step, saver, is_first_round)]
+        monkeypatch.setattr(snapshot_manager, "request_memory", lambda _: made.pop())
         return memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
 
     return given

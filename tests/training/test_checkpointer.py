@@ -435,10 +435,13 @@ def test_another_model_resumes_from_the_checkpoint(
 ) -> None:
     memory(-1)
     Script(tmp_path / "other", width=4, checkpoint_every=1).train(10, until=2)
-    Script(tmp_path, checkpoint_every=None).train(10, until=6)
+    kept = tmp_path / "kept"
+    memory(-1)
+    Script(kept, checkpoint_every=None).train(10, until=6)
+    (tmp_path / "other").rename(kept)
     capfd.readouterr()
     memory(6)
-    script = Script(tmp_path / "other", width=4, checkpoint_every=None)
+    script = Script(kept, width=4, checkpoint_every=None)
     assert script.train(10, until=2).resumed_at == 2
     assert logged(capfd) == [
         "the snapshot of step 6 does not match the script: model.0.weight is float32 [3, 4] in the "
@@ -446,7 +449,8 @@ def test_another_model_resumes_from_the_checkpoint(
         "resuming from the checkpoint of step 2",
     ]
     memory(6)  # and it is gone, so that no rank resumes from it later
-    assert Script(tmp_path / "none", checkpoint_every=None).train(10, until=0).resumed_at == 0
+    shutil.rmtree(kept)
+    assert Script(kept, checkpoint_every=None).train(10, until=0).resumed_at == 0
     assert script.optimizer.state_dict()["state"]
 
 
@@ -553,11 +557,14 @@ def test_a_restart_does_not_look_whether_the_folder_can_be_written(
     tmp_path: Path, memory: Given
 ) -> None:
     """It has a snapshot to go on from, and the storage may come back."""
+    kept = tmp_path / "parent" / "kept"
+    kept.parent.mkdir()
     memory(-1)
-    Script(tmp_path, checkpoint_every=None).train(10, until=6)
-    (tmp_path / "file").touch()
+    Script(kept, checkpoint_every=None).train(10, until=6)
+    kept.parent.rmdir()
+    kept.parent.touch()
     memory(6, is_first_round=False)
-    assert Script(tmp_path / "file/folder", checkpoint_every=100).train(8, until=7).resumed_at == 6
+    assert Script(kept, checkpoint_every=100).train(8, until=7).resumed_at == 6
 
 
 @pytest.mark.parametrize("offered", [-1, 6])
@@ -688,8 +695,7 @@ def test_a_saver_that_hangs_at_the_end_is_not_waited_for_for_ever(
     with pytest.raises(RuntimeError, match=re.escape(words)):
         script.checkpointer.wait()  # nor is it waited for once more
     assert len(looked) == before
-    _, buffer, step = page.SAVE.unpack(theirs.recv(100))
-    theirs.send(page.SAVED.pack(page.MAGIC, buffer, step))
+    theirs.send(page.SAVED.pack(*page.SAVE.unpack(theirs.recv(100))))
     assert script.checkpointer.save(4)
     for end in (ours, theirs):
         end.close()

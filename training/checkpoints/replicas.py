@@ -89,7 +89,13 @@ class Replicas:
         self._thread = threading.Thread(
             target=self._exchange, args=(self.sending, file), daemon=True
         )
+        self._mine.reader = self._thread
         self._thread.start()
+
+    def forget(self) -> None:
+        """Drop what was sent: another Checkpointer has used the buffers since."""
+        self.wait()
+        self.sending = self.complete = -1
 
     def wait(self) -> None:
         """Wait until this rank's exchange has ended."""
@@ -121,12 +127,12 @@ class Replicas:
         size, rank = self._ranks.size, self._ranks.rank
         to, source = (rank + distance) % size, (rank - distance) % size
         mine = theirs = torch.empty(0, dtype=torch.uint8)
-        said, lengths = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+        sent, received = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
         if file is not None:  # else the copy failed, and this step is useless
             mine = file.all_bytes
-            said = torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64)
-        self._swap(said, to, lengths, source)
-        data_bytes, layout_bytes = map(int, lengths)
+            sent = _description(file, self._mine, step)
+        self._swap(sent, to, received, source)
+        data_bytes, layout_bytes, generation = map(int, received)
         if data_bytes:
             keep = frozenset((self.complete,))
             theirs = held.receive(data_bytes, layout_bytes, keep=keep).all_bytes
@@ -134,7 +140,7 @@ class Replicas:
             end = start + _CHUNK_BYTES
             self._swap(mine[start:end], to, theirs[start:end], source)
         if data_bytes:
-            held.received(step, rank=source, is_replicated=False)
+            held.received(step, rank=source, is_replicated=False, generation=generation)
 
     def _swap(self, mine: torch.Tensor, to: int, theirs: torch.Tensor, source: int) -> None:
         works = []
@@ -179,7 +185,8 @@ def broadcast_replicated(
     if source == ranks.size:
         return None
     sent = own if source == ranks.rank else None
-    lengths = ranks.maximum(*((sent.data_bytes, sent.layout_bytes) if sent is not None else (0, 0)))
+    described = _description(sent, mine, step).tolist() if sent is not None else (0, 0, 0)
+    *lengths, generation = ranks.maximum(*described)
     # A rank that has the state takes part in the broadcast with temporary memory.
     file = own if own is not None else mine.receive(lengths[0], lengths[1])
     is_used = sent is not None or own is None
@@ -187,7 +194,7 @@ def broadcast_replicated(
     ranks.broadcast(data, source)
     if own is None:
         file.open(lengths[0], lengths[1])
-        mine.received(step, rank=ranks.rank, is_replicated=True)
+        mine.received(step, rank=ranks.rank, is_replicated=True, generation=generation)
     return file
 
 
@@ -222,16 +229,22 @@ def fetch_shards(
         if ranks.rank == holder:
             file = found[rank].find(step, rank)
             assert file is not None
-            sizes = torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64)
-            for data in (sizes, file.all_bytes):
+            for data in (_description(file, found[rank], step), file.all_bytes):
                 for start in range(0, data.numel(), _CHUNK_BYTES):
                     dist.send(data[start : start + _CHUNK_BYTES], rank, group=ranks.group)
         else:
-            lengths = torch.zeros(2, dtype=torch.int64)
-            dist.recv(lengths, holder, group=ranks.group)
-            own = mine.receive(int(lengths[0]), int(lengths[1]), keep=frozenset((step,)))
+            described = torch.zeros(3, dtype=torch.int64)
+            dist.recv(described, holder, group=ranks.group)
+            data_bytes, layout_bytes, generation = map(int, described)
+            own = mine.receive(data_bytes, layout_bytes, keep=frozenset((step,)))
             for start in range(0, own.all_bytes.numel(), _CHUNK_BYTES):
                 dist.recv(own.all_bytes[start : start + _CHUNK_BYTES], holder, group=ranks.group)
-            own.open(int(lengths[0]), int(lengths[1]))
-            mine.received(step, rank=rank, is_replicated=False)
+            own.open(data_bytes, layout_bytes)
+            mine.received(step, rank=rank, is_replicated=False, generation=generation)
     return own
+
+
+def _description(file: SnapshotFile, held: Snapshots, step: int) -> torch.Tensor:
+    """Return the numbers that precede a file: its lengths, and its generation."""
+    numbers = (file.data_bytes, file.layout_bytes, held.generation_of(step))
+    return torch.tensor(numbers, dtype=torch.int64)

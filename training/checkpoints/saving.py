@@ -34,6 +34,8 @@ class Checkpoints:
         self._folder, self._ranks, self._rank, self._timeout = folder, ranks, rank, timeout
         self.saver: SaverLink | None = None
         """Writes checkpoints asynchronously; None: the workers write them."""
+        self.owner = 0
+        """Owner of the snapshots that the saver writes."""
         self.newest = -1
         """The step of the newest complete checkpoint that this process knows of; -1: none."""
         self._step = -1
@@ -75,7 +77,7 @@ class Checkpoints:
             took_s = time.monotonic() - started
             path = self._folder.path(step)
             log(f"checkpoint of step {step} saved: {path} ({took_s:.1f} s)")
-            report_written(self._rank, step)
+            report_written(self._rank, step, self._folder.folder)
         return error is None
 
     def wait_for_result(self) -> str | None:
@@ -86,7 +88,9 @@ class Checkpoints:
         timed_out = self._wait_for_saver()
         if self._is_being_written:
             # The node of rank 0 makes the checkpoint visible, so it knows the result.
-            known = self.saver.error if self.saver is not None and self._ranks.rank == 0 else ""
+            known = ""
+            if self.saver is not None and self._ranks.rank == 0:
+                known = self.saver.error(self.owner)
             self._finish(self._ranks.first_text(timed_out or known or None))
         return self._error
 

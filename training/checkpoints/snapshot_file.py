@@ -245,6 +245,10 @@ class SnapshotFile:
         self._forget()
         os.ftruncate(self._fd, 0)
 
+    def drop(self) -> None:
+        """Drop what is known of the content: another object is about to change it."""
+        self._forget()
+
     def bytes_to_receive(self, data_bytes: int, layout_bytes: int) -> torch.Tensor:
         """Allocate memory for a file that another rank sends; return it as bytes."""
         self._forget()

@@ -1,7 +1,7 @@
 """Takes, replicates and restores the snapshots of all ranks, step by step."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from math import inf
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from .containers import LayoutMismatchError
 from .flat_state import FlatState
 from .late_copy import Background
 from .optimizer_state import ParameterGroupsError
+from .owner import TURN, owner_of
 from .rank_state import RECORD, RankState
 from .replicas import FAILED, Replicas, broadcast_replicated, fetch_shards
 from .snapshots import Snapshots
@@ -97,21 +98,29 @@ class SnapshotManager:
         """Time when the agent of this node was started, in seconds since the epoch."""
         self.saver: SaverLink | None = None
         """Writes checkpoints from snapshots; None: some rank has no saver."""
+        self.directory = ""
+        """The directory of the checkpoints."""
+        self.owner = 0
+        """Owner of the snapshots; 0 before memory is requested."""
+        self._destination = Destination("", 0, at_breakpoint=False)
 
-    def request_memory(self, destination: Destination) -> None:
+    def request_memory(self, destination: Destination, names: Iterable[str]) -> None:
         """Request memory from the agent of this node. All ranks call it together.
 
         Args:
             destination: where the saver writes checkpoints.
+            names: names of the objects in the state.
         """
         memory = request_memory(self._rank)
+        owner = owner_of(destination.folder, names) if self._ranks.rank == 0 else 0
+        lacks, self.owner = self._ranks.maximum(int(memory is None or not memory.buffer_fds), owner)
         if memory is not None:
-            self._own = Snapshots(memory, self._rank, self._ranks.size)
             self.is_first_round, self.job_began = memory.is_first_round, memory.began_s
-        if not self._ranks.all_true(self._own is not None):
-            self._close()
-        if self._own is None:
+        if lacks or memory is None:
             return
+        self._own = Snapshots(memory, self._rank, self._ranks.size, self.owner)
+        self.directory, self._destination = destination.folder, destination
+        (self._own.generation,) = self._ranks.maximum(self._own.generation)
         self._ranks.wait_without_limit()
         if self._ranks.all_true(self._own.save_to(destination)):
             self.saver = self._own.saver
@@ -126,8 +135,8 @@ class SnapshotManager:
         while True:
             memory = request_memory(self._rank, replica=len(self._of_others) + 1)
             found = None
-            if memory is not None:
-                found = Snapshots(memory, self._rank, self._ranks.size)
+            if memory is not None and memory.buffer_fds:
+                found = Snapshots(memory, self._rank, self._ranks.size, self.owner)
             if not self._ranks.all_true(found is not None):
                 if found is not None:
                     found.close()
@@ -139,6 +148,30 @@ class SnapshotManager:
     def is_enabled(self) -> bool:
         """Whether this rank takes snapshots."""
         return self._own is not None
+
+    # --- one Checkpointer at a time --------------------------------------------------------------
+
+    def begin_turn(self) -> None:
+        """Begin or continue to take snapshots.
+
+        Raises:
+            ValueError: If another Checkpointer of this process takes them.
+        """
+        if self._own is None or not TURN.begin(self, self._own):
+            return
+        self._own.see_others()
+        self._own.save_to(self._destination)
+        if self._replicas is not None:
+            self._replicas.forget()
+
+    def end_turn(self) -> None:
+        """Let other Checkpointers take snapshots, until ``begin_turn``."""
+        TURN.end(self)
+
+    def settle(self) -> None:
+        """Wait until the background copy has ended: another Checkpointer takes over."""
+        if self._background is not None:
+            self._background.wait()
 
     # --- resuming --------------------------------------------------------------------------------
 
@@ -183,9 +216,19 @@ class SnapshotManager:
         return False
 
     def clear(self) -> None:
-        """Discard all snapshots: the ranks resume from another state."""
+        """Discard the snapshots of this owner: the ranks resume from another state."""
         if self._own is not None:
             self._own.clear()
+
+    def end_resuming(self) -> None:
+        """Mark the step to resume from as used: later Checkpointers of this process have none."""
+        if self._own is not None:
+            self._own.end_resuming()
+
+    @property
+    def other_directory(self) -> str:
+        """The directory of the state to resume from if that belongs to another; else empty."""
+        return self._own.other_directory if self._own is not None else ""
 
     # --- a step ----------------------------------------------------------------------------------
 
@@ -392,9 +435,8 @@ class SnapshotManager:
         self._close()
 
     def _close(self) -> None:
+        self.end_turn()
         if self._own is not None:
-            if self.saver is not None:
-                self._own.saver = None  # it has yet to report the result of its checkpoint
             self._own.close()
             self._own = None
         if self._replicas is not None:

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -31,18 +32,18 @@ _CHANGED = "weights or optimizer state were changed before the optimizer's next 
 class Snapshots:
     """The snapshots of this process's rank."""
 
-    def __init__(self, memory: Memory, rank: int, world_size: int) -> None:
+    def __init__(self, memory: Memory, rank: int, world_size: int, owner: int) -> None:
         """Use memory of the agent.
 
         Args:
-            memory: from ``request_memory``; this object closes its descriptors.
+            memory: from ``request_memory``.
             rank: of this process.
             world_size: number of ranks of the job.
+            owner: owner of the snapshots; other entries of the page stay until they are the oldest.
         """
         self._rank, self._world_size = rank, world_size
-        self.resume_step = memory.resume_step
-        """The step from which all ranks resume; -1: none."""
-        self._fds = (memory.page_fd, *memory.buffer_fds)
+        self.owner = owner
+        self._memory = memory
         self._page = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
         self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
         self.saver = memory.saver
@@ -58,16 +59,48 @@ class Snapshots:
         """The layout for which all ranks made their plans."""
         self._description = Description()
         """Of the files of all ranks; only on rank 0."""
-        self._generation = max((entry.generation for entry in self._entries if entry), default=0)
+        self.reader: threading.Thread | None = None
+        """A thread that sends one of the files to other nodes."""
+        self.generation = 0
+        """The generation of the newest snapshot; the ranks agree on it at the start."""
+        self.see_others()
+
+    def see_others(self) -> None:
+        """Count the next snapshot as newer than all that are present, of any owner."""
+        present = (entry.generation for entry in self._entries if entry is not None)
+        self.generation = max((self.generation, *present))
+
+    @property
+    def resume_step(self) -> int:
+        """The step from which all ranks resume; -1 if none, or one of another owner."""
+        is_of_it = self._memory.resume_owner in (0, self.owner)
+        return self._memory.resume_step if is_of_it else -1
+
+    def end_resuming(self) -> None:
+        """Mark the step to resume from as used: later Checkpointers of this process have none."""
+        self._memory.resume_step = -1
+
+    @property
+    def other_directory(self) -> str:
+        """The directory of the state to resume from if that belongs to another; else empty."""
+        owner = self._memory.resume_owner
+        if self._memory.resume_step < 0 or owner in (0, self.owner):
+            return ""
+        found = page.read_destinations(self._page).get(owner)
+        return found.folder if found is not None else ""
 
     @property
     def _entries(self) -> list[page.Entry | None]:
         return [page.read(self._page, index) for index in range(len(self._files))]
 
     def _of(self, step: int) -> Iterator[tuple[int, page.Entry]]:
-        """Yield the buffers that have a step, and their entries."""
+        """Yield the buffers that have a step of this owner, and their entries."""
+        return ((index, entry) for index, entry in self._own_entries() if entry.step == step)
+
+    def _own_entries(self) -> Iterator[tuple[int, page.Entry]]:
+        """Yield the buffers of this owner, and their entries."""
         for index, entry in enumerate(self._entries):
-            if entry is not None and entry.step == step:
+            if entry is not None and entry.owner == self.owner:
                 yield index, entry
 
     def write(
@@ -118,7 +151,7 @@ class Snapshots:
             self._describe(file)
         self._last = None if is_replicated else file
         if copy is None:
-            self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
+            self._now_holds(index, step, is_replicated=is_replicated)
             return None
         begun = copy
 
@@ -128,7 +161,7 @@ class Snapshots:
                     return _CHANGED
             except RuntimeError as error:  # from the GPU or its driver
                 return one_line(error)
-            self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
+            self._now_holds(index, step, is_replicated=is_replicated)
             return ""
 
         return complete
@@ -148,7 +181,7 @@ class Snapshots:
         entries, buffers = self._entries, range(len(self._files))
         newest = max(buffers, key=lambda i: _generation(entries[i]))
         held = {i for i in buffers if self._is_held(i)}
-        held |= {i for i, entry in enumerate(entries) if entry is not None and entry.step in keep}
+        held |= {index for step in keep for index, _ in self._of(step)}
         free = [i for i in buffers if i != newest and i not in held]
         # Prefer a buffer with memory, then an invalid one, then the oldest.
         index = min(free, key=lambda i: (not self._size(i), _generation(entries[i])))
@@ -170,7 +203,7 @@ class Snapshots:
         return self.saver is not None and self.saver.is_held(index)
 
     def _size(self, index: int) -> int:
-        return os.fstat(self._fds[1 + index]).st_size
+        return os.fstat(self._memory.buffer_fds[index]).st_size
 
     def _check_room(self, flat: Mapping[str, Any]) -> None:
         """Check that there is memory for all buffers of all ranks of this node.
@@ -182,7 +215,7 @@ class Snapshots:
         copies = 2 + (2 + 2 * len(beside) if beside else 0)
         tensors = [local(value) for value in flat.values()]
         size = sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor))
-        buffers = [fd for one in (self, *beside) for fd in one._fds[1:]]
+        buffers = [fd for one in (self, *beside) for fd in one._memory.buffer_fds]
         there = sum(os.fstat(fd).st_blocks * 512 for fd in buffers)
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         needed, left = ranks * max(0, int(copies * size * _MARGIN) - there), available()
@@ -229,26 +262,40 @@ class Snapshots:
         self._files[index].bytes_to_receive(data_bytes, layout_bytes)
         return self._files[index]
 
-    def received(self, step: int, *, rank: int, is_replicated: bool) -> None:
-        """Mark the file of ``receive`` as complete."""
-        self._now_holds(self._receiving, step, rank=rank, is_replicated=is_replicated)
+    def received(self, step: int, *, rank: int, is_replicated: bool, generation: int) -> None:
+        """Mark the file of ``receive`` as complete.
+
+        Args:
+            step: completed steps.
+            rank: rank of the shard.
+            is_replicated: whether it is the state of all ranks.
+            generation: generation of the snapshot where it was taken.
+        """
+        self.generation = max(self.generation, generation)
+        self._write_entry(self._receiving, generation, step, rank=rank, is_replicated=is_replicated)
+
+    def generation_of(self, step: int) -> int:
+        """Return the generation of the snapshot of a step; 0 if there is none."""
+        return max((entry.generation for _, entry in self._of(step)), default=0)
 
     def forget_others(self) -> None:
         """Discard shards of other ranks: they have them now."""
-        for index, entry in enumerate(self._entries):
-            if entry is not None and not entry.is_replicated and entry.rank != self._rank:
+        for index, entry in self._own_entries():
+            if not entry.is_replicated and entry.rank != self._rank:
                 page.write(self._page, index, None)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def save_to(self, destination: page.Destination) -> bool:
         """Set where the saver writes checkpoints; return whether there is a saver."""
-        return self.saver is not None and page.write_destination(self._page, destination)
+        if self.saver is None:
+            return False
+        return page.write_destination(self._page, self.owner, destination)
 
     def save(self, step: int) -> bool:
         """Request a checkpoint of a step from the saver; return whether that succeeded."""
         for index, _ in self._of(step):
-            return self.saver is not None and self.saver.save(index, step)
+            return self.saver is not None and self.saver.save(index, step, self.owner)
         return False
 
     @property
@@ -287,7 +334,7 @@ class Snapshots:
             if self._files[index] is self._last and not self._is_held(index):
                 page.write(self._page, index, None)
                 self._describe(self._files[index])
-                self._now_holds(index, step, rank=self._rank, is_replicated=False)
+                self._now_holds(index, step, is_replicated=False)
 
     def is_planned(self, step: int) -> bool:
         """Return whether the layout of a sharded snapshot matches the plans of all ranks."""
@@ -302,25 +349,42 @@ class Snapshots:
             file.describe(self._description)
 
     def clear(self) -> None:
-        """Discard all snapshots: the ranks resume from another state."""
-        for index in range(len(self._files)):
+        """Discard all snapshots of this owner: the ranks resume from another state."""
+        for index, _ in self._own_entries():
             page.write(self._page, index, None)
 
+    def let_go(self) -> None:
+        """Wait until nothing reads the buffers, and drop what is known of their content.
+
+        Another Checkpointer of this process is about to write them.
+        """
+        if self.reader is not None:
+            self.reader.join()
+        for file in self._files:
+            file.drop()
+        self._last = None
+        for one in self.beside:
+            one.let_go()
+
     def close(self) -> None:
-        """Close the descriptors; the agent keeps the content."""
+        """Take no more snapshots; the agent keeps the content."""
         for file in self._files:
             file.unpin()  # a replica may still be sent from it, which keeps it mapped
-        for fd in self._fds:
-            os.close(fd)
-        self._fds, self._files, self._last = (), [], None
-        if self.saver is not None:
-            self.saver.close()
+        self._files, self._last = [], None
 
-    def _now_holds(self, index: int, step: int, *, rank: int, is_replicated: bool) -> None:
+    def _now_holds(self, index: int, step: int, *, is_replicated: bool) -> None:
+        self.generation += 1
+        self._write_entry(
+            index, self.generation, step, rank=self._rank, is_replicated=is_replicated
+        )
+
+    def _write_entry(
+        self, index: int, generation: int, step: int, *, rank: int, is_replicated: bool
+    ) -> None:
         file = self._files[index]
-        self._generation += 1
         entry = page.Entry(
-            self._generation,
+            generation,
+            self.owner,
             step,
             self._world_size,
             rank,

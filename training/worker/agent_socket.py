@@ -44,8 +44,19 @@ def connect(what: str, pid: int) -> socket.socket:
 
 def is_trusted(channel: socket.socket) -> bool:
     """Return whether the peer is this user or root: any user can bind a free name."""
+    return _peer(channel)[1] in (0, os.geteuid())
+
+
+def peer_pid(channel: socket.socket) -> int:
+    """Return the process id of the peer."""
+    return _peer(channel)[0]
+
+
+def _peer(channel: socket.socket) -> tuple[int, int]:
+    """Return the process id and the user id of the peer."""
     data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(data)[1] in (0, os.geteuid())
+    pid, user, _ = _CREDENTIALS.unpack(data)
+    return pid, user
 
 
 def ancestors() -> Iterator[int]:

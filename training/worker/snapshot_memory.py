@@ -1,74 +1,111 @@
 """The worker's connection to its agent for snapshot memory and checkpoints."""
 
 import os
+import select
 import socket
 import time
+import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
 from . import snapshot_page as page
 from .agent_socket import ancestors, connect
 
 
-class Memory(NamedTuple):
+class Memory:
     """Memory of the agent for this worker; it survives the worker."""
 
-    page_fd: int
-    buffer_fds: tuple[int, ...]
-    resume_step: int
-    """The step from which all ranks can resume, as far as snapshots are concerned; -1: none."""
-    saver: "SaverLink | None" = None
-    """None: only the worker writes checkpoints."""
-    is_first_round: bool = True
-    """Whether this job cannot have written a checkpoint yet."""
-    began_s: float = inf
-    """Time when the agent of this node was started, in seconds since the epoch."""
+    def __init__(
+        self,
+        page_fd: int,
+        buffer_fds: Iterable[int],
+        resume_step: int,
+        saver: "SaverLink | None" = None,
+        is_first_round: bool = True,
+        resume_owner: int = 0,
+    ) -> None:
+        """Take over the descriptors, until nothing refers to this object.
+
+        Args:
+            page_fd: descriptor of the page.
+            buffer_fds: descriptors of the buffers; none if the memory belongs to another process
+                of this rank.
+            resume_step: step from which all ranks can resume, as far as snapshots are concerned;
+                -1 if there is none.
+            saver: saver of this node; None if only the worker writes checkpoints.
+            is_first_round: whether this job cannot have written a checkpoint yet.
+            resume_owner: owner of that step; 0 if unknown.
+        """
+        self.page_fd, self.buffer_fds = page_fd, tuple(buffer_fds)
+        self.resume_step, self.resume_owner = resume_step, resume_owner
+        self.saver, self.is_first_round = saver, is_first_round
+        self.began_s = inf
+        """Time when the agent of this node was started, in seconds since the epoch."""
+        if self.buffer_fds:
+            weakref.finalize(self, _close, (page_fd, *self.buffer_fds))
 
 
 class SaverLink:
     """The saver of this node, which writes checkpoints from this rank's buffers."""
 
     def __init__(self, channel: socket.socket, held: int = 0) -> None:
-        """Take over the connection to the agent.
+        """Take over the connection to the agent, until nothing refers to this object.
 
         Args:
             channel: the connection.
             held: buffers that the saver is reading, one bit each.
         """
         self._channel = channel
-        self._held = held
+        self._held: dict[int, tuple[int, int] | None] = {
+            buffer: None for buffer in range(page.BUFFERS) if held & 1 << buffer
+        }
+        """The buffers that the saver is reading, with owner and step; None if unknown."""
+        self._results: dict[int, tuple[int, str]] = {}
+        """Step and error of the last checkpoint by owner."""
         self.page: memoryview | None = None
         """The page of the buffers, in which the saver counts progress."""
-        self.error = ""
-        """Why the last checkpoint of this rank was not written; empty: it is complete."""
+        weakref.finalize(self, channel.close)
 
-    def save(self, buffer: int, step: int) -> bool:
+    def save(self, buffer: int, step: int, owner: int) -> bool:
         """Request a checkpoint; return False if the agent is gone.
 
         Args:
             buffer: to write; it must not change while ``is_held``.
             step: completed steps.
+            owner: owner of the snapshot.
         """
         try:
             self._channel.setblocking(True)
-            self._channel.send(page.SAVE.pack(page.MAGIC, buffer, step))
+            self._channel.send(page.SAVE.pack(page.MAGIC, buffer, step, owner))
         except OSError:
             return False
-        self._held |= 1 << buffer
+        self._held[buffer] = owner, step
+        self._results[owner] = step, ""
         return True
+
+    def error(self, owner: int) -> str:
+        """Return why the last checkpoint of an owner was not written; empty if it is complete."""
+        return self._results.get(owner, (0, ""))[1]
 
     def is_held(self, buffer: int) -> bool:
         """Return whether the saver is reading a buffer."""
         self._receive()
-        return bool(self._held & 1 << buffer)
+        return buffer in self._held
 
     @property
     def is_busy(self) -> bool:
         """Whether the saver is reading any buffer."""
         self._receive()
         return bool(self._held)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the agent has not disconnected this worker."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLHUP)
+        return not poll.poll(0)
 
     def wait(self, limit_s: float | None = None) -> bool:
         """Wait until the saver is idle, up to a limit; return whether it is."""
@@ -93,25 +130,44 @@ class SaverLink:
                 if len(data) < page.SAVED.size:
                     self._disconnect()
                     return
-                _, buffer, _ = page.SAVED.unpack_from(data)
-                self._held &= ~(1 << buffer)
-                self.error = data[page.SAVED.size :].decode(errors="ignore")
+                _, buffer, step, owner = page.SAVED.unpack_from(data)
+                if self._held.get(buffer, (owner, step)) in (None, (owner, step)):
+                    self._end(buffer, data[page.SAVED.size :].decode(errors="ignore"))
         except (BlockingIOError, TimeoutError):
             return
         except OSError:
             self._disconnect()
 
+    def _end(self, buffer: int, error: str) -> None:
+        request = self._held.pop(buffer, None)
+        if request is not None:
+            owner, step = request
+            if self._results[owner][0] == step:
+                self._results[owner] = step, error
+
     def _disconnect(self) -> None:
-        self._held, self.error = 0, "the ft-run agent of this node has exited"
+        for buffer in [*self._held]:
+            self._end(buffer, "the ft-run agent of this node has exited")
+
+
+_given: dict[tuple[int, int, int], Memory] = {}
+"""Memory of this process by process id, rank and replica: all Checkpointers share it."""
 
 
 def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
     """Return memory of the agent for a rank; None: not started by ft-run, or there is no memory.
 
+    Later calls return the same object, as long as the agent serves it.
+
     Args:
         rank: of this process.
         replica: from 1: memory for the shards of another rank; 0: for its own.
     """
+    key = os.getpid(), rank, replica
+    given = _given.get(key)
+    if given is not None and given.saver is not None and given.saver.is_connected:
+        return given
+    _given.pop(key, None)
     request = page.REQUEST.pack(page.MAGIC, rank)
     if replica:
         request = page.REPLICA.pack(page.MAGIC, rank, replica)
@@ -120,7 +176,10 @@ def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
             channel = connect(page.SOCKET, pid)
             memory = _receive_memory(channel, request)
             if memory is not None:
-                return memory._replace(began_s=_began_s(pid))
+                memory.began_s = _began_s(pid)
+                if memory.buffer_fds:
+                    _given[key] = memory
+                return memory
             channel.close()
     return None
 
@@ -132,16 +191,20 @@ def _began_s(pid: int) -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s
 
 
-def report_written(rank: int, step: int) -> None:
+def report_written(rank: int, step: int, directory: str) -> None:
     """Report to the agent, if there is one, that this worker has written a checkpoint.
 
     Args:
         rank: of this process.
         step: completed steps.
+        directory: directory or URL of the checkpoints.
     """
+    message = page.WRITTEN.pack(page.MAGIC, rank, step) + directory.encode()
+    if len(message) > page.WRITTEN.size + page.DIRECTORY_BYTES:
+        return
     for pid in ancestors():
         with suppress(OSError), connect(page.SOCKET, pid) as channel:
-            channel.send(page.WRITTEN.pack(page.MAGIC, rank, step))
+            channel.send(message)
             return
 
 
@@ -151,12 +214,18 @@ def _receive_memory(channel: socket.socket, request: bytes) -> Memory | None:
         data, fds, _, _ = socket.recv_fds(channel, page.REPLY.size, 1 + page.BUFFERS)
     except OSError:
         return None
-    if len(data) != page.REPLY.size or len(fds) != 1 + page.BUFFERS:
-        for fd in fds:
-            os.close(fd)
+    if len(data) != page.REPLY.size or len(fds) not in (0, 1 + page.BUFFERS):
+        _close(fds)
         return None
+    _, step, owner, held, is_first_round = page.REPLY.unpack(data)
+    if not fds:
+        channel.close()
+        return Memory(-1, (), -1, is_first_round=False)
     for fd in fds:
         os.set_inheritable(fd, False)
-    _, resume_step, held, is_first_round = page.REPLY.unpack(data)
-    link = SaverLink(channel, held)
-    return Memory(fds[0], tuple(fds[1:]), resume_step, link, is_first_round)
+    return Memory(fds[0], fds[1:], step, SaverLink(channel, held), is_first_round, owner)
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -2,8 +2,8 @@
 
 The worker writes the page; the agent of its node reads it, also after the worker has died. Each
 buffer has an entry, which is invalidated before the buffer changes and written after it is
-complete; an entry with a wrong checksum is invalid. After the entries comes the destination of
-checkpoints. The saver increments the last word whenever its storage makes progress.
+complete; an entry with a wrong checksum is invalid. After the entries come the destinations of
+checkpoints by owner. The saver increments the last word whenever its storage makes progress.
 
 The layout of a buffer is appended to its file (``checkpoints/layout.py``).
 """
@@ -19,39 +19,46 @@ PAGE_BYTES = 4096
 BUFFERS = 5
 """Two alternate; a third is used while the saver reads one of them, and two more hold steps that
 replicas belong to, if these are not the newest."""
-MAGIC = b"ftrsnap3"
+MAGIC = b"ftrsnap4"
 REQUEST = struct.Struct("<8sI")
 """A request for memory: ``MAGIC`` and the worker's rank."""
-REPLY = struct.Struct("<8sqB?")
+REPLY = struct.Struct("<8sqQB?")
 """The answer, with the page and the buffers as descriptors: ``MAGIC``, the step from which all
-ranks resume (-1: none), the buffers that the saver is reading (one bit each), and whether this is
-the first round of the job, so that nothing is writing checkpoints."""
+ranks resume (-1: none) and its owner (0: unknown), the buffers that the saver is reading (one bit
+each), and whether this is the first round of the job, so that nothing is writing checkpoints.
+Without descriptors, the memory belongs to another process of this rank."""
 REPLICA = struct.Struct("<8sIH")
 """A request for memory for other ranks' shards: ``MAGIC``, the rank and a number from 1."""
-SAVE = struct.Struct("<8sBq")
+SAVE = struct.Struct("<8sBqQ")
 """A request for a checkpoint, on the same connection: ``MAGIC``, the buffer to write, which must
-not change until the answer, and the step."""
-SAVED = struct.Struct("<8sBq")
+not change until the answer, the step and the owner."""
+SAVED = struct.Struct("<8sBqQ")
 """The answer: the same, followed by the reason why it was not written, if it was not."""
 REASON_BYTES = 1000
 """The maximum length of that reason."""
 WRITTEN = struct.Struct("<8sIq")
-"""A report of a checkpoint that the worker has written itself: ``MAGIC``, its rank, the step."""
+"""A report of a checkpoint that the worker has written itself: ``MAGIC``, its rank and the step,
+followed by the directory."""
+DIRECTORY_BYTES = 4096
+"""The maximum length of that directory."""
 
-_ENTRY = struct.Struct("<8sQQIIQQ?")
+_ENTRY = struct.Struct("<8sQQQIIQQ?")
 _CHECKSUM = struct.Struct("<I")
 _ENTRY_BYTES = 128
 _INVALID = bytes(_ENTRY.size + _CHECKSUM.size)
-_DESTINATION_START = BUFFERS * _ENTRY_BYTES
+_DESTINATIONS_START = BUFFERS * _ENTRY_BYTES
 _LENGTH = struct.Struct("<II")
 _PROGRESS_START = PAGE_BYTES - 8
+_DESTINATIONS_MAX = _PROGRESS_START - _DESTINATIONS_START - _LENGTH.size
 
 
 class Entry(NamedTuple):
     """The content of one buffer: a rank's shard of the state of one step."""
 
     generation: int
-    """Increases with each snapshot of a worker."""
+    """Increases with each snapshot, regardless of its owner."""
+    owner: int
+    """Digest of the directory and the names of the state (``checkpoints/owner.py``)."""
     step: int
     """Completed steps."""
     world_size: int
@@ -96,23 +103,31 @@ class Destination(NamedTuple):
     """Whether to write one when the job ends or this node leaves."""
 
 
-def read_destination(page: memoryview) -> Destination | None:
-    """Return the destination of checkpoints; None: the saver writes none."""
-    length, checksum = _LENGTH.unpack_from(page, _DESTINATION_START)
-    data = bytes(page[_DESTINATION_START + _LENGTH.size :][:length])
+def read_destinations(page: memoryview) -> dict[int, Destination]:
+    """Return the destinations of checkpoints by owner, the last one written last."""
+    length, checksum = _LENGTH.unpack_from(page, _DESTINATIONS_START)
+    data = bytes(page[_DESTINATIONS_START + _LENGTH.size :][:length])
     if not length or zlib.crc32(data) != checksum:
-        return None
-    return Destination(*json.loads(data))
+        return {}
+    return {owner: Destination(*fields) for owner, fields in json.loads(data)}
 
 
-def write_destination(page: memoryview, destination: Destination) -> bool:
-    """Write the destination of checkpoints; return False if its path is too long."""
-    data = json.dumps(destination).encode()
-    if _DESTINATION_START + _LENGTH.size + len(data) > _PROGRESS_START:
+def write_destination(page: memoryview, owner: int, destination: Destination) -> bool:
+    """Write the destination of an owner; return False if its path is too long.
+
+    Other owners keep theirs as long as there are entries of them, and room.
+    """
+    entries = [read(page, index) for index in range(BUFFERS)]
+    present = {entry.owner for entry in entries if entry is not None}
+    kept = [(of, one) for of, one in read_destinations(page).items() if of in present - {owner}]
+    kept.append((owner, destination))
+    while kept and len(data := json.dumps(kept).encode()) > _DESTINATIONS_MAX:
+        del kept[0]
+    if not kept:
         data = b""
     whole = _LENGTH.pack(len(data), zlib.crc32(data)) + data
-    page[_DESTINATION_START : _DESTINATION_START + len(whole)] = whole
-    return bool(data)
+    page[_DESTINATIONS_START : _DESTINATIONS_START + len(whole)] = whole
+    return bool(kept)
 
 
 def tick(page: memoryview) -> None:

@@ -27,7 +27,7 @@ class Node:
             layout = packed(items, Description(b"meta", (digest([]),) * 3))
             self.fds.append(os.memfd_create("test"))
             os.write(self.fds[-1], f"data {rank}".encode() + layout)
-            self.entries.append(Entry(0, 7, 3, rank, len("data 0"), len(layout), False))
+            self.entries.append(Entry(0, 5, 7, 3, rank, len("data 0"), len(layout), False))
         self.written = WriteResult("not yet")
 
     def order(self, attempt: str = "a", *, is_last: bool = False) -> WriteOrder:

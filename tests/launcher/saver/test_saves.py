@@ -51,7 +51,7 @@ class Node:
 
     def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> NodeShards:
         os.pwrite(self._fd, b"data" + LAYOUT, 0)
-        entry = page.Entry(step, step, 1, 0, 4, len(LAYOUT), True)
+        entry = page.Entry(step, 5, step, 1, 0, 4, len(LAYOUT), True)
         destination = page.Destination(folder or str(self.root / "kept"), 3, at_breakpoint)
         return NodeShards((HeldShard(0, 0, self._fd, entry),), destination)
 
@@ -59,7 +59,7 @@ class Node:
         """Return what this node has of a step: the shard of one of two ranks."""
         layout = packed([], Description(b"meta", (digest([]),) * 2))
         os.pwrite(self._fd, b"data" + layout, 0)
-        entry = page.Entry(step, step, 2, rank, 4, len(layout), False)
+        entry = page.Entry(step, 5, step, 2, rank, 4, len(layout), False)
         destination = page.Destination(str(self.root / "kept"), 3, True)
         return NodeShards((HeldShard(0, 0, self._fd, entry),), destination, "a")
 

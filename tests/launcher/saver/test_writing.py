@@ -57,7 +57,7 @@ def dying(before):
             setattr(module, name, watched(getattr(module, name)))
 
 def order(step):
-    entry = Entry(step, step, 1, 0, data_bytes, layout_bytes, True)
+    entry = Entry(step, 5, step, 1, 0, data_bytes, layout_bytes, True)
     return WriteOrder(Destination(folder, 2, True), (entry,), f"0-{step}", "job")
 
 assert not write(order(1), [fd]).error and not write(order(2), [fd]).error
@@ -87,7 +87,7 @@ class Snapshot:
         self.file.lay_out(state)
 
     def order(self, folder: Path, step: int, keep: int = 2, **more: Any) -> WriteOrder:
-        entry = Entry(step, step, 1, 0, self.file.data_bytes, self.file.layout_bytes, True)
+        entry = Entry(step, 5, step, 1, 0, self.file.data_bytes, self.file.layout_bytes, True)
         return WriteOrder(Destination(str(folder), keep, True), (entry,), f"0-{step}", **more)
 
     def save(self, folder: Path, step: int, **more: Any) -> WriteResult:
@@ -144,7 +144,7 @@ def test_shares_that_do_not_fit_together_are_no_checkpoint(
 
     def save(step: int) -> str:
         sizes = [(one.file.data_bytes, one.file.layout_bytes) for one in both]
-        entries = tuple(Entry(0, step, 2, rank, *size, False) for rank, size in enumerate(sizes))
+        entries = tuple(Entry(0, 5, step, 2, rank, *size, False) for rank, size in enumerate(sizes))
         order = WriteOrder(Destination(str(tmp_path), 2, True), entries, "0")
         return write(order, [one.fd for one in both]).error
 

@@ -26,6 +26,7 @@ from ft_run.training.worker.agent_socket import address_of, connect
 from ft_run.values import replace
 
 ROUND = Assignment(3, "m", 0, 1, 2, 2, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
+OWNER = 5
 ASK = """
 import os, struct, sys
 from ft_run.training.worker.snapshot_memory import request_memory
@@ -38,7 +39,7 @@ if step >= 0:
     from ft_run.training.worker import snapshot_page as page
     view = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
     whose = (rank + 2) % 4 if replica else rank
-    entry = page.Entry(step, step, 4, whose, 10, 0, False)
+    entry = page.Entry(step, 5, step, 4, whose, 10, 0, False)
     page.write(view, step % 2, entry)
     os.write(memory.buffer_fds[0], b"x")
 print(memory.resume_step)
@@ -86,7 +87,7 @@ def test_a_step_is_held_when_all_workers_have_left_it() -> None:
             await ask(2, 8)
             assert held.held() is None
             await ask(3, 7)
-            assert held.held() == Snapshots(3, "m", (Snapshot(7, 4, 2, False),))
+            assert held.held() == Snapshots(3, "m", (Snapshot(7, 4, 2, False, OWNER, 7),))
             await ask(3, 8)
             held_now = held.held()
             assert held_now is not None
@@ -103,17 +104,20 @@ def test_shares_of_other_ranks_are_held_beside_the_own() -> None:
                 await ask(rank, 7)
             await ask(2, 7, replica=1)
             assert held.held() == Snapshots(
-                3, "m", (Snapshot(7, 4, 2, False),), (Replica(7, 4, (0,)),)
+                3, "m", (Snapshot(7, 4, 2, False, OWNER, 7),), (Replica(7, 4, (0,), OWNER, 7),)
             )
             await ask(3, 7, replica=1)
             await ask(3, 8, replica=1)
             found = held.held()
             assert found is not None
-            assert found.replicas == (Replica(7, 4, (0, 1)), Replica(8, 4, (1,)))
-            held.begin(replace(ROUND, round=4, resumption=Resumption(7, 3, "m")))
+            assert found.replicas == (
+                Replica(7, 4, (0, 1), OWNER, 7),
+                Replica(8, 4, (1,), OWNER, 8),
+            )
+            held.begin(replace(ROUND, round=4, resumption=Resumption(7, 3, "m", OWNER)))
             found = held.held()
             assert found is not None
-            assert found.replicas == (Replica(7, 4, (0, 1)),)
+            assert found.replicas == (Replica(7, 4, (0, 1), OWNER, 7),)
             held.drop()
             assert held.held() is None
 
@@ -134,9 +138,9 @@ def test_a_round_begins_with_the_step_that_all_resume_from() -> None:
             for rank in (2, 3):
                 await ask(rank, 7)
                 await ask(rank, 8)
-            held.begin(replace(ROUND, round=4, resumption=Resumption(7, 3, "m")))
+            held.begin(replace(ROUND, round=4, resumption=Resumption(7, 3, "m", OWNER)))
             assert await ask(3) == "7"
-            assert held.held() == Snapshots(4, "m", (Snapshot(7, 4, 2, False),))
+            assert held.held() == Snapshots(4, "m", (Snapshot(7, 4, 2, False, OWNER, 7),))
             held.begin(replace(ROUND, round=5))
             assert await ask(3) == "-1"
             assert held.held() is None
@@ -185,16 +189,15 @@ class Worker:
         """Leave a shard, in the buffer 1."""
         layout = packed([], Description(b"meta", (digest([]),) * size))
         os.pwrite(self.memory.buffer_fds[1], b"data" + layout, 0)
-        page.write_destination(self.page, page.Destination(str(folder), 3, True))
-        entry = page.Entry(step, step, size, self.rank, 4, len(layout), False)
+        page.write_destination(self.page, OWNER, page.Destination(str(folder), 3, True))
+        entry = page.Entry(step, OWNER, step, size, self.rank, 4, len(layout), False)
         page.write(self.page, 1, entry)
 
     def close(self) -> None:
         self.saver.close()
         self.page.release()
         self._map.close()
-        for fd in (self.memory.page_fd, *self.memory.buffer_fds):
-            os.close(fd)
+        del self.memory
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -206,10 +209,10 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
 
             async def save(step: int) -> list[str]:
                 for worker in asking:
-                    worker.saver.save(1, step)
+                    worker.saver.save(1, step, OWNER)
                 for worker in asking:
                     await asyncio.to_thread(worker.saver.wait)
-                return [worker.saver.error for worker in asking]
+                return [worker.saver.error(OWNER) for worker in asking]
 
             for worker in workers:
                 worker.leave(7, tmp_path)
@@ -251,7 +254,7 @@ def test_what_a_lost_node_had_to_write_is_not_waited_for(
             workers = [await asyncio.to_thread(Worker, rank) for rank in (2, 3)]
             for worker in workers:
                 worker.leave(7, tmp_path, size=4)
-                worker.saver.save(1, 7)
+                worker.saver.save(1, 7, OWNER)
             while not held._memory[0].held:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.01)
             held.begin(replace(ROUND, round=4, cause=replace(lost, kind=FailureKind.WORKER)))
@@ -277,14 +280,18 @@ def test_the_end_saves_what_the_master_says(tmp_path: Path) -> None:
             await ask(2, 7, replica=1)
             assert held.newest_whole() is None
             for ranks in ((2, 3), (2,), (0, 2, 3), (0,)):
-                found = held.part(Saving(7, ranks))
+                found = held.part(Saving(7, ranks, OWNER))
                 assert found is not None
                 assert [shard.entry.rank for shard in found.shards] == [*ranks]
                 assert found.order().ranks == 4
                 assert found.order().is_first == (0 in ranks)
                 assert found.destination.folder == str(tmp_path)
                 assert found.attempt == held._attempt("end")
-            for saving in (Saving(7, (1, 2)), Saving(8, (2, 3)), Saving(7, ())):
+            for saving in (
+                Saving(7, (1, 2), OWNER),
+                Saving(8, (2, 3), OWNER),
+                Saving(7, (), OWNER),
+            ):
                 assert held.part(saving) is None
             attempts = {held._attempt("end"), held._attempt("1")}
             for number, name in ((4, "m"), (3, "another")):
@@ -340,6 +347,6 @@ def test_another_user_of_the_host_is_given_no_memory() -> None:
     async def test() -> None:
         async with holding():
             assert await ask_as(65534) == b""
-            assert await ask_as(0) == page.REPLY.pack(page.MAGIC, -1, 0, False)
+            assert await ask_as(0) == page.REPLY.pack(page.MAGIC, -1, 0, 0, False)
 
     run(test)

@@ -56,7 +56,7 @@ def new() -> Iterator[Callable[[], Snapshots]]:
     def make() -> Snapshots:
         fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
         os.ftruncate(fds[0], page.PAGE_BYTES)
-        made.append(Snapshots(Memory(fds[0], tuple(fds[1:]), -1), 0, 1))
+        made.append(Snapshots(Memory(fds[0], tuple(fds[1:]), -1), 0, 1, 5))
         return made[-1]
 
     yield make
@@ -106,7 +106,7 @@ def test_each_rank_of_a_node_has_one_context_and_leaves_nothing(
             file = sent.written(4)
             assert file is not None
             held.receive(file.data_bytes, file.layout_bytes).all_bytes.copy_(file.all_bytes)
-            held.received(4, rank=1, is_replicated=False)
+            held.received(4, rank=1, is_replicated=False, generation=4)
 
         thread = threading.Thread(target=receive)  # as replicas come
         thread.start()

@@ -42,7 +42,7 @@ def take(step, **odd):
     mine.write(step, lambda: made, flatten(made))
 
 fds = list(map(int, sys.argv[2:]))
-mine = snapshots.Snapshots(Memory(fds[0], tuple(fds[1:]), -1), rank=3, world_size=4)
+mine = snapshots.Snapshots(Memory(fds[0], tuple(fds[1:]), -1), rank=3, world_size=4, owner=5)
 for step in (1, 2, 3):
     take(step)
 match sys.argv[1]:
@@ -72,7 +72,7 @@ def opened_fds() -> tuple[int, ...]:
 def opened(fds: tuple[int, ...]) -> Snapshots:
     """Return the snapshots that were left."""
     mine = tuple(map(os.dup, fds))
-    return Snapshots(Memory(mine[0], mine[1:], -1), rank=3, world_size=4)
+    return Snapshots(Memory(mine[0], mine[1:], -1), rank=3, world_size=4, owner=5)
 
 
 def numbers_in(snapshots: Snapshots, step: int) -> set[float] | None:
@@ -144,7 +144,7 @@ def test_a_layout_is_made_once(fds: tuple[int, ...]) -> None:
 def test_an_entry_that_is_torn_is_void(fds: tuple[int, ...]) -> None:
     data = bytearray(page.PAGE_BYTES)
     view = memoryview(data)
-    entry = page.Entry(1, 7, 4, 3, 4096, 100, True)
+    entry = page.Entry(1, 5, 7, 4, 3, 4096, 100, True)
     page.write(view, 1, entry)
     assert page.read(view, 0) is None
     assert page.read(view, 1) == entry
@@ -165,12 +165,12 @@ class Agent:
 
     def asked(self) -> tuple[int, int]:
         """Return the buffer and the step that are to be saved."""
-        magic, buffer, step = page.SAVE.unpack(self.channel.recv(100))
-        assert magic == page.MAGIC
+        magic, buffer, step, owner = page.SAVE.unpack(self.channel.recv(100))
+        assert (magic, owner) == (page.MAGIC, 5)
         return buffer, step
 
-    def saved(self, buffer: int, step: int, words: str = "") -> None:
-        self.channel.send(page.SAVED.pack(page.MAGIC, buffer, step) + words.encode())
+    def saved(self, buffer: int, step: int, words: str = "", owner: int = 5) -> None:
+        self.channel.send(page.SAVED.pack(page.MAGIC, buffer, step, owner) + words.encode())
 
     def is_waited_for(self) -> bool:
         """Return whether it has an order that is not answered."""
@@ -202,7 +202,9 @@ def test_what_the_saver_reads_is_left_alone(
 ) -> None:
     agent = Agent()
     mine = [*map(os.dup, fds)]
-    snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
+    snapshots = Snapshots(
+        Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1, owner=5
+    )
     for step in (1, 2, 3):
         take(snapshots, step)
     sizes = {os.fstat(fd).st_size for fd in fds[1:]}
@@ -233,7 +235,7 @@ def test_what_the_saver_reads_is_left_alone(
         take(snapshots, number)
         assert held_steps(snapshots) == {n: float(n) for n in (number - 1, number)}
     assert sum(os.fstat(fd).st_size > 0 for fd in fds[1:]) == 2
-    assert agent.link.error == ""
+    assert agent.link.error(5) == ""
     snapshots.close()
     agent.close()
 
@@ -244,7 +246,9 @@ def test_the_only_snapshot_is_left_alone_while_the_saver_reads_it(
     """Room for both buffers was looked for when the first one was made."""
     agent = Agent()
     mine = [*map(os.dup, fds)]
-    snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
+    snapshots = Snapshots(
+        Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1, owner=5
+    )
     take(snapshots, 1)
     assert snapshots.save(1)
     monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: 0)
@@ -258,7 +262,9 @@ def test_the_only_snapshot_is_left_alone_while_the_saver_reads_it(
 def test_where_the_agent_is_gone_nothing_is_held(fds: tuple[int, ...], has_heard: bool) -> None:
     agent = Agent()
     mine = [*map(os.dup, fds)]
-    snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
+    snapshots = Snapshots(
+        Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1, owner=5
+    )
     take(snapshots, 1)
     assert snapshots.save(1)
     assert agent.is_waited_for()
@@ -274,18 +280,20 @@ def test_where_the_agent_is_gone_nothing_is_held(fds: tuple[int, ...], has_heard
 def test_a_path_that_is_too_long_is_not_for_the_saver(fds: tuple[int, ...]) -> None:
     agent = Agent()
     mine = [*map(os.dup, fds)]
-    snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
+    snapshots = Snapshots(
+        Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1, owner=5
+    )
     with open(f"/proc/self/fd/{fds[0]}", "rb") as file:
         for folder, fits in (("/kept", True), ("/" + "x" * 3000, True), ("/" + "x" * 4000, False)):
             place = page.Destination(folder, 3, at_breakpoint=True)
             assert snapshots.save_to(place) is fits
             file.seek(0)
             whole = bytearray(file.read())
-            assert page.read_destination(memoryview(whole)) == (place if fits else None)
+            assert page.read_destinations(memoryview(whole)) == ({5: place} if fits else {})
             at = whole.find(folder[:50].encode())
             if at >= 0:  # a worker died while it wrote this
                 whole[at + 1] ^= 1
-                assert page.read_destination(memoryview(whole)) is None
+                assert page.read_destinations(memoryview(whole)) == {}
     snapshots.close()
     agent.close()
 
@@ -348,7 +356,7 @@ def test_a_thousand_snapshots_take_no_more_memory_than_ten(fds: tuple[int, ...])
 def test_what_a_replica_belongs_to_stays_while_there_are_buffers() -> None:
     made = tuple(os.memfd_create("test") for _ in range(5))
     os.ftruncate(made[0], page.PAGE_BYTES)
-    mine = Snapshots(Memory(made[0], made[1:], -1), rank=3, world_size=4)
+    mine = Snapshots(Memory(made[0], made[1:], -1), rank=3, world_size=4, owner=5)
 
     def take(step: int, *keep: int) -> set[int]:
         state = {"model": {"weight": torch.full((8,), float(step))}}
@@ -373,7 +381,7 @@ def test_a_share_of_another_rank_is_not_taken_for_the_own(fds: tuple[int, ...]) 
     data = file.all_bytes.clone()
     other = mine.receive(file.data_bytes, file.layout_bytes, keep=frozenset((1,)))
     other.all_bytes.copy_(data)
-    mine.received(2, rank=0, is_replicated=False)
+    mine.received(2, rank=0, is_replicated=False, generation=2)
     assert mine.ranks_of(2) == [0]
     assert mine.find(2) is None
     assert mine.find(2, 0) is not None

@@ -1,0 +1,36 @@
+"""The processes that the snapshot memory of a node's ranks belongs to in a round."""
+
+import os
+import select
+
+
+class MemoryProcesses:
+    """By local rank: the first process that has requested the memory, until it has exited."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[int, int]] = {}
+        """By local rank: the process ID and a pidfd."""
+
+    def may_use(self, local_rank: int, pid: int) -> bool:
+        """Return whether a process may use the memory of a rank.
+
+        Raises:
+            OSError: If the process has exited, or no descriptor is available.
+        """
+        if local_rank in self._found and _has_exited(self._found[local_rank][1]):
+            os.close(self._found.pop(local_rank)[1])
+        if local_rank not in self._found:
+            self._found[local_rank] = pid, os.pidfd_open(pid)
+        return self._found[local_rank][0] == pid
+
+    def clear(self) -> None:
+        """Forget all processes: a round has ended."""
+        for _, pidfd in self._found.values():
+            os.close(pidfd)
+        self._found.clear()
+
+
+def _has_exited(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
