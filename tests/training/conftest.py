@@ -38,10 +38,14 @@ def memory(fds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> Given:
     """Call it with the step to resume from: the next Checkpointer is given memory, with a page."""
 
     def given(
-        step: int, *, is_first_round: bool = True, saver: SaverLink | None = None
+        step: int,
+        *,
+        is_first_round: bool = True,
+        saver: SaverLink | None = None,
+        owner: int = 0,
     ) -> memoryview:
         mine = list(map(os.dup, fds))
-        made = [Memory(mine[0], tuple(mine[1:]), step, saver, is_first_round)]
+        made = [Memory(mine[0], tuple(mine[1:]), step, saver, is_first_round, owner)]
         monkeypatch.setattr(snapshot_manager, "request_memory", lambda _: made.pop())
         return memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
 

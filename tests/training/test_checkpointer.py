@@ -832,3 +832,71 @@ def test_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         script.checkpointer.step(step)
     # It is over after steps 3 and 7, and done with the next.
     assert sorted(os.listdir(tmp_path)) == ["latest", "step-00000004", "step-00000008"]
+
+
+def test_second_live_checkpointer_with_snapshots_is_refused(tmp_path: Path, memory: Given) -> None:
+    memory(-1)
+    red = Script(tmp_path / "red", checkpoint_every=None)
+    memory(-1)
+    blue = Script(tmp_path / "blue", checkpoint_every=None)  # one may be created for later
+    best = Script(tmp_path / "best", snapshot_every=None)
+    assert red.checkpointer.restore() == 0
+    assert best.checkpointer.restore() == 0
+    for act in (blue.checkpointer.restore, lambda: blue.checkpointer.step(1)):
+        with pytest.raises(ValueError, match=r"/blue, while the one for .*/red is in use"):
+            act()
+    red.train(3)
+    blue.train(2)
+    blue.checkpointer.step(3)  # a later step revives it
+    with pytest.raises(ValueError, match=r"/red, while the one for .*/blue is in use"):
+        red.checkpointer.step(4)
+    blue.checkpointer.wait()
+    red.checkpointer.step(4)
+    for number in red.checkpointer.steps(9):
+        if number == 6:
+            break
+    blue.checkpointer.save(3)
+    assert (tmp_path / "blue/step-00000003").exists()
+
+
+@pytest.mark.parametrize("dies_in", ["first", "second"])
+def test_each_of_two_phases_resumes_from_its_own_snapshot(
+    tmp_path: Path, memory: Given, dies_in: str
+) -> None:
+    expected = [Script(tmp_path / "x", checkpoint_every=None).train(6).everything()]
+    expected.append(Script(tmp_path / "y", width=5, checkpoint_every=None).train(4).everything())
+    view = memory(-1)
+    first = Script(tmp_path / "first", checkpoint_every=100).train(6, until=3)
+    step = 3
+    if dies_in == "second":
+        first.train(6)
+        memory(-1)
+        Script(tmp_path / "second", width=5, checkpoint_every=100).train(4, until=2)
+        step = 2
+    entries = [entry for n in range(page.BUFFERS) if (entry := page.read(view, n))]
+    newest = max(entries, key=lambda entry: entry.generation)
+    assert newest.step == step
+    memory(step, owner=newest.owner)
+    first = Script(tmp_path / "first", checkpoint_every=100).train(6)
+    memory(step, owner=newest.owner)
+    second = Script(tmp_path / "second", width=5, checkpoint_every=100).train(4)
+    assert [first.everything(), second.everything()] == expected
+    resumed = {"first": (3, 0), "second": (-1, 2)}
+    assert (first.resumed_at, second.resumed_at) == resumed[dies_in]
+
+
+def test_snapshot_of_another_directory_is_reported(
+    tmp_path: Path, memory: Given, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    view = memory(-1, saver=SaverLink(ours))
+    Script(tmp_path / "monday", checkpoint_every=None).train(10, until=4)
+    (entry, *_) = [entry for n in range(page.BUFFERS) if (entry := page.read(view, n))]
+    capfd.readouterr()
+    memory(4, owner=entry.owner)
+    Script(tmp_path / "tuesday", checkpoint_every=None).train(10, until=0)
+    assert logged(capfd) == [
+        f"no snapshot for {tmp_path}/tuesday: the one in memory is for {tmp_path}/monday; to "
+        "resume after a restart, pass the same directory in each start"
+    ]
+    theirs.close()

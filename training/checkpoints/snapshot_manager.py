@@ -221,7 +221,7 @@ class SnapshotManager:
             self._own.clear()
 
     def end_resuming(self) -> None:
-        """Mark the step to resume from as used: later Checkpointers of this process have none."""
+        """Mark the step to resume from as used: later Checkpointers of this owner have none."""
         if self._own is not None:
             self._own.end_resuming()
 

@@ -77,8 +77,9 @@ class Snapshots:
         return self._memory.resume_step if is_of_it else -1
 
     def end_resuming(self) -> None:
-        """Mark the step to resume from as used: later Checkpointers of this process have none."""
-        self._memory.resume_step = -1
+        """Mark the step to resume from as used: later Checkpointers of this owner have none."""
+        if self.resume_step >= 0:
+            self._memory.resume_step = -1
 
     @property
     def other_directory(self) -> str:

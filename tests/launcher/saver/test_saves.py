@@ -137,6 +137,25 @@ def test_one_after_the_other(node: Node) -> None:
     run(test)
 
 
+def test_newest_step_is_kept_per_directory(node: Node) -> None:
+    """A failed job saves the second phase, although the first one has more steps."""
+
+    async def test() -> None:
+        first, second = (str(node.root / name) for name in ("first", "second"))
+        assert node.begin(9, first)
+        await node.until_ended()
+        assert node.saves.newest[0] == 9
+        await node.saves.conclude(30, node.snapshot(8, first))
+        await node.saves.conclude(30, node.snapshot(2, second))
+        assert node.complete() == ["step-00000002", "step-00000009"]
+        node.saves.note(3, second)  # a worker has written it itself
+        await node.saves.conclude(30, node.snapshot(3, second))
+        assert node.complete() == ["step-00000002", "step-00000009"]
+        node.saves.close()
+
+    run(test)
+
+
 def test_a_saver_that_is_killed_is_replaced(node: Node) -> None:
     async def test() -> None:
         node.control("hang")

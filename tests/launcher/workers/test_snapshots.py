@@ -32,7 +32,7 @@ import os, struct, sys
 from ft_run.training.worker.snapshot_memory import request_memory
 rank, step, replica = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 memory = request_memory(rank, replica=replica)
-if memory is None:
+if memory is None or not memory.buffer_fds:
     sys.exit(3)
 if step >= 0:
     import mmap
@@ -43,6 +43,15 @@ if step >= 0:
     page.write(view, step % 2, entry)
     os.write(memory.buffer_fds[0], b"x")
 print(memory.resume_step)
+"""
+
+HOLD = """
+import sys
+from ft_run.training.worker.snapshot_memory import request_memory
+first = request_memory(2)
+print(first is not None, 1 + len(first.buffer_fds), first.is_first_round, flush=True)
+print(request_memory(2) is first, first.saver.is_connected, flush=True)
+sys.stdin.read()
 """
 
 
@@ -185,19 +194,38 @@ class Worker:
         self._map = mmap.mmap(memory.page_fd, page.PAGE_BYTES)
         self.page = memoryview(self._map)
 
-    def leave(self, step: int, folder: Path, size: int = 2) -> None:
-        """Leave a shard, in the buffer 1."""
+    def leave(
+        self,
+        step: int,
+        folder: Path,
+        size: int = 2,
+        *,
+        owner: int = OWNER,
+        generation: int = 0,
+        buffer: int = 1,
+    ) -> None:
+        """Leave a shard."""
         layout = packed([], Description(b"meta", (digest([]),) * size))
-        os.pwrite(self.memory.buffer_fds[1], b"data" + layout, 0)
-        page.write_destination(self.page, OWNER, page.Destination(str(folder), 3, True))
-        entry = page.Entry(step, OWNER, step, size, self.rank, 4, len(layout), False)
-        page.write(self.page, 1, entry)
+        os.pwrite(self.memory.buffer_fds[buffer], b"data" + layout, 0)
+        page.write_destination(self.page, owner, page.Destination(str(folder), 3, True))
+        age = generation or step
+        entry = page.Entry(age, owner, step, size, self.rank, 4, len(layout), False)
+        page.write(self.page, buffer, entry)
 
     def close(self) -> None:
         self.saver.close()
         self.page.release()
         self._map.close()
         del self.memory
+
+
+def leave_replica(rank: int, step: int, whose: int) -> None:
+    """Leave the shard of another rank, as this process does that has the memory of a rank."""
+    channel = connect(page.SOCKET, os.getpid())
+    memory = snapshot_memory._receive_memory(channel, page.REPLICA.pack(page.MAGIC, rank, 1))
+    assert memory is not None
+    with mmap.mmap(memory.page_fd, page.PAGE_BYTES) as view:
+        page.write(memoryview(view), 0, page.Entry(step, OWNER, step, 4, whose, 10, 0, False))
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -277,7 +305,7 @@ def test_the_end_saves_what_the_master_says(tmp_path: Path) -> None:
             workers = [await asyncio.to_thread(Worker, rank) for rank in (2, 3)]
             for worker in workers:
                 worker.leave(7, tmp_path, size=4)
-            await ask(2, 7, replica=1)
+            await asyncio.to_thread(leave_replica, 2, 7, whose=0)
             assert held.newest_whole() is None
             for ranks in ((2, 3), (2,), (0, 2, 3), (0,)):
                 found = held.part(Saving(7, ranks, OWNER))
@@ -348,5 +376,58 @@ def test_another_user_of_the_host_is_given_no_memory() -> None:
         async with holding():
             assert await ask_as(65534) == b""
             assert await ask_as(0) == page.REPLY.pack(page.MAGIC, -1, 0, 0, False)
+
+    run(test)
+
+
+def test_memory_belongs_to_the_first_process_of_a_rank() -> None:
+    async def test() -> None:
+        async with holding() as held:
+            wrapper = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", HOLD), stdout=asyncio.subprocess.PIPE,
+                stdin=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            assert wrapper.stdout is not None
+            assert (await wrapper.stdout.readline()).decode() == "True 6 False\n"
+            assert (await wrapper.stdout.readline()).decode() == "True True\n"  # the same memory
+            assert await ask(3) == "-1"  # another rank
+            assert await ask(2) is None
+            await wrapper.communicate(b"end")
+            assert await ask(2) == "-1"  # a script of several processes, one after the other
+            await ask(2, 7)
+            held.begin(replace(ROUND, round=4, resumption=Resumption(7, 3, "m", OWNER)))
+            assert await ask(2) == "7"
+
+    run(test)
+
+
+def test_snapshots_of_two_owners_are_told_apart(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with holding(replace(ROUND, rank_offset=0)) as held:
+            workers = [await asyncio.to_thread(Worker, rank) for rank in (0, 1)]
+            for worker in workers:
+                worker.leave(9, tmp_path / "first")
+                worker.leave(2, tmp_path / "second", owner=6, generation=10, buffer=2)
+            found = held.held()
+            assert found is not None
+            assert [(one.owner, one.step) for one in found.held] == [(OWNER, 9), (6, 2)]
+            whole = held.newest_whole()
+            assert whole is not None
+            assert (whole.step, whole.destination.folder) == (2, str(tmp_path / "second"))
+            for owner, folder in ((OWNER, "first"), (6, "second"), (7, None)):
+                part = held.part(Saving({OWNER: 9, 6: 2}.get(owner, 2), (0, 1), owner))
+                assert (part.destination.folder if part is not None else None) == (
+                    str(tmp_path / folder) if folder else None
+                )
+            for worker in workers:
+                assert worker.saver.save(2, 9, 6)  # a step of the other owner
+                await asyncio.to_thread(worker.saver.wait)
+                assert worker.saver.error(6) == NOT_BEGUN
+            held.begin(replace(ROUND, round=4, resumption=Resumption(2, 3, "m", 6)))
+            found = held.held()
+            assert found is not None
+            assert [(one.owner, one.step) for one in found.held] == [(6, 2)]
+            for worker in workers:
+                worker.close()
 
     run(test)

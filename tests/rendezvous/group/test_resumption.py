@@ -214,3 +214,44 @@ def test_a_node_that_is_away_saves_nothing() -> None:
     scene.detach("a")
     scene.say("b", leave(scene, "b", 5, replicas=replica(5, ranks=(0,), size=2)))
     assert scene.last("b", Verdict).saving == Saving(5, (0, 1))
+
+
+def owned(*held: tuple[int, int, int], offset: int = 0, is_replicated: bool = False) -> Snapshots:
+    """Return the snapshots of a node: owner, step and generation of each."""
+    return Snapshots(
+        *LINE,
+        tuple(Snapshot(step, 4, offset, is_replicated, owner, age) for owner, step, age in held),
+    )
+
+
+def test_second_owner_with_smaller_step_is_newer() -> None:
+    first, second = (1, 12, 12), (2, 1, 13)
+    both = [owned(first, second), owned(first, second, offset=2)]
+    assert resumption(nodes_of(*both), LINE) == Resumption(1, *LINE, 2)
+    assert savings(nodes_of(*both), LINE) == {
+        "n0": Saving(1, (0, 1), 2),
+        "n1": Saving(1, (2, 3), 2),
+    }
+    partly = [both[0], owned(first, offset=2)]  # one node has not completed the second one's
+    assert resumption(nodes_of(*partly), LINE) == Resumption(12, *LINE, 1)
+
+
+def test_same_step_of_two_owners_is_not_one_state() -> None:
+    nodes = nodes_of(owned((1, 5, 5)), owned((2, 5, 6), offset=2))
+    assert resumption(nodes, LINE) is None
+    assert savings(nodes, LINE) == {}
+
+
+def test_replicated_state_of_newer_owner_is_not_assigned() -> None:
+    """One of the nodes saves it, and not the older sharded state."""
+    sharded = Snapshot(9, 2, 0, False, 1, 9)
+    newer = Snapshot(1, 2, 0, True, 2, 10)
+    nodes = nodes_of(Snapshots(*LINE, (sharded, newer)))
+    assert savings(nodes, LINE) == {}
+
+
+def test_replicas_are_ordered_by_generation() -> None:
+    own = owned((1, 12, 12), (2, 1, 13))
+    replicas = (Replica(12, 4, (2, 3), 1, 12), Replica(1, 4, (2, 3), 2, 13))
+    nodes = nodes_of(replace(own, replicas=replicas), None)
+    assert resumption(nodes, LINE) == Resumption(1, *LINE, 2)

@@ -125,6 +125,7 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif hint is int:
         bits = {"time_s": 64, "furthest": 63, "steps": 63, "step": 64, "term": 64, "clear": 64}
         bits |= {"checkpoint_step": 64, "size": 64, "grain": 64, "confirmed": 64, "held": 64}
+        bits |= {"owner": 64, "generation": 64}
         yield name, 2 ** bits.get(name, 31) - 1
     elif hint is float:
         yield name, 1e308

@@ -389,3 +389,68 @@ def test_a_share_of_another_rank_is_not_taken_for_the_own(fds: tuple[int, ...]) 
     assert mine.ranks_of(2) == []
     assert mine.find(1) is not None
     mine.close()
+
+
+def test_owners_share_buffers_and_rotate(fds: tuple[int, ...]) -> None:
+    memory = Memory(os.dup(fds[0]), map(os.dup, fds[1:]), 2, resume_owner=1)
+    red, blue = (Snapshots(memory, 0, 1, owner) for owner in (1, 2))
+    assert (red.resume_step, blue.resume_step) == (2, -1)
+
+    def take(of: Snapshots, step: int) -> tuple[list[int], list[int]]:
+        state = {"a": torch.full((9,), float(of.owner * 100 + step))}
+        of.see_others()
+        of.write(step, lambda: state, flatten(state))
+        return ([n for n in range(9) if red.has(n)], [n for n in range(9) if blue.has(n)])
+
+    def value(of: Snapshots, step: int) -> float:
+        file = of.find(step)
+        assert file is not None
+        return float(file.read(0)[0])
+
+    assert [take(red, step) for step in (6, 7)][-1] == ([6, 7], [])
+    red.let_go()
+    assert take(blue, 1) == ([7], [1])
+    assert (value(red, 7), value(blue, 1)) == (107, 201)
+    assert blue.find(7) is None  # the step of another owner is no step of this one
+    blue.clear()
+    assert value(red, 7) == 107
+    assert take(blue, 1) == ([7], [1])
+    assert take(blue, 2) == ([], [1, 2])
+    blue.let_go()
+    assert take(red, 8) == ([8], [2])  # it does not trust its own view of the buffers
+    assert (value(red, 8), value(blue, 2)) == (108, 202)
+    assert red.generation > blue.generation_of(2)
+    blue.end_resuming()
+    assert red.resume_step == 2
+    red.end_resuming()
+    assert red.resume_step == -1
+    for one in (red, blue):
+        one.close()
+
+
+def test_destination_of_each_owner_stays_with_its_snapshots() -> None:
+    view = memoryview(bytearray(page.PAGE_BYTES))
+    places = {n: page.Destination(f"/kept/{n}", 3, at_breakpoint=True) for n in range(1, 4)}
+    page.write(view, 0, page.Entry(1, 1, 7, 4, 3, 4096, 100, True))
+    assert page.write_destination(view, 1, places[1])
+    assert page.write_destination(view, 2, places[2])
+    assert page.read_destinations(view) == {1: places[1], 2: places[2]}
+    assert page.write_destination(view, 3, places[3])  # there is no snapshot of the second one
+    assert page.read_destinations(view) == {1: places[1], 3: places[3]}
+    long = page.Destination("/" + "x" * 3400, 3, at_breakpoint=True)
+    assert page.write_destination(view, 2, long)  # without room for the others
+    assert page.read_destinations(view) == {2: long}
+
+
+def test_late_answer_of_the_saver_changes_nothing(fds: tuple[int, ...]) -> None:
+    agent = Agent()
+    link = agent.link
+    assert link.save(0, 3, 5)
+    agent.saved(0, 2, "late")
+    agent.saved(0, 3, "of another owner", owner=6)
+    assert agent.is_waited_for()
+    assert link.error(5) == ""
+    agent.saved(0, 3, "full")
+    assert not agent.is_waited_for()
+    assert (link.error(5), link.error(6)) == ("full", "")
+    agent.close()
