@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,11 @@ from .validity import Check, checks
 
 _LINE_MAX: Final = 1 << 24
 """Bytes of a line; no event is as long."""
+_DIGITS_MAX: Final = 18
+_ODD: Final = re.compile(
+    rb"NaN|Infinity|(?<![\d.])\d{19}|[\s:,\[]-?\d+(?:\.\d+)?[eE]\+?\d|\\u[dD][89a-fA-F]"
+)
+"""A line with a number that may be no finite one or too large, or with half of a character."""
 _UPTIME_MAX_S: Final = 1e9
 _RENAMED: Final = b'"agent.renamed"'
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", re.ASCII)
@@ -167,7 +173,7 @@ def _records(
 def _record(line: bytes) -> dict[str, Any] | None:
     """Return the record of a line; None: it is none."""
     try:
-        record = json.loads(line)
+        record = _strictly_read(line) if _ODD.search(line) is not None else json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
@@ -184,9 +190,37 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if is_event else None
 
 
+def _strictly_read(line: bytes) -> Any:
+    """Return the value of a line; halves of surrogate pairs, which UTF-8 lacks, are replaced.
+
+    Raises:
+        ValueError: If it is not JSON, or a number is too large to be calculated with.
+    """
+    value = json.loads(line, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+
+
+def _whole(text: str) -> int:
+    if len(text) > _DIGITS_MAX:
+        raise ValueError(f"invalid value {text[:40]}: expected at most {_DIGITS_MAX} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not abs(value) < 10.0**_DIGITS_MAX:  # nor NaN
+        raise ValueError(f"invalid value {text[:40]}: expected less than 1e{_DIGITS_MAX}")
+    return value
+
+
 def _lines(path: str) -> Iterator[bytes]:
     try:
-        with open(path, "rb") as file:
+        # To open a FIFO would wait for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(
+                    f"cannot read events from {shown(path)}: it is not a regular file; {_EXPECTED}."
+                )
             while line := file.readline(_LINE_MAX):
                 yield line
     except OSError as error:

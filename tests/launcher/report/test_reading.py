@@ -1,6 +1,7 @@
 """Event files of several nodes: found, merged, and what in them is no event."""
 
 import json
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,43 @@ def test_what_is_no_event_file(tmp_path: Path) -> None:
         read(write(tmp_path / "empty", ""))
     with pytest.raises(UsageError, match=r"no line of .*train.log' is an event in JSON: expected"):
         read(write(tmp_path / "train.log", "step 1\nstep 2\n"))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *("NaN", "Infinity", "-Infinity", "1e400", "1.7e308", "1.7E+308", "-2e20"),
+        *("9" * 19, "9" * 400, "-" + "9" * 5000, f"{'9' * 400}.5"),
+    ],
+)
+def test_a_line_with_a_number_that_is_not_finite_or_too_large_is_skipped(
+    tmp_path: Path, number: str
+) -> None:
+    """Nothing can be calculated with it, or written to a page."""
+    odd = line(2.0, seconds=[0.5]).replace("[0.5]", number)
+    records, found = read(write(tmp_path / "events.jsonl", line(), odd, line(3.0)))
+    assert [record["uptime_s"] for record in records] == [1.0, 3.0]
+    assert found.torn == 1
+
+
+@pytest.mark.parametrize("number", ["1e3", "1.5e-300", "0.30000000000000004", "9" * 18, "-7E2"])
+def test_other_numbers_are_read(tmp_path: Path, number: str) -> None:
+    odd = line(2.0, seconds=[0.5]).replace("[0.5]", number)
+    ((record,), _) = read(write(tmp_path / "events.jsonl", odd))
+    assert record["seconds"] == json.loads(number)
+
+
+def test_half_a_surrogate_pair_is_replaced_and_a_whole_one_is_not(tmp_path: Path) -> None:
+    lines = line(job="a\ud800b"), line(2.0, job="a\ud800b", node="\ud83d\ude00")
+    records, found = read(write(tmp_path / "events.jsonl", *lines))
+    assert [record["job"] for record in records] == ["a?b", "a?b"]
+    assert records[1]["node"] == "\U0001f600"
+    assert not found.torn
+
+
+def test_a_fifo_is_refused(tmp_path: Path) -> None:
+    """To open it would wait for ever."""
+    write(tmp_path / "events-1.jsonl", line())
+    os.mkfifo(path := tmp_path / "events.jsonl")
+    with pytest.raises(UsageError, match=f"{path}'?: it is not a regular file"):
+        read(tmp_path)
