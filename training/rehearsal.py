@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
 from .checkpoints.plain_value import PlainValue
@@ -113,7 +114,11 @@ class Rehearsal:
                 for name, value in objects.items()
                 if isinstance(value, nn.Module)
             }
-            records.write(key=self._key, step=step, sketches=sketches)
+            parts = [
+                one for o in objects.values() if isinstance(o, nn.Module) for one in o.modules()
+            ]
+            drops = any(isinstance(one, _DropoutNd) and one.p > 0 for one in parts)
+            records.write(key=self._key, step=step, sketches=sketches, drops=drops)
             records.leave()
 
 

@@ -202,24 +202,33 @@ class Comparison:
         for place in self._base.order():
             if (0, place) not in run.bodies:
                 return Difference(place[1], 0, "", "this step is missing"), ""
-        return None, _weights(self._base.records, run.records)
+        gap, drops = _gap_of_weights(self._base.records, run.records)
+        if gap is None:
+            return None, ""
+        text = f"weights within {gap:.0e}"
+        if gap > _TOLERANCE and not drops:
+            reason = (
+                f"{text}, expected {_TOLERANCE:.0e}: does a rank's share of the batch count twice?"
+            )
+            return Difference(self._base.order()[-1][1], 0, "", reason), ""
+        return None, f"{text} (dropout differs)" if drops else text
 
 
-def _weights(base: Sequence[Record], run: Sequence[Record]) -> str:
-    """Return by how much weights differ, as text; empty if they were not compared."""
+def _gap_of_weights(base: Sequence[Record], run: Sequence[Record]) -> tuple[float | None, bool]:
+    """Return by how much weights differ, relative to their norm, and whether dropout is used."""
     ends = [
-        next((one["sketches"] for one in records if "sketches" in one and not one["rank"]), None)
+        next((one for one in records if "sketches" in one and not one["rank"]), None)
         for records in (base, run)
     ]
     if ends[0] is None or ends[1] is None:
-        return ""
+        return None, False
     largest = 0.0
-    for name, tensors in ends[0].items():
+    for name, tensors in ends[0]["sketches"].items():
         for path, (norm, *sums) in tensors.items():
-            others = ends[1].get(name, {}).get(path, [0.0])[1:]
+            others = ends[1]["sketches"].get(name, {}).get(path, [0.0])[1:]
             gaps = [abs(a - b) for a, b in zip(sums, others, strict=False)]
             largest = max(largest, *(gap / max(norm, 1e-30) for gap in gaps or [norm]))
-    return f"weights within {largest:.0e}"
+    return largest, ends[0]["drops"]
 
 
 def _different(one: Record, other: Record) -> list[str]:

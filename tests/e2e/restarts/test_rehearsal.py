@@ -128,7 +128,7 @@ def test_script_that_fails_undisturbed_is_reported(ft: "Launcher") -> None:
     assert "ended with exit code 1" in command.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_script_that_hangs_is_ended(ft: "Launcher") -> None:
     command = rehearse(ft, ft.script(HANGS), "--timeout", 60)
     assert command.process.returncode == 3

@@ -111,11 +111,15 @@ def test_resized_run_has_the_same_samples() -> None:
 
 
 def test_weights_of_a_resized_run_are_compared_by_their_size() -> None:
-    def ending(total: float) -> dict[str, Any]:
-        return {"rank": 0, "sketches": {"model": {"weight": [10.0, total, 1.0]}}, "time_s": 0.0}
+    def ended(total: float, *, drops: bool = False) -> History:
+        sketch = {"model": {"weight": [10.0, total, 1.0]}}
+        return History([*undisturbed(), {"rank": 0, "sketches": sketch, "drops": drops}])
 
-    comparison = Comparison(History([*undisturbed(), ending(5.0)]))
-    assert comparison.resized(History([*undisturbed(), ending(5.1)]))[1] == "weights within 1e-02"
+    assert Comparison(ended(5.0)).resized(ended(5.0001)) == (None, "weights within 1e-05")
+    difference, _ = Comparison(ended(5.0)).resized(ended(5.1))
+    assert str(difference).startswith("step 6: weights within 1e-02, expected 1e-03")
+    with_dropout = Comparison(ended(5.0, drops=True)).resized(ended(5.1, drops=True))
+    assert with_dropout == (None, "weights within 1e-02 (dropout differs)")
 
 
 def test_first_differing_value_is_named_with_both_values_if_they_are_short() -> None:
