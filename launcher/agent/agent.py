@@ -436,6 +436,14 @@ class Agent:
             self._event(waits(waiting, self._options))
 
     async def _start(self, assignment: Assignment) -> None:
+        if (why := self._cannot_be(assignment)) is not None:
+            self._live(
+                RendezvousError(
+                    f"invalid order of the master to start round {assignment.round}: {why}; "
+                    "expected the ft-run master of this job."
+                )
+            )
+            return
         await self._rest_from_checks()
         if not self._life.goes_on:
             return
@@ -449,6 +457,16 @@ class Agent:
         self._work.begin(assignment)
         self._workers.start(assignment)
         self.status.started(assignment)
+
+    def _cannot_be(self, at: Assignment) -> str | None:
+        """Return why no ft-run master orders a start; None if one can."""
+        if (group := self._workers.group) is not None:
+            return f"round {group.assignment.round} has not ended here"
+        if at.node_rank >= at.nodes:
+            return f"node rank {at.node_rank} of {at.nodes}"
+        if at.rank_offset + self._node.local_world_size > at.world_size:
+            return f"{self._node.local_world_size} ranks from {at.rank_offset} of {at.world_size}"
+        return None
 
     def _stop(self, stop: Stop) -> None:
         group = self._workers.group

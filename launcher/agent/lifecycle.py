@@ -335,6 +335,8 @@ class Lifecycle:
             self._go(Stage.LEFT)
 
     def _judged(self, verdict: Verdict, override: FtRunError | None) -> list[LifeOrder]:
+        if self.verdict is not None:
+            return [Heard()]  # the first one counts
         self.verdict = verdict
         if override is not None:
             self._fail(override)

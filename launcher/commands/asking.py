@@ -1,10 +1,12 @@
 """Requests to a master by gRPC."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from ...errors import RefusedError, RendezvousError, UsageError
+from ...rendezvous.protocol.bounds import OutOfBounds, check
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.trust.source import TrustOptions, read_trust
 from ..reporting.status_answer import status_dict
@@ -85,7 +87,9 @@ class MasterCalls:
 
         request = pb.StatusRequest(until_end=until_end)
         limit_s = math.inf if until_end else timeout_s
-        return as_status(await self._ask("Status", request, pb.StatusReply, limit_s))
+        reply = await self._ask("Status", request, pb.StatusReply, limit_s)
+        with self._reading():
+            return as_status(reply)
 
     async def stacks(self, ranks: Sequence[int]) -> dict[str, Any]:
         """Return the stacks of ranks, of all if none is named, with ``lines``."""
@@ -96,7 +100,10 @@ class MasterCalls:
 
         await self.status()  # finds the leader
         reply = await self._ask("Stacks", pb.StacksRequest(ranks=ranks), pb.StacksReply)
-        groups = [(tuple(one.ranks), from_part(RankStack, one.stack)) for one in reply.groups]
+        with self._reading():
+            groups = [(tuple(one.ranks), from_part(RankStack, one.stack)) for one in reply.groups]
+            for _, stack in groups:
+                check(stack)
         silent = list(reply.silent)
         return stacks_answer(reply.round, groups, silent)
 
@@ -132,11 +139,10 @@ class MasterCalls:
         ask: Any = self._channel.unary_unary(
             f"/{SERVICE}/{method}",
             request_serializer=type(request).SerializeToString,
-            response_deserializer=reply.FromString,
         )
         try:
             timeout_s = self._timeout_s if limit_s is None else limit_s
-            return await ask(request, timeout=timeout_s if timeout_s < math.inf else None)
+            data = await ask(request, timeout=timeout_s if timeout_s < math.inf else None)
         except grpc.aio.AioRpcError as error:
             why = await handshake_error(error.details() or "", endpoint, self._trust)
             if why is not None:
@@ -149,6 +155,27 @@ class MasterCalls:
             raise RendezvousError(
                 f"no ft-run master answers at {endpoint} ({in_words(error)}); check the "
                 "endpoint, and that the job is still running."
+            ) from error
+        with self._reading():
+            return reply.FromString(data)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read an answer.
+
+        Raises:
+            RendezvousError: If the answer is invalid.
+        """
+        from google.protobuf.message import DecodeError
+
+        from ...rendezvous.transport.codec import WireError
+
+        try:
+            yield
+        except (DecodeError, OutOfBounds, WireError) as error:
+            raise RendezvousError(
+                f"the answer of the server at {self.endpoint} is invalid: {error}".rstrip(".")
+                + "; expected the ft-run master of the job, of the same version."
             ) from error
 
 
@@ -163,8 +190,15 @@ def leader_elsewhere(status: Mapping[str, Any]) -> Endpoint | None:
 
 
 def as_status(reply: Any) -> dict[str, Any]:
-    """Return a ``StatusReply`` of protobuf as JSON values, with all fields."""
+    """Return a ``StatusReply`` of protobuf as JSON values, with all fields.
+
+    Raises:
+        OutOfBounds: If a value is not within its bounds.
+        WireError: If the reply is invalid.
+    """
     from ...rendezvous.protocol.status import StatusReply
     from ...rendezvous.transport.codec import from_part
 
-    return status_dict(from_part(StatusReply, reply))
+    status = from_part(StatusReply, reply)
+    check(status)
+    return status_dict(status)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...events.record import json_value
 from ...rendezvous.protocol.status import StatusReply
+from .status_lines import status_lines
 
 _OF_SEVERAL = ("hosts", "leader", "term", "lease_s")
 """Fields that are there only if several hosts may lead."""
@@ -18,17 +19,28 @@ def status_dict(reply: StatusReply) -> dict[str, Any]:
         for name in _OF_SEVERAL:
             del status[name]
     status["nodes"].sort(key=lambda node: (node["node_rank"] < 0, node["node_rank"]))
-    return status | _reported(status.pop("report"))
+    return _with_report(status, status.pop("report"))
 
 
-def _reported(report: str) -> dict[str, Any]:
-    known: Any = {}
-    with contextlib.suppress(ValueError):
-        known = json.loads(report or "{}")
-    if not isinstance(known, dict):
-        known = {}
-    return {
-        "time_s": known.get("time_s"),
-        "summary": known.get("summary"),
-        "events": known.get("events") or [],
-    }
+def _with_report(status: dict[str, Any], report: str) -> dict[str, Any]:
+    """Add the report of the master's process; nothing of it if it is not as ``status_lines`` needs.
+
+    It comes from another process, perhaps of another version.
+    """
+    with contextlib.suppress(
+        ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
+    ):
+        known: dict[str, Any] = json.loads(report or "{}", parse_constant=_refuse)
+        answer = status | {
+            "time_s": known.get("time_s"),
+            "summary": known.get("summary"),
+            "events": known.get("events") or [],
+        }
+        ", ".join([*status_lines(answer), *(one["severity"] for one in answer["events"])])
+        json.dumps(answer, allow_nan=False)
+        return answer
+    return status | {"time_s": None, "summary": None, "events": []}
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(constant)  # NaN or infinity: no JSON

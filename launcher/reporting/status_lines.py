@@ -167,7 +167,7 @@ def _shared_work(works: Sequence[Mapping[str, Any]]) -> list[str]:
     for work in works:
         done, size = work["done"], work["size"]
         line = f"shared work {work['name']}: {done} of {size} items"
-        if done == size:
+        if done >= size:
             complete += 1
             line += ", complete"
         else:

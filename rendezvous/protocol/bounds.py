@@ -1,7 +1,8 @@
 """Types of message fields with their bounds, and the check of incoming messages. Pure.
 
-A master accepts only what it can forward, store and show, so that each number, text and list of a
-node or host has bounds, far above the values of an agent. They are part of its type:
+A master accepts only what it can forward, store and show, and so do a node and ``ft-run status``.
+So each number, text and list of a message has bounds, far above the usual values. They are part of
+its type:
 ``Annotated[int, Whole(0, 65535)]`` is an ``int`` for everything else. The first check of a message
 raises if a number, text or list has no bounds. ``MAX_FROM_NODE_BYTES`` of
 ``transport.channel_options`` bounds the total size of a message.
@@ -91,6 +92,8 @@ Reason = Annotated[str, Length(512, is_needed=True)]
 ShortText = Annotated[str, Length(SHORT_TEXT_MAX_CHARS)]
 Text = Annotated[str, Length(4_096)]
 """Sentences, paths and rules."""
+LongText = Annotated[str, Length(1 << 20)]
+"""Text of the master for display: of several nodes, or of all ranks."""
 Report = Annotated[str, Length(256 * 1024)]
 """The measurements of one node in a step of the checks: a few kB."""
 Rules = Annotated[tuple[Text, ...], Length(RULES_MAX)]
@@ -172,7 +175,7 @@ def check_whole(bound: Whole, name: str, value: int) -> None:
     """Check a whole number with a name; raises as ``check``."""
     if not bound.least <= value <= bound.most:
         raise OutOfBounds(
-            f"{name} is {value}, which no agent sends; expected {bound.least} to {bound.most}."
+            f"{name} is {value}, which ft-run never sends; expected {bound.least} to {bound.most}."
         )
 
 

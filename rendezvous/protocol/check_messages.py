@@ -4,7 +4,20 @@ from typing import Annotated
 
 from ... import defaults
 from ...values import dataclass
-from .bounds import Called, Count, Name, Real, Report, Rules, Seconds
+from .bounds import (
+    Called,
+    Count,
+    Length,
+    LongText,
+    Name,
+    Port,
+    Real,
+    Report,
+    Rules,
+    Seconds,
+    SecondsOrNever,
+    Whole,
+)
 from .offer import Offer
 
 _Factor = Annotated[float, Real(1e9)]
@@ -38,20 +51,20 @@ class CheckSpec:
 class CheckOrder:
     """Run this check now, together with the other nodes of a meeting; answer ``CheckResult``."""
 
-    number: int
+    number: Count
     """Increases with each step of the checks."""
-    phase: str
-    level: str
-    rank_offset: int
+    phase: Name
+    level: Name
+    rank_offset: Count
     """Rank of this node's local rank 0 among the workers of the meeting."""
-    world_size: int
+    world_size: Count
     """Number of workers of the meeting."""
-    master_addr: str
+    master_addr: Name
     """The address at which rank 0 hosts the store of the meeting."""
-    master_port: int
-    deadline_s: float
+    master_port: Port
+    deadline_s: SecondsOrNever
     """Seconds until answers are ignored."""
-    progress: str = ""
+    progress: LongText = ""
     """The progress of the checks, for display."""
 
 
@@ -70,11 +83,11 @@ class CheckResult:
 class CheckVerdict:
     """The verdict on this node."""
 
-    exit_code: int
+    exit_code: Annotated[int, Whole(0, 255)]
     """The exit status of the agent; 0: the node has passed, and takes part."""
-    sentence: str
+    sentence: LongText
     """Why it is rejected, or a warning."""
-    conclusion: str
+    conclusion: LongText
     """The result of all nodes, in one line."""
-    report: str
+    report: Annotated[str, Length(defaults.CHECK_REPORT_MAX_BYTES)]
     """The whole report, as JSON, on one node of the job; empty on the others."""

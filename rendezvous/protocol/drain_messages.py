@@ -6,7 +6,7 @@ Nodes are being preempted, or the world grows. Values only.
 from typing import Annotated
 
 from ...values import dataclass
-from .bounds import Count, Reason, Seconds, Whole
+from .bounds import Count, LongText, Reason, Seconds, Whole
 from .offer import STEP_MAX
 
 
@@ -40,10 +40,10 @@ class Drain:
     The answer is ``Drained``.
     """
 
-    round: int
-    reason: str
+    round: Count
+    reason: LongText
     """Which node is being preempted and why, or the sizes of the worlds."""
-    seconds: float
+    seconds: Seconds
     """How long they may take, from now."""
     is_whole: bool
     """All nodes of the round are being preempted: nothing in memory survives."""
@@ -51,7 +51,7 @@ class Drain:
     """The next world has another size: sharded state in memory does not count there."""
     grows: bool = False
     """No node leaves: the round is stopped for a larger world."""
-    number: int = 0
+    number: Count = 0
     """Another one after an order of the round that was cancelled."""
 
 
@@ -59,8 +59,8 @@ class Drain:
 class CancelDrain:
     """The world does not grow: the workers continue. It does not cancel a preemption."""
 
-    round: int
-    number: int = 0
+    round: Count
+    number: Count = 0
     """Of the next order, which is not cancelled if it has come before."""
 
 
@@ -68,6 +68,6 @@ class CancelDrain:
 class MayLeave:
     """All ranks have saved the state of one step: a node that is being preempted may leave now."""
 
-    round: int
-    step: int
+    round: Count
+    step: Annotated[int, Whole(-1, STEP_MAX)]
     """As in ``Drained``."""

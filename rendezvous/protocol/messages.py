@@ -13,10 +13,14 @@ from typing import Annotated
 from ... import defaults
 from ...values import dataclass
 from .bounds import (
+    Ballot,
     Called,
     Count,
+    CountOrNone,
     Length,
+    LongText,
     Name,
+    Port,
     Reason,
     Rules,
     Seconds,
@@ -24,6 +28,7 @@ from .bounds import (
     ShortText,
     Text,
     Unchecked,
+    Whole,
     Workers,
 )
 from .check_messages import CheckOrder, CheckResult, CheckSpec, CheckVerdict
@@ -212,16 +217,16 @@ NodeMessage = (
 class Waiting:
     """A world is not complete yet."""
 
-    joined: int
-    min_nodes: int
-    max_nodes: int
-    missing: tuple[str, ...]
+    joined: Count
+    min_nodes: Count
+    max_nodes: Count
+    missing: Annotated[tuple[Name, ...], Length(NAMES_MAX)]
     """The missing nodes, if known: ranks or hosts; bounded."""
-    timeout_s: float
+    timeout_s: SecondsOrNever
     """Seconds until the master gives up; 0 if a round runs without this node."""
     spare: bool
     """Whether a round runs, and this node is a spare."""
-    backoff_s: float = 0.0
+    backoff_s: SecondsOrNever = 0.0
     """Seconds until the next round may be formed (``--restart-backoff``)."""
 
 
@@ -229,36 +234,36 @@ class Waiting:
 class Assignment:
     """One node's part of a world, and why the previous round ended."""
 
-    round: int
-    formed_by: str
+    round: Count
+    formed_by: Name
     """Random id of the master process that formed it."""
-    restarts: int
+    restarts: Count
     """Restarts counted so far; the same number on every node."""
-    node_rank: int
-    nodes: int
-    rank_offset: int
+    node_rank: Count
+    nodes: Count
+    rank_offset: Count
     """Rank of this node's local rank 0."""
-    world_size: int
-    role_rank_offset: int
-    role_world_size: int
-    successor: str
+    world_size: Count
+    role_rank_offset: Count
+    role_world_size: Count
+    successor: Name
     """Identity of the node with the next node rank; of the last node, that of the first."""
-    master_addr: str
-    master_port: int
-    reason: str
+    master_addr: Name
+    master_port: Port
+    reason: LongText
     """Why this round was formed, as text."""
     cause: Failure | None
     """The root cause of a restart; None for the first round and for a regroup."""
-    decision: str = ""
+    decision: LongText = ""
     """The decision of the failure policy, as text; empty for the default rule."""
     is_free: bool = False
     """Whether the restart was not counted."""
-    restarts_in_window: int = 0
+    restarts_in_window: Count = 0
     """The part of ``restarts`` that counts now; only with ``--restart-window``."""
     past: Past | None = None
     resumption: Resumption | None = None
     """None: no snapshots are used."""
-    term: int = 0
+    term: Ballot = 0
     """The term of the leader that formed it; 0 with a single endpoint. Term and number identify a
     round: each of two leaders may have formed a round that the other does not know."""
 
@@ -274,8 +279,8 @@ class Start:
 class Stop:
     """Stop the workers of a round, then answer ``Stopped``."""
 
-    round: int
-    reason: str
+    round: Count
+    reason: LongText
     lets_settle: bool = False
     """The known failure may follow from another one: workers that are exiting may finish."""
     is_stale: bool = False
@@ -283,7 +288,7 @@ class Stop:
     of SIGTERM (writing a checkpoint) could overwrite the results of the newer round."""
     is_hung: bool = False
     """The workers hang: they get SIGKILL soon after SIGTERM, since they will not save anything."""
-    stacks: str = ""
+    stacks: LongText = ""
     """The stacks of all ranks in a hang, for display; bounded."""
 
 
@@ -291,15 +296,15 @@ class Stop:
 class Resigned:
     """The leader resigns: the state after the last round, for the claims of its nodes."""
 
-    round: int
-    formed_by: str
+    round: CountOrNone
+    formed_by: Name
     """As in ``Claim``: identifies the round together with its number."""
-    reason: str
+    reason: LongText
     """Why the round ended."""
-    restarts: int
+    restarts: Count
     """Restarts counted so far, including the one that the end of the round costs."""
     past: Past | None
-    clear: int
+    clear: Ballot
     """As in ``Claim``."""
 
 
@@ -329,14 +334,14 @@ class Verdict:
     """The end of the job, the same on every node except for the fields that state otherwise."""
 
     outcome: Outcome
-    exit_code: int
-    sentence: str
-    restarts: int
-    rounds: int
+    exit_code: Annotated[int, Whole(0, 255)]
+    sentence: LongText
+    restarts: Count
+    rounds: Count
     cause: Failure | None
-    failures: tuple[Failure, ...]
+    failures: Annotated[tuple[Failure, ...], Length(defaults.FAILURES_IN_VERDICT)]
     """Failures of the last round, the root cause included; bounded."""
-    failure_count: int
+    failure_count: Count
     """The number of failures, including those that did not fit."""
     saving: Saving | None = None
     """Differs between nodes. None: this node does not save sharded state."""
@@ -346,7 +351,7 @@ class Verdict:
 class Refused:
     """This node may not join; the stream ends."""
 
-    sentence: str
+    sentence: LongText
     is_displaced: bool = False
     """Another process has replaced it: its workers belong to a stale round."""
 
@@ -355,14 +360,14 @@ class Refused:
 class Excluded:
     """This node is excluded and may not rejoin the job; the stream ends."""
 
-    sentence: str
+    sentence: LongText
 
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
     """Another node has the identity that this node proposed; it must use this one."""
 
-    node_id: str
+    node_id: Annotated[str, Length(512, is_name=True, is_needed=True)]
 
 
 MasterMessage = (

@@ -60,21 +60,21 @@ class Snapshots:
 class Resumption:
     """The snapshots from which all ranks of a round resume."""
 
-    step: int
-    round: int
+    step: Step
+    round: Count
     """As in ``Snapshots``: those of another round are the state of another step."""
-    formed_by: str
-    owner: int = 0
+    formed_by: Name
+    owner: Owner = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
     """The part of a snapshot that a node saves to storage when its job fails."""
 
-    step: int
-    ranks: tuple[int, ...]
+    step: Step
+    ranks: Ranks
     """The ranks of the shards; they may be replicas of another node's."""
-    owner: int = 0
+    owner: Owner = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import enum
 from typing import Annotated
 
 from ...values import dataclass
-from .bounds import OF_A_NODE, Count, CountOrNone, Length, Name, Ranks, Seconds, ShortText
+from .bounds import OF_A_NODE, Count, CountOrNone, Length, LongText, Name, Ranks, Seconds, ShortText
 from .collectives import RankCollectives
 
 FRAMES_MAX = 50
@@ -75,7 +75,7 @@ class RankStack:
 class StackOrder:
     """The master's request for the stacks of a node's workers."""
 
-    number: int
+    number: Count
     inquiry: Count = 0
     """Not 0: include what NCCL has recorded, as of the first order with this number. That takes
     some seconds; later reports have it."""
@@ -107,6 +107,6 @@ class Suspicion:
 class NoHang:
     """The master has examined the workers and found no hang: their time limit restarts."""
 
-    round: int
-    sentence: str
+    round: Count
+    sentence: LongText
     """The reason; empty if they make progress again."""

@@ -1,43 +1,59 @@
 """The answer of ``ft-run status``. Values only."""
 
+from typing import Annotated
+
 from ...values import dataclass
-from .steps import RankSteps
+from .bounds import (
+    NODES_MAX,
+    OF_A_NODE,
+    Ballot,
+    Count,
+    CountOrNone,
+    Length,
+    LongText,
+    Real,
+    Seconds,
+    Text,
+    Whole,
+)
+from .steps import RATE_MAX, STEPS_MAX, RankSteps
+from .work_messages import NAMES_MAX, WorkSize
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """One node, as the master sees it."""
 
-    node_id: str
-    host: str
-    address: str
-    role: str
-    phase: str
+    node_id: Text
+    host: Text
+    address: Text
+    role: Text
+    phase: Text
     """A value of ``NodePhase``."""
-    node_rank: int
+    node_rank: CountOrNone
     """-1: in no world."""
-    rank_offset: int
+    rank_offset: CountOrNone
     """-1: in no world."""
-    local_world_size: int
+    local_world_size: Count
     attached: bool
     """Whether it is connected."""
-    workers: tuple[RankSteps, ...] = ()
+    workers: Annotated[tuple[RankSteps, ...], OF_A_NODE] = ()
     """Those that have shown progress."""
-    segment: str = ""
+    segment: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkProgress:
     """Progress of one name of ``shared_work``."""
 
-    name: str
-    done: int
+    name: Text
+    done: WorkSize
     """Confirmed items."""
-    size: int
+    size: WorkSize
     """All items."""
-    per_s: float
+    per_s: Annotated[float, Real(RATE_MAX)]
     """Items per second; 0: not known."""
-    left_s: float
+    left_s: Annotated[float, Real(RATE_MAX)]
     """Time left, in seconds; 0: not known."""
 
 
@@ -45,44 +61,44 @@ class WorkProgress:
 class StatusReply:
     """A job, as its master sees it. All times in seconds."""
 
-    job_id: str = ""
+    job_id: Text = ""
     """Empty before the first node."""
-    phase: str = ""
+    phase: Text = ""
     """A value of ``GroupPhase``."""
-    round: int = -1
+    round: CountOrNone = -1
     """-1 before the first."""
-    restarts: int = 0
+    restarts: Count = 0
     """Those that count against ``max_restarts``."""
-    max_restarts: int = 0
-    min_nodes: int = 0
-    max_nodes: int = 0
-    world_nodes: int = 0
+    max_restarts: Count = 0
+    min_nodes: Count = 0
+    max_nodes: Count = 0
+    world_nodes: Count = 0
     """Nodes in the world of the round."""
-    uptime_s: float = 0.0
+    uptime_s: Seconds = 0.0
     """Since the master started."""
-    round_uptime_s: float = 0.0
+    round_uptime_s: Seconds = 0.0
     """Since the round was formed."""
-    nodes: tuple[NodeStatus, ...] = ()
-    version: str = ""
+    nodes: Annotated[tuple[NodeStatus, ...], Length(NODES_MAX)] = ()
+    version: Text = ""
     """Of the master's ft-run."""
-    last_stop: str = ""
+    last_stop: LongText = ""
     """Why the last round ended, or is being ended; empty: none did."""
-    hosts: tuple[str, ...] = ()
+    hosts: Annotated[tuple[Text, ...], Length(NODES_MAX)] = ()
     """With several endpoints: all that are listed."""
-    leader: str = ""
+    leader: Text = ""
     """The one that leads; empty: none that is known."""
-    term: int = 0
+    term: Ballot = 0
     """Of its lease."""
-    lease_s: float = 0.0
+    lease_s: Seconds = 0.0
     """How long this host leads by its lease; 0: another host leads."""
-    checkpoint_step: int = 0
+    checkpoint_step: Annotated[int, Whole(0, STEPS_MAX)] = 0
     """Of the newest checkpoint of the ``Checkpointer``; 0: none is known."""
-    checkpoint_age_s: float = 0.0
-    exit_code: int | None = None
+    checkpoint_age_s: Seconds = 0.0
+    exit_code: Annotated[int, Whole(0, 255)] | None = None
     """Of the job; None: it has not ended."""
-    ended: str = ""
+    ended: LongText = ""
     """How it ended."""
-    report: str = ""
+    report: Annotated[str, Length(1 << 24)] = ""
     """JSON, from the events of the master's process; empty: none."""
-    work: tuple[WorkProgress, ...] = ()
+    work: Annotated[tuple[WorkProgress, ...], Length(NAMES_MAX)] = ()
     """Of ``shared_work``."""

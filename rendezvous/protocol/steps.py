@@ -29,7 +29,7 @@ class RankSteps:
 class StepsOrder:
     """The master's request; the node answers with ``StepsReport``."""
 
-    number: int
+    number: Count
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Pieces are numbered from 0. A set of them is sent as the bounds of its intervals
 from typing import Annotated
 
 from ...values import dataclass
-from .bounds import Count, Length, Real, Whole, Workers
+from .bounds import Count, Length, LongText, Real, Whole, Workers
 
 NAME_MAX = 128
 SIZE_MAX = 1 << 53
@@ -75,14 +75,14 @@ class WorkReport:
 class WorkGrant:
     """The answer to a request: pieces for this node's workers."""
 
-    number: int
+    number: Count
     """Of the report; a grant for an earlier one has been taken back by then."""
-    name: str
-    pieces: tuple[int, ...]
+    name: WorkName
+    pieces: Pieces
     """Empty: all are confirmed, or the request is refused."""
-    confirmed_to: int
+    confirmed_to: WorkSize
     """All pieces below this one are confirmed."""
-    batch_s: float = 1.0
+    batch_s: Annotated[float, Real(RATE_MAX)] = 1.0
     """How long the pieces that a node has at a time shall last, in seconds."""
-    refusal: str = ""
+    refusal: LongText = ""
     """Why the name cannot be shared; empty if it can."""

@@ -18,6 +18,7 @@ from ..group.admission import options_differ, succession_differences
 from ..lease import fencing
 from ..lease.search import Search
 from ..master.link import LinkDown, LinkEvent, LinkLost, LinkUp
+from ..protocol.bounds import OutOfBounds, check
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
@@ -141,7 +142,7 @@ class GrpcLink:
     async def _run(self) -> None:
         away_since = time.monotonic()
         attempts = 0
-        was_sent = False
+        was_sent = was_invalid = False
         while True:
             tried_at = time.monotonic()
             tried = self._endpoints[self._search.target]
@@ -155,7 +156,12 @@ class GrpcLink:
                 if lasted_s > _BACKOFF_MAX_S:
                     attempts = 0
                 if self._has_received or lasted_s > _FIRST_ANSWER_S:
-                    away_since = time.monotonic()
+                    away_since, was_invalid = time.monotonic(), False
+            except _InvalidError as error:
+                # It will send the same on the next streams: they do not count as connections.
+                away_since = away_since if was_invalid else time.monotonic()
+                reason, was_invalid = str(error), True
+                self._search.failed()
             except _ElsewhereError as error:
                 reason, is_elsewhere = str(error), True
             except _NotAMasterError:
@@ -275,6 +281,7 @@ class GrpcLink:
             async with aclosing(aiter(call)) as messages:
                 async for data in messages:
                     message = decode_master(data)
+                    check(message)
                     if self._has_rivals and not self._has_received:
                         # Not earlier: the leader may not have received ``Attend``.
                         self._up()
@@ -284,8 +291,8 @@ class GrpcLink:
                     self._on_event(message)
         except grpc.aio.AioRpcError as error:
             return in_words(error)
-        except (WireError, DecodeError) as error:
-            return f"invalid message from the master: {error}"
+        except (WireError, OutOfBounds, DecodeError) as error:
+            raise _InvalidError(f"invalid message from the master: {error}") from None
         return ENDED
 
     async def _write(self, call: Any, outbox: "asyncio.Queue[bytes | None]") -> None:
@@ -333,6 +340,10 @@ class GrpcLink:
             f"no master at {where} within {limit_s:g} s ({reason}); check --rdzv-endpoint, and "
             "that ft-run runs on that host."
         )
+
+
+class _InvalidError(Exception):
+    """Raised when the master has sent an invalid message."""
 
 
 class _UnfitError(Exception):
