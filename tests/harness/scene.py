@@ -18,6 +18,7 @@ from ft_run.rendezvous.group.events import (
 )
 from ft_run.rendezvous.group.examination import Examiner
 from ft_run.rendezvous.group.group import Group, GroupPhase
+from ft_run.rendezvous.protocol.bounds import check
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Past, Progress
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
@@ -131,6 +132,7 @@ class Scene:
         for command in commands:
             match command:
                 case Send(link, message):
+                    check(message)  # as a node does
                     self.told[self._names[link]].append(message)
                     if isinstance(message, Challenge):
                         asked.append(link)

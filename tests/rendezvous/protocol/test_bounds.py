@@ -36,6 +36,7 @@ from ft_run.rendezvous.protocol.messages import (
     JobSpec,
     Leave,
     Loaded,
+    MasterMessage,
     NodeMessage,
     NodeSpec,
     PolicySpec,
@@ -43,6 +44,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
+from ft_run.rendezvous.protocol.status import StatusReply
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsReport
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkReport
 from ft_run.rendezvous.transport import codec
@@ -245,3 +247,13 @@ def test_nothing_that_came_in_fails_to_go_out() -> None:
             pb.StatusReply(round=group.round, restarts=group.state.restarts_in_budget)
     assert taken > 200
     assert min(said[name] for name in ("Start", "Stop", "Waiting", "Refused")) > 2, said
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*typing.get_args(MasterMessage), StatusReply, RankStack],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_field_of_a_message_of_the_master_has_bounds(kind: type) -> None:
+    """Otherwise the first message of that kind would end the agent."""
+    bounds._checks_of(kind)
