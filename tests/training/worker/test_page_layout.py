@@ -7,9 +7,11 @@ from ft_run.training.worker import imported, page_layout, phases
 AREAS = {
     "sums of phases": (8 * page_layout.SUMS, 8 * page_layout.PHASES_MAX),
     "names": (page_layout.NAMES_AT, page_layout.PHASES_MAX * page_layout.NAME_BYTES),
+    "backends": (page_layout.BACKENDS_AT, page_layout.BACKENDS_BYTES),
 }
 """Offset and size."""
 OTHERS = {"PAGE_BYTES", "PHASES_MAX", "NAME_BYTES", "SUMS", "NAMES_AT"}
+OTHERS |= {"BACKENDS_AT", "BACKENDS_BYTES"}
 
 
 def words() -> dict[str, int]:
