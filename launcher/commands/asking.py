@@ -98,8 +98,14 @@ class MasterCalls:
         from ...rendezvous.transport.codec import from_part
         from ..reporting.stack_answer import stacks_answer
 
-        await self.status()  # finds the leader
-        reply = await self._ask("Stacks", pb.StacksRequest(ranks=ranks), pb.StacksReply)
+        request = pb.StacksRequest(ranks=ranks)
+        try:
+            reply = await self._ask_here("Stacks", request, pb.StacksReply, None)
+        except RendezvousError:
+            # The host may not lead. Asked first, the status would wait for nodes that do not
+            # answer, as the stacks do.
+            await self.status()
+            reply = await self._ask("Stacks", request, pb.StacksReply)
         with self._reading():
             groups = [(tuple(one.ranks), from_part(RankStack, one.stack)) for one in reply.groups]
             for _, stack in groups:
