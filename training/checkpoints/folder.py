@@ -210,8 +210,9 @@ class CheckpointFolder:
         reader = self._read_metadata(step)
 
         def read() -> None:
-            keys = reader.metadata.state_dict_metadata
             paths = reader.metadata.planner_data
+            # Values that several ranks have stand behind the sharded ones in the metadata.
+            keys = {key: reader.metadata.state_dict_metadata[key] for key in paths}
             saved = [(paths[key], *_dtype_and_shape(keys[key])) for key in keys]
 
             def load_nested(flat: dict[str, Any]) -> dict[str, Any]:
