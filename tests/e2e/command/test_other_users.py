@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def what_there_is(processes: dict[int, str], user: int, home: Path) -> dict[str,
 
 def test_another_user_finds_nothing(ft: "Launcher", free_port: int, user: int, home: Path) -> None:
     """The workers of one node are forked, those of the other executed."""
-    secret = "5d0f" * 16
+    secret = secrets.token_hex(32)
     temporary = home / "tmp"
     temporary.mkdir()
     temporary.chmod(0o1777)

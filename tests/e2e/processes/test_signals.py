@@ -131,7 +131,9 @@ while True:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_signals_that_the_parent_blocked_are_received(ft, number):
-    command = ft.start("--standalone", ft.script(MASKS), program=deaf(ft))
+    # The worker blocks some of these signals, as its parent did, until it is killed.
+    options = ("--standalone", "--shutdown-timeout", 1)
+    command = ft.start(*options, ft.script(MASKS), program=deaf(ft))
     (ready,) = command.expect(r"^ready (\d+)")
     assert int(ready[1]) > 50, "a worker has the mask of the parent, as from torchrun"
     command.send(signal.SIGUSR1)
@@ -172,8 +174,7 @@ def test_hosts_receives_signals_that_the_parent_blocked(ft):
 
 
 USR1 = """
-import signal, subprocess, sys, torch
-from multiprocessing import get_context
+import os, signal, subprocess, sys, torch
 
 class Numbers(torch.utils.data.Dataset):
     def __len__(self):
@@ -182,18 +183,19 @@ class Numbers(torch.utils.data.Dataset):
         return index
 
 if __name__ == "__main__":
-    caught = []
-    signal.signal(signal.SIGUSR1, lambda *_: caught.append("caught"))
+    signalled, handled = os.pipe()
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(handled, b"caught"))
     helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
+    # No tensor: processes share tensors through sockets with long names in this directory.
+    options = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": list}
+    loader = torch.utils.data.DataLoader(Numbers(), **options)
     numbers = iter(loader)
     next(numbers)
     print("ready", flush=True)
-    while not caught:
-        signal.pause()
+    caught = os.read(signalled, 10).decode()
     count = 1 + len(list(numbers))
     helper.stdin.close()
-    print(*caught, "helper", helper.wait(), "batches", count)
+    print(caught, "helper", helper.wait(), "batches", count)
 """
 
 
@@ -233,16 +235,16 @@ class Numbers(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return index
 
-stop = []
-signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+stopped, stop = os.pipe()
+signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"1"))
 saves = "import signal, sys; signal.signal(15, lambda *_: sys.exit(print('helper saved')));"
 subprocess.Popen([sys.executable, "-c", saves + "print('helper', flush=True); signal.pause()"])
-loader = torch.utils.data.DataLoader(Numbers(), num_workers=2, prefetch_factor=1)
-for number in loader:
+# No tensor: processes share tensors through sockets with long names in this directory.
+options = {"num_workers": 2, "prefetch_factor": 1, "collate_fn": list}
+for (number,) in torch.utils.data.DataLoader(Numbers(), **options):
     if number == 3:
         print("ready", flush=True)
-        while not stop:
-            signal.pause()
+        os.read(stopped, 1)
     if number == 20:  # the signal came earlier; this needs the processes of the loader
         print("step ended", flush=True)
         os._exit(0)

@@ -189,7 +189,9 @@ class Job:
         assert outcome(self.folder) == self.expected
 
 
-ONE = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1)
+FORKED = ("--preload", "torch,torch._dynamo")
+"""Importing them takes longer than the training of these scripts."""
+ONE = ("--standalone", "--nproc-per-node", 2, *FORKED, "--max-restarts", 1)
 
 
 @pytest.mark.long
@@ -197,14 +199,14 @@ ONE = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1)
     ("kind", "dies", "more", "first"),
     [
         ("phases", "after-first:0", (6,), "second:0"),
-        ("phases", "second:3", (12,), "second:3"),
-        ("phases", "second:1", (6,), "second:1"),
+        pytest.param("phases", "second:3", (12,), "second:3", marks=pytest.mark.slow),
+        pytest.param("phases", "second:1", (6,), "second:1", marks=pytest.mark.slow),
         ("phases-fsdp2", "second:3", (6,), "second:3"),
         ("folds", "evaluate1:0", (), "evaluate0:0"),
         ("best", "main:5", (), "main:5"),
         ("helper", "main:5", (), "main:5"),
         ("loops", "main:7", (), "main:7"),
-        ("break", "main:6", (), "main:6"),
+        pytest.param("break", "main:6", (), "main:6", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_worker_changes_nothing(

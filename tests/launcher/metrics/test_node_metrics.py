@@ -121,8 +121,8 @@ class Job:
 
     def __init__(self) -> None:
         self.now = 0.0
-        clock = lambda: self.now  # noqa: E731
-        self.recorder = Recorder("job", clocks=Clocks(lambda: WALL_S + self.now, clock, clock))
+        clocks = Clocks(lambda: WALL_S + self.now, lambda: self.now, lambda: self.now)
+        self.recorder = Recorder("job", clocks=clocks)
         self.history, self.written = EventHistory(), list[Any]()
         self.recorder.add(self.history.add)
         self.recorder.add(self.written.append)
