@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from ft_run.training.checkpoints import snapshot_manager
+from ft_run.training.checkpoints import owner, snapshot_manager
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.snapshot_memory import Memory, SaverLink
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -21,6 +21,19 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
     dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Each test is a process of its own: no earlier Checkpointer is live. Call it for another."""
+
+    def forget() -> None:
+        monkeypatch.setattr(owner.TURN, "_last", None)
+        monkeypatch.setattr(owner.TURN, "_buffers", None)
+        monkeypatch.setattr(owner.TURN, "_is_live", False)
+
+    forget()
+    return forget
 
 
 @pytest.fixture

@@ -702,7 +702,9 @@ def test_a_saver_that_hangs_at_the_end_is_not_waited_for_for_ever(
 
 
 @pytest.mark.parametrize("changes", [None, "weights", "values"])
-def test_save_writes_current_state(tmp_path: Path, memory: Given, changes: str | None) -> None:
+def test_save_writes_current_state(
+    tmp_path: Path, memory: Given, new_process: Callable[[], None], changes: str | None
+) -> None:
     """In the background if it is that of the snapshot, which never changes."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     given = memory(-1, saver=SaverLink(ours))
@@ -728,8 +730,9 @@ def test_save_writes_current_state(tmp_path: Path, memory: Given, changes: str |
     assert held(given) == before
     for end in (ours, theirs):
         end.close()
+    new_process()
     memory(3)
-    resumed = Script(tmp_path / "other", checkpoint_every=None)
+    resumed = Script(tmp_path, checkpoint_every=None)
     assert resumed.checkpointer.restore() == 3
     weight = resumed.model[0].weight
     assert torch.equal(weight, expected)

@@ -1,5 +1,6 @@
 """Hostfiles, and what ``ft-run hosts`` makes of them: checked before anything starts."""
 
+import secrets
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_what_the_job_says_stays() -> None:
 
 
 def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -> None:
-    secret = "0123456789abcdef" * 4
+    secret = secrets.token_hex(32)
     Path("job.token").write_text(f"{secret}\n")
     Path("job.token").chmod(0o600)
     by_file = read("--token-file", "job.token", "--hosts", "a,b", "train.py")

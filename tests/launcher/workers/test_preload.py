@@ -8,7 +8,7 @@ from ft_run.events.event import Event
 from ft_run.events.preload import NothingToPreload, PreloadChanged, PreloadSource, PreloadState
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner.client import ForkServerEvent
-from ft_run.launcher.workers.preload import Preload, import_modules
+from ft_run.launcher.workers.preload import Preload
 from ft_run.launcher.workers.tune_file import TunedValues
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.training.worker.imported import FORKABLE, bits_of, names_of
@@ -105,21 +105,3 @@ def test_what_the_user_has_named_is_not_kept() -> None:
     node = Node(preload=("numpy",))
     node.reports(PreloadState.READY, "1 s")
     assert not node.kept
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, "4"), ("2", None)])
-def test_modules_are_imported_with_the_threads_of_the_tune_file(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str | None
-) -> None:
-    """torch reads the number when it is imported; the user's own holds."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    envs: list[dict[str, str]] = []
-    spawner: Any = SimpleNamespace(preload=lambda _, __, env, **___: envs.append(env))
-    file: Any = SimpleNamespace(values=TunedValues(settings=(("OMP_NUM_THREADS", 4),)))
-    options = LaunchOptions("a.py", RendezvousOptions())
-    commands = WorkerCommands(options, 2, {})
-    starter: Any = SimpleNamespace(commands=commands, spawner=spawner, tune_file=file)
-    import_modules(["torch"], PreloadSource.TUNE_FILE, starter)
-    assert [env.get("OMP_NUM_THREADS") for env in envs] == [expected]

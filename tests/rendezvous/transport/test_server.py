@@ -224,7 +224,7 @@ def test_what_is_out_of_bounds_is_refused_in_one_sentence() -> None:
             for _ in range(2):
                 stream = await scene.say(encode_node(odd))
                 assert decode_master(await stream.read()) == Refused(
-                    "invalid message: port is 4294967295, which no agent sends; "
+                    "invalid message: port is 4294967295, which ft-run never sends; "
                     "expected 0 to 65535."
                 )
                 assert await ended(stream)

@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,13 @@ def test_training_never_starts_again_without_an_error(trained: Path, is_url: boo
 def test_snapshot_is_used_if_it_is_newer_than_the_checkpoint_that_is_left(
     trained: Path, tmp_path: Path, memory: Given
 ) -> None:
+    checkpoint = newest(trained)
+    checkpoint.rename(tmp_path / "later")
     memory(-1)
-    script = Script(tmp_path / "other", checkpoint_every=None)
+    script = Script(trained, checkpoint_every=None)
     script.train(3)
-    flip(newest(trained) / "__0_0.distcp")
+    (tmp_path / "later").rename(checkpoint)
+    flip(checkpoint / "__0_0.distcp")
     memory(3, is_first_round=False)
     assert resumed_at(trained) == 3
 
@@ -219,6 +223,7 @@ def test_old_checkpoint_that_cannot_be_removed_is_one_warning(
 def test_newer_checkpoint_of_another_job_is_one_warning(
     trained: Path,
     memory: Given,
+    new_process: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     began: float,
@@ -232,6 +237,8 @@ def test_newer_checkpoint_of_another_job_is_one_warning(
     assert script.checkpointer.restore() == 4
     lines = [line for line in logged(capfd) if "another job" in line]
     assert len(lines) == expected
+    new_process()
+    memory(-1, is_first_round=False)
     Script(trained).train(6)
     record = read_record((trained / "step-00000006/.ft_run").read_bytes())
     assert (record.job, record.host) == ("mine", os.uname().nodename)
