@@ -226,7 +226,7 @@ def test_a_worker_without_a_handler_survives_sigusr1(ft):
     assert command.wait() == 0, command.stderr
 
 
-LAST_STEP = """
+LAST_STEP = r"""
 import os, signal, subprocess, sys, torch
 
 class Numbers(torch.utils.data.Dataset):
@@ -237,16 +237,17 @@ class Numbers(torch.utils.data.Dataset):
 
 stopped, stop = os.pipe()
 signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"1"))
-saves = "import signal, sys; signal.signal(15, lambda *_: sys.exit(print('helper saved')));"
-subprocess.Popen([sys.executable, "-c", saves + "print('helper', flush=True); signal.pause()"])
+# One write for each line: both processes write to the same pipe.
+saves = "import os, signal, sys; signal.signal(15, lambda *_: (os.write(1, b'helper saved\\n'), sys.exit()));"
+subprocess.Popen([sys.executable, "-c", saves + "os.write(1, b'helper\\n'); signal.pause()"])
 # No tensor: processes share tensors through sockets with long names in this directory.
 options = {"num_workers": 2, "prefetch_factor": 1, "collate_fn": list}
 for (number,) in torch.utils.data.DataLoader(Numbers(), **options):
     if number == 3:
-        print("ready", flush=True)
+        os.write(1, b"ready\n")
         os.read(stopped, 1)
     if number == 20:  # the signal came earlier; this needs the processes of the loader
-        print("step ended", flush=True)
+        os.write(1, b"step ended\n")
         os._exit(0)
 """
 
