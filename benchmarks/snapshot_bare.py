@@ -15,7 +15,7 @@ from pathlib import Path
 
 import ft_run.training.checkpointer  # noqa: F401 - as preloaded by ft-run
 import torch._dynamo  # noqa: F401 - as preloaded by ft-run
-from ft_run.training.checkpoints.mapped_memory import mapped
+from ft_run.training.checkpoints.memory_files import mapped
 
 WORKER = str(Path(__file__).with_name("snapshot_worker.py"))
 HEADER_BYTES = 64

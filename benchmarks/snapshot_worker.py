@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ft_run.training import Checkpointer
-from ft_run.training.checkpoints.mapped_memory import mapped
+from ft_run.training.checkpoints.memory_files import mapped
 from torch import nn
 
 DIES_AT = 30

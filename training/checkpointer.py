@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import progress
 from .activities import activity
-from .checkpoints.bodies import Bodies
-from .checkpoints.data_position import DataPosition
+from .checkpoints.checkpoint_files import CorruptCheckpointError
+from .checkpoints.coordination import Bodies, Checkpoints, DataPosition, Interval, time_s
 from .checkpoints.folder import CheckpointFolder
-from .checkpoints.generators import GENERATORS, Generators
-from .checkpoints.intervals import Interval, time_s
-from .checkpoints.rank_state import RECORD, RankRecord, RankState
-from .checkpoints.rank_values import SLOT_KEY
-from .checkpoints.reading import CorruptCheckpointError
-from .checkpoints.saving import Checkpoints
+from .checkpoints.rank_state import GENERATORS, RECORD, Generators, RankRecord, RankState
 from .checkpoints.snapshot_manager import SnapshotManager, StepReport
 from .checkpoints.state import State
-from .checkpoints.storage_timeout import StorageTimeout
+from .checkpoints.storage import StorageTimeout
+from .checkpoints.values import SLOT_KEY
 from .data import loader_settings
 from .data.batches import ElasticBatches
 from .data.hashing import key_of

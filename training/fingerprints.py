@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from .checkpoints.digest import digests
-from .checkpoints.rank_values import pickled
+from .checkpoints.values import digests, pickled
 
 _SHORT = (str, int, float, bool, type(None))
 _LENGTH = 50

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from .checkpoints.plain_value import PlainValue
 from .checkpoints.rank_state import RECORD
+from .checkpoints.values import PlainValue
 from .data.batches import ElasticBatches
 from .fingerprints import fingerprint, leaves
 from .script_variables import Variables

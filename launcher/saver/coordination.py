@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any
 
-from ...training.checkpoints.record import Checksum
+from ...training.checkpoints.layout import Checksum
 from ...training.checkpoints.storage import Storage
 from .order import WriteOrder, file_rank
 

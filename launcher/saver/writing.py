@@ -6,10 +6,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ...training.checkpoints import record
-from ...training.checkpoints.layout import Description, digest, unpacked
+from ...training.checkpoints.layout import (
+    RECORD_NAME,
+    Checksum,
+    Description,
+    checksums_of,
+    digest,
+    record_of,
+    tag_of,
+    unpacked,
+)
 from ...training.checkpoints.storage import METADATA, Storage, file_of, of_bytes, one_line
-from ...training.checkpoints.stores import open_storage
+from ...training.checkpoints.storage_backends import open_storage
 from ...training.worker import snapshot_page as page
 from .coordination import NOT_AGREED, PEER_TIMEOUT_S, Coordination, IncompleteCheckpointError
 from .order import WriteOrder, WriteResult, file_rank
@@ -26,7 +34,7 @@ def write(
     """Write a checkpoint, or this node's shards of it, or report ``order.given_up``."""
     begun = time.monotonic()
     try:
-        storage = open_storage(order.destination.folder, record.tag_of(order.job))
+        storage = open_storage(order.destination.folder, tag_of(order.job))
         path = storage.path(order.step)
         if order.given_up:
             Coordination(storage, order, timeout_s).report_failure(order.given_up)
@@ -80,9 +88,9 @@ def _write(
         if not order.is_first:
             return 0, ""
         count, checksums = peers.wait_for_others(agreed)
-        checksums[METADATA] = record.checksums(memoryview(metadata), [len(metadata)])
-        known = record.record_of(order.job, order.attempt, checksums)
-        storage.put(draft, record.NAME, of_bytes(known))
+        checksums[METADATA] = checksums_of(memoryview(metadata), [len(metadata)])
+        known = record_of(order.job, order.attempt, checksums)
+        storage.put(draft, RECORD_NAME, of_bytes(known))
         storage.put(draft, METADATA, of_bytes(metadata))
         warning = storage.publish(order.step, draft, order.destination.keep)
         peers.end()
@@ -116,11 +124,11 @@ def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
     return files
 
 
-def _checksums(file: _File, tick: Callable[[], object]) -> list[record.Checksum]:
+def _checksums(file: _File, tick: Callable[[], object]) -> list[Checksum]:
     """Return the checksums of the values in a file."""
     data = memoryview(file.buffer)[: file.entry.data_bytes]
     ends = [start + length for _, start, length, *_ in file.items]
-    found = record.checksums(data, ends)
+    found = checksums_of(data, ends)
     tick()
     return found
 

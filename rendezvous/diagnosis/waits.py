@@ -17,7 +17,7 @@ from ..protocol.stacks import Frame, RankStack
 
 _COMMUNICATES = (
     *("torch/distributed/", "torch/nn/parallel/distributed.py", "ft_run/training/ranks.py"),
-    *("ft_run/training/checkpoints/late_copy.py", "ft_run/training/checkpoints/replicas.py"),
+    *("ft_run/training/checkpoints/copying.py", "ft_run/training/checkpoints/replication.py"),
     "ft_run/training/data/data_ranks.py",
 )
 _SHARES_WORK = ("ft_run/training/work_loop.py", "_next_piece")

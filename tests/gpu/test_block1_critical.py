@@ -52,18 +52,18 @@ def test_the_memory_of_a_killed_worker_is_free_for_the_next_attempt(
 
 REGISTERED = """
 import os, torch
-from ft_run.training.checkpoints import mapped_memory
+from ft_run.training.checkpoints import memory_files
 torch.ones(1, device="cuda")
 def memory_of(size):
     fd = os.memfd_create("test")
     os.ftruncate(fd, size)
-    return torch.frombuffer(mapped_memory.mapped(fd, size), dtype=torch.uint8)
+    return torch.frombuffer(memory_files.mapped(fd, size), dtype=torch.uint8)
 class Owner: pass
 mine, other = Owner(), Owner()
 memory = memory_of(1 << 22)
-first = mapped_memory.register(memory, mine)
+first = memory_files.register(memory, mine)
 first.wait()
-second = mapped_memory.register(memory, other)
+second = memory_files.register(memory, other)
 second.wait()
 print(memory.is_pinned())
 print(torch.ones(4, device="cuda").sum().item())  # raises an error that was left pending
@@ -71,7 +71,7 @@ first.end()
 print(memory.is_pinned())
 
 whole = memory_of(1 << 22)
-registration = mapped_memory.register(whole, mine)
+registration = memory_files.register(whole, mine)
 registration.wait()
 source = torch.randint(0, 255, (1 << 22,), dtype=torch.uint8, device="cuda")
 whole.copy_(source, non_blocking=True)

@@ -106,13 +106,13 @@ def test_a_restart_has_the_same_bits(
 
 PINNING = """
 import os, time, torch
-from ft_run.training.checkpoints import mapped_memory
+from ft_run.training.checkpoints import memory_files
 torch.ones(1, device="cuda")
 size = int(float(os.environ["SIZE_GB"]) * 2**30)
 fd = os.memfd_create("test")
 os.ftruncate(fd, size)
 began = time.perf_counter()
-memory = torch.frombuffer(mapped_memory.mapped(fd, size), dtype=torch.uint8)
+memory = torch.frombuffer(memory_files.mapped(fd, size), dtype=torch.uint8)
 mapped_s = time.perf_counter() - began
 source = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 255)
 def copy_s(target, source):
@@ -125,7 +125,7 @@ plain_s = min(copy_s(memory, source) for _ in range(2))
 class Owner: pass
 owner = Owner()
 began = time.perf_counter()
-registration = mapped_memory.register(memory, owner)
+registration = memory_files.register(memory, owner)
 registration.wait()
 pinned_s = time.perf_counter() - began
 down_s = min(copy_s(memory, source) for _ in range(3))

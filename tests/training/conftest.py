@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from ft_run.training.checkpoints import owner, snapshot_manager
+from ft_run.training.checkpoints import coordination, snapshot_manager
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.snapshot_memory import Memory, SaverLink
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -28,9 +28,9 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Each test is a process of its own: no earlier Checkpointer is live. Call it for another."""
 
     def forget() -> None:
-        monkeypatch.setattr(owner.TURN, "_last", None)
-        monkeypatch.setattr(owner.TURN, "_buffers", None)
-        monkeypatch.setattr(owner.TURN, "_is_live", False)
+        monkeypatch.setattr(coordination.TURN, "_last", None)
+        monkeypatch.setattr(coordination.TURN, "_buffers", None)
+        monkeypatch.setattr(coordination.TURN, "_is_live", False)
 
     forget()
     return forget

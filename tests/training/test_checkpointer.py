@@ -21,10 +21,10 @@ import torch
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer, checkpointer
-from ft_run.training.checkpoints import late_copy, storage_timeout
-from ft_run.training.checkpoints.late_copy import Background, LateCopy
-from ft_run.training.checkpoints.record import tag_of
-from ft_run.training.checkpoints.replicas import Replicas
+from ft_run.training.checkpoints import copying, storage
+from ft_run.training.checkpoints.copying import Background, LateCopy
+from ft_run.training.checkpoints.layout import tag_of
+from ft_run.training.checkpoints.replication import Replicas
 from ft_run.training.checkpoints.storage import OLD_S
 from ft_run.training.ranks import PendingMaximum, Ranks
 from ft_run.training.worker import preemption
@@ -108,7 +108,7 @@ class Script:
 @pytest.fixture(autouse=True)
 def _tensors_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy those of this network while training goes on, as large ones."""
-    monkeypatch.setattr(late_copy, "LARGE_BYTES", 1)
+    monkeypatch.setattr(copying, "LARGE_BYTES", 1)
 
 
 @pytest.fixture
@@ -460,7 +460,7 @@ def test_without_memory_there_are_checkpoints(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: 100)
+    monkeypatch.setattr("ft_run.training.checkpoints.snapshot_store.available", lambda: 100)
     said: list[int] = []
 
     def begin(_: Ranks, *own: int) -> PendingMaximum:
@@ -583,7 +583,7 @@ def test_restart_without_usable_snapshot_checks_the_folder(
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it was waited for another try."""
     found: list[float] = []
-    monkeypatch.setattr("ft_run.training.checkpoints.saving.time.sleep", found.append)
+    monkeypatch.setattr("ft_run.training.checkpoints.coordination.time.sleep", found.append)
     return found
 
 
@@ -648,7 +648,7 @@ def test_a_storage_that_hangs_at_the_end_is_not_waited_for_for_ever(
     hanging: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     url, control = hanging
-    monkeypatch.setattr(storage_timeout, "_FIRST_LINE_S", 0.2)
+    monkeypatch.setattr(storage, "_FIRST_LINE_S", 0.2)
     script = Script(url, checkpoint_every=100, save_timeout="1s")
     control.write_text("hang")
     words = f"the checkpoint of step 3 could not be written to {url}: "
@@ -744,7 +744,8 @@ def test_a_disk_that_is_full_for_a_while_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ft_run.training.checkpoints.saving.time.sleep", lambda _: (tmp_path / "filler").unlink()
+        "ft_run.training.checkpoints.coordination.time.sleep",
+        lambda _: (tmp_path / "filler").unlink(),
     )
     with small(tmp_path, "size=256k"):
         for _ in Script(tmp_path, checkpoint_every=2).checkpointer.steps(1):

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from ft_run.training import rehearsal
-from ft_run.training.checkpoints.plain_value import PlainValue
+from ft_run.training.checkpoints.values import PlainValue
 from ft_run.training.fingerprints import fingerprint
 from ft_run.training.rehearsal import Rehearsal
 from ft_run.training.script_variables import Variables

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from ft_run.training import Checkpointer
 from ft_run.training.checkpoints import storage
-from ft_run.training.checkpoints.local_storage import LocalStorage
+from ft_run.training.checkpoints.storage_backends import LocalStorage
 
 store, folder, rank, way = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 LIMIT_S = 8.0

@@ -16,15 +16,20 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from ..ranks import Ranks
 from ..worker.log import log
-from . import record
-from .containers import Item, write_values
-from .metadata import Offsets, metadata_of, offsets_of
-from .reading import CheckpointReader, CorruptCheckpointError
-from .record import Checksum
-from .state import Select, State, put
-from .storage import METADATA, file_of, of_bytes, one_line
-from .storage_timeout import StorageThread, StorageTimeout
-from .stores import is_url, open_storage
+from .checkpoint_files import (
+    CheckpointReader,
+    CorruptCheckpointError,
+    Item,
+    Offsets,
+    metadata_of,
+    offsets_of,
+    write_values,
+)
+from .layout import RECORD_NAME, Checksum, checksums_of, record_of, tag_of, this_job
+from .state import Select, State
+from .storage import METADATA, StorageThread, StorageTimeout, file_of, of_bytes, one_line
+from .storage_backends import is_url, open_storage
+from .values import put
 
 _CUDA: Any = torch.cuda
 """Untyped: the stubs differ between builds of torch."""
@@ -51,8 +56,8 @@ class CheckpointFolder:
         self.folder = os.fspath(folder) if is_url(os.fspath(folder)) else os.path.abspath(folder)
         """An absolute path, or a URL."""
         self.keep = keep
-        self._job = record.this_job()
-        self._storage = open_storage(self.folder, record.tag_of(self._job))
+        self._job = this_job()
+        self._storage = open_storage(self.folder, tag_of(self._job))
         self._ranks = ranks
         self._left_out: set[int] = set()
         """Damaged checkpoints that could not be renamed; only on rank 0."""
@@ -173,9 +178,9 @@ class CheckpointFolder:
                 for rank, (_, of_rank) in enumerate(written):
                     if of_rank:
                         checksums[file_of(rank)] = of_rank
-                checksums[METADATA] = record.checksums(memoryview(metadata), [len(metadata)])
-                known = record.record_of(self._job, "worker", checksums)
-                self._storage.put(draft, record.NAME, of_bytes(known))
+                checksums[METADATA] = checksums_of(memoryview(metadata), [len(metadata)])
+                known = record_of(self._job, "worker", checksums)
+                self._storage.put(draft, RECORD_NAME, of_bytes(known))
                 self._storage.put(draft, METADATA, of_bytes(metadata))
                 warning = self._storage.publish(step, draft, self.keep)
                 if warning and warning != self._warned:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.optim import SGD, Optimizer
 
-from .containers import LayoutMismatchError
-from .late_copy import local
+from .checkpoint_files import LayoutMismatchError
+from .copying import local
 
 Path = tuple[str | int, ...]
 """Keys of a value in the state dict, from the outside."""

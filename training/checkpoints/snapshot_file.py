@@ -1,7 +1,7 @@
 """A rank's checkpoint file (``__<rank>_0.distcp``) in memory.
 
-It is written once like a file on storage (``containers.py``). Later snapshots only copy the bytes
-of the tensors to their offsets.
+It is written once like a file on storage (``checkpoint_files.py``). Later snapshots only copy the
+bytes of the tensors to their offsets.
 """
 
 import io
@@ -14,12 +14,20 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from .containers import Item, LayoutMismatchError, pad, serialized, with_data_start, write_values
-from .late_copy import Copies, LateCopy, copy_now, copy_source, local
+from .checkpoint_files import (
+    Item,
+    LayoutMismatchError,
+    metadata_of,
+    offsets_of,
+    pad,
+    serialized,
+    with_data_start,
+    write_values,
+)
+from .copying import Copies, LateCopy, copy_now, copy_source, local
 from .layout import Description, packed, unpacked
-from .mapped_memory import Registration, mapped, register
-from .metadata import metadata_of, offsets_of
-from .rank_values import digest_of, pickled
+from .memory_files import Registration, mapped, register
+from .values import digest_of, pickled
 
 _NOTHING = object()
 

@@ -12,15 +12,14 @@ from ..ranks import PendingMaximum, Ranks
 from ..worker.log import log
 from ..worker.snapshot_memory import SaverLink, request_memory
 from ..worker.snapshot_page import Destination
-from .containers import LayoutMismatchError
-from .flat_state import FlatState
-from .late_copy import Background
+from .checkpoint_files import LayoutMismatchError
+from .coordination import TURN, owner_of
+from .copying import Background
 from .optimizer_state import ParameterGroupsError
-from .owner import TURN, owner_of
 from .rank_state import RECORD, RankState
-from .replicas import FAILED, Replicas, broadcast_replicated, fetch_shards
-from .snapshots import Snapshots
-from .state import State
+from .replication import FAILED, Replicas, broadcast_replicated, fetch_shards
+from .snapshot_store import Snapshots
+from .state import FlatState, State
 from .storage import one_line
 
 

@@ -97,7 +97,7 @@ dist.destroy_process_group()
 DEATHS = """
 import os, signal, sys, time
 from ft_run.training import ElasticBatches
-from ft_run.training.checkpoints.snapshots import Snapshots
+from ft_run.training.checkpoints.snapshot_store import Snapshots
 parts, publish = ElasticBatches.parts, Snapshots._now_holds
 
 

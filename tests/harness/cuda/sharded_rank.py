@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from ft_run.tests.harness.cuda.runtime import CudaRuntime
 from ft_run.training import Checkpointer
-from ft_run.training.checkpoints import late_copy, mapped_memory, snapshot_manager, state
-from ft_run.training.checkpoints.late_copy import local
+from ft_run.training.checkpoints import copying, memory_files, snapshot_manager, state
+from ft_run.training.checkpoints.copying import local
 from ft_run.training.worker.snapshot_memory import Memory
 from ft_run.training.worker.snapshot_page import BUFFERS
 from torch.distributed.device_mesh import init_device_mesh
@@ -65,10 +65,10 @@ def use(cuda: CudaRuntime, device: int) -> None:
         part = local(value)
         return cuda.on(part.detach(), device) if isinstance(value, DTensor) else part
 
-    modules: Any = (late_copy, state, mapped_memory)
+    modules: Any = (copying, state, memory_files)
     for module in modules:
         module.local, module._CUDA = part_of, cuda
-    mapped_memory._error_reader = lambda: cuda.read_error  # type: ignore[assignment]  # a substitute
+    memory_files._error_reader = lambda: cuda.read_error  # type: ignore[assignment]  # a substitute
     cuda.set_device(device)
 
 

@@ -10,9 +10,8 @@ import pytest
 from ft_run.launcher.saver.coordination import NOT_AGREED
 from ft_run.launcher.saver.order import WriteOrder, WriteResult
 from ft_run.launcher.saver.writing import write
-from ft_run.training.checkpoints.layout import Description, digest, packed
-from ft_run.training.checkpoints.record import tag_of
-from ft_run.training.checkpoints.stores import open_storage
+from ft_run.training.checkpoints.layout import Description, digest, packed, tag_of
+from ft_run.training.checkpoints.storage_backends import open_storage
 from ft_run.training.worker.snapshot_page import Destination, Entry
 
 WHOLE = [".ft_run", ".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]

@@ -14,9 +14,8 @@ from ft_run.events.event import Event
 from ft_run.launcher.processes.tree import descendants, is_zombie
 from ft_run.launcher.saver.saves import HeldShard, NodeShards, Saves
 from ft_run.tests.harness.descriptors import own_descriptors
-from ft_run.training.checkpoints.layout import Description, digest, packed
-from ft_run.training.checkpoints.local_storage import LocalStorage
-from ft_run.training.checkpoints.record import tag_of
+from ft_run.training.checkpoints.layout import Description, digest, packed, tag_of
+from ft_run.training.checkpoints.storage_backends import LocalStorage
 from ft_run.training.worker import snapshot_page as page
 
 ODD = Path(__file__).resolve().parents[2] / "harness" / "odd_storage"

@@ -19,7 +19,7 @@ from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.offer import Replica, Resumption, Saving, Snapshot, Snapshots
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training.checkpoints.layout import Description, digest, packed
-from ft_run.training.checkpoints.local_storage import LocalStorage
+from ft_run.training.checkpoints.storage_backends import LocalStorage
 from ft_run.training.worker import snapshot_memory
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.agent_socket import address_of, connect

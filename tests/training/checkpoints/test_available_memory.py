@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ft_run.training.checkpoints import available_memory
+from ft_run.training.checkpoints import memory_files
 
 GB = 1 << 30
 
@@ -43,9 +43,9 @@ def test_the_least_of_machine_and_cgroups(
         text = value if isinstance(value, str) else str(value * GB)
         stat = f"anon 1\ninactive_file {text}\n"
         files[f"sys/fs/cgroup/{name}"] = stat if name.endswith("stat") else text
-    assert available_memory.available(machine(tmp_path, cgroup, files)) == expected * GB
+    assert memory_files.available(machine(tmp_path, cgroup, files)) == expected * GB
 
 
 def test_what_is_not_shown_limits_nothing(tmp_path: Path) -> None:
-    assert available_memory.available(tmp_path) == 1 << 62
-    assert 0 < available_memory.available() < 1 << 50
+    assert memory_files.available(tmp_path) == 1 << 62
+    assert 0 < memory_files.available() < 1 << 50

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer, checkpointer
-from ft_run.training.checkpoints.bodies import Bodies
+from ft_run.training.checkpoints.coordination import Bodies
 from ft_run.training.worker import preemption
 from ft_run.training.worker.preemption import Notice
 from torch import nn

@@ -15,7 +15,7 @@ from ft_run.tests.harness.forked import run_forked
 from ft_run.tests.harness.log_lines import logged
 from ft_run.tests.training.conftest import Given
 from ft_run.training import Checkpointer
-from ft_run.training.checkpoints.record import read_record, record_of, tag_of
+from ft_run.training.checkpoints.layout import read_record, record_of, tag_of
 from torch import nn
 from torch.optim import Adam
 

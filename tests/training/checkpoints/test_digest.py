@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ft_run.training.checkpoints import digest as module
-from ft_run.training.checkpoints.digest import digest, digests
+from ft_run.training.checkpoints import values as module
+from ft_run.training.checkpoints.values import digest, digests
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -69,7 +69,7 @@ def test_pieces_of_a_large_transposed_tensor_give_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tensor = torch.randn(3, 50, dtype=torch.float32).t()[:, :3]
-    monkeypatch.setattr(module, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(module, "_DIGEST_BYTES", 100)
     assert digest(tensor).item() == expected(data_of(tensor))
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.training.checkpoints import flat_state
-from ft_run.training.checkpoints.flat_state import FlatState
-from ft_run.training.checkpoints.state import State, flatten
+from ft_run.training.checkpoints import state as module
+from ft_run.training.checkpoints.state import FlatState, State
+from ft_run.training.checkpoints.values import flatten
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.nn.utils import parametrizations
@@ -87,7 +87,7 @@ def train(model: nn.Module, optimizer: Optimizer) -> None:
 
 def is_as_dcp_says(flat: FlatState, state: State) -> bool:
     expected = flatten(state.collect())
-    return flat_state._is_same(flat.collect(), expected)
+    return module._is_same_dict(flat.collect(), expected)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -115,7 +115,7 @@ def test_what_the_short_way_would_say_wrongly_is_left_to_dcp(
     model = plain()
     state = State({"model": model, "optimizer": Adam(model.parameters())})
     wrong = {"model.0.weight": torch.ones(6, 4)}
-    monkeypatch.setattr(flat_state._Module, "collect", lambda _: (dict(wrong), {}))
+    monkeypatch.setattr(module._Module, "collect", lambda _: (dict(wrong), {}))
     flat = FlatState(state)
     for _ in range(2):
         assert is_as_dcp_says(flat, state)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.training.checkpoints import late_copy
-from ft_run.training.checkpoints.late_copy import Background, LateCopy
+from ft_run.training.checkpoints import copying
+from ft_run.training.checkpoints.copying import Background, LateCopy
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
 Change = Callable[[torch.Tensor], object]
@@ -100,11 +100,11 @@ def test_what_was_swapped_and_put_back_in_the_middle_is_noticed() -> None:
 
 def test_what_may_be_copied_late() -> None:
     large, small = torch.ones(100_000), torch.ones(100)
-    assert late_copy.copy_source(large, is_left_alone=True) is large
-    assert late_copy.copy_source(large, is_left_alone=False) is None
-    assert late_copy.copy_source(small, is_left_alone=True) is None
+    assert copying.copy_source(large, is_left_alone=True) is large
+    assert copying.copy_source(large, is_left_alone=False) is None
+    assert copying.copy_source(small, is_left_alone=True) is None
     with torch.inference_mode():
-        assert late_copy.copy_source(torch.ones(100_000), is_left_alone=True) is None
+        assert copying.copy_source(torch.ones(100_000), is_left_alone=True) is None
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
@@ -130,7 +130,7 @@ def test_an_optimizer_waits_and_a_fork_does_not(monkeypatch: pytest.MonkeyPatch)
         may_end.set()
         wait(last)
 
-    monkeypatch.setattr("ft_run.training.checkpoints.late_copy.wait", comes_to_it)
+    monkeypatch.setattr("ft_run.training.checkpoints.copying.wait", comes_to_it)
     optimizer.step()
     assert (seen, parameter.item()) == ([1.0], 0.0)
     background.begin(lambda: seen.append(1 // 0))
@@ -160,7 +160,7 @@ def test_nothing_is_left_of_one_that_is_not_used_any_more() -> None:
 
 SCRIPT = """
 import torch
-from ft_run.training.checkpoints.late_copy import Background, LateCopy
+from ft_run.training.checkpoints.copying import Background, LateCopy
 background = Background()
 copies = [(torch.empty(20_000_000), torch.ones(20_000_000))]
 copy = LateCopy(copies)
@@ -175,5 +175,5 @@ def test_a_process_that_ends_waits_for_its_copy() -> None:
 
 def test_a_sample_is_a_few_values_everywhere() -> None:
     for tensor in tensors()[:-2]:
-        (sample,) = late_copy._sampled([tensor])
-        assert 1 <= sample.numel() <= tensor.nbytes // late_copy._SAMPLE_EVERY_BYTES + 1
+        (sample,) = copying._sampled([tensor])
+        assert 1 <= sample.numel() <= tensor.nbytes // copying._SAMPLE_EVERY_BYTES + 1

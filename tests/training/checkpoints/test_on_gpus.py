@@ -16,12 +16,12 @@ import torch
 from ft_run.tests.harness.cuda.runtime import CudaRuntime
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer
-from ft_run.training.checkpoints import late_copy, mapped_memory
-from ft_run.training.checkpoints.late_copy import Background, LateCopy
-from ft_run.training.checkpoints.mapped_memory import Registration
-from ft_run.training.checkpoints.replicas import IDLE
-from ft_run.training.checkpoints.snapshots import Snapshots
-from ft_run.training.checkpoints.state import flatten
+from ft_run.training.checkpoints import copying, memory_files
+from ft_run.training.checkpoints.copying import Background, LateCopy
+from ft_run.training.checkpoints.memory_files import Registration
+from ft_run.training.checkpoints.replication import IDLE
+from ft_run.training.checkpoints.snapshot_store import Snapshots
+from ft_run.training.checkpoints.values import flatten
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.snapshot_memory import Memory
 
@@ -34,9 +34,9 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Call it with the runtime of the process that the test goes on as."""
 
     def use(runtime: CudaRuntime) -> CudaRuntime:
-        monkeypatch.setattr(late_copy, "_CUDA", runtime)
-        monkeypatch.setattr(mapped_memory, "_CUDA", runtime)
-        monkeypatch.setattr(mapped_memory, "_error_reader", lambda: runtime.read_error)
+        monkeypatch.setattr(copying, "_CUDA", runtime)
+        monkeypatch.setattr(memory_files, "_CUDA", runtime)
+        monkeypatch.setattr(memory_files, "_error_reader", lambda: runtime.read_error)
         return runtime
 
     return use
@@ -333,5 +333,5 @@ def test_without_a_thread_memory_is_not_registered(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert mapped_memory.register(torch.zeros(10), cuda) is None
+    assert memory_files.register(torch.zeros(10), cuda) is None
     assert not cuda.calls

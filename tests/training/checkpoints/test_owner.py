@@ -3,7 +3,7 @@
 import gc
 
 import pytest
-from ft_run.training.checkpoints.owner import Turn, owner_of
+from ft_run.training.checkpoints.coordination import Turn, owner_of
 
 
 class Checkpointer:

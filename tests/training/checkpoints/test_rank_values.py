@@ -7,21 +7,21 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from ft_run.training.checkpoints.containers import serialized
-from ft_run.training.checkpoints.generators import Generators
+from ft_run.training.checkpoints.checkpoint_files import serialized
 from ft_run.training.checkpoints.layout import Description
-from ft_run.training.checkpoints.plain_value import PlainValue
-from ft_run.training.checkpoints.rank_state import RankRecord, RankState
-from ft_run.training.checkpoints.rank_values import (
+from ft_run.training.checkpoints.rank_state import Generators, RankRecord, RankState
+from ft_run.training.checkpoints.snapshot_file import SnapshotFile
+from ft_run.training.checkpoints.state import State
+from ft_run.training.checkpoints.values import (
     SLOT_KEY,
+    PlainValue,
     digest_of,
+    flatten,
     leaves,
     packed,
     pickled,
     unpacked,
 )
-from ft_run.training.checkpoints.snapshot_file import SnapshotFile
-from ft_run.training.checkpoints.state import State, flatten
 from ft_run.training.ranks import Ranks
 
 

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 from ft_run.tests.harness.forked import run_forked
-from ft_run.training.checkpoints.snapshots import Snapshots
-from ft_run.training.checkpoints.state import flatten
+from ft_run.training.checkpoints.snapshot_store import Snapshots
+from ft_run.training.checkpoints.values import flatten
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.snapshot_memory import Memory, SaverLink
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,11 +20,11 @@ from torch.distributed.tensor import Shard, distribute_tensor
 WORKER = """
 import os, sys
 import torch
-from ft_run.training.checkpoints import snapshots
+from ft_run.training.checkpoints import snapshot_store
 from ft_run.training.worker import snapshot_page
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
 from ft_run.training.worker.snapshot_memory import Memory, SaverLink
-from ft_run.training.checkpoints.state import flatten
+from ft_run.training.checkpoints.values import flatten
 
 def die(*_, **__):
     os.kill(os.getpid(), 9)
@@ -42,7 +42,7 @@ def take(step, **odd):
     mine.write(step, lambda: made, flatten(made))
 
 fds = list(map(int, sys.argv[2:]))
-mine = snapshots.Snapshots(Memory(fds[0], tuple(fds[1:]), -1), rank=3, world_size=4, owner=5)
+mine = snapshot_store.Snapshots(Memory(fds[0], tuple(fds[1:]), -1), rank=3, world_size=4, owner=5)
 for step in (1, 2, 3):
     take(step)
 match sys.argv[1]:
@@ -50,7 +50,7 @@ match sys.argv[1]:
     case "when the older one is void": SnapshotFile.values_of = die
     case "in the middle of the copy": take(4, value=Deadly())
     case "in the middle of a new layout": take(4, rows=101, value=Deadly())
-    case "before it is said to be complete": snapshots.Snapshots._now_holds = die
+    case "before it is said to be complete": snapshot_store.Snapshots._now_holds = die
 take(4)
 """
 PHASES = (
@@ -88,7 +88,7 @@ def numbers_in(snapshots: Snapshots, step: int) -> set[float] | None:
 def test_a_worker_that_dies_leaves_the_last_snapshot() -> None:
     memories = [opened_fds() for _ in PHASES]
     calls = [(phase, *fds) for phase, fds in zip(PHASES, memories, strict=True)]
-    modules = ("torch", "ft_run.training.checkpoints.snapshots")
+    modules = ("torch", "ft_run.training.checkpoints.snapshot_store")
     every = [fd for fds in memories for fd in fds]
     ended = run_forked(WORKER, calls, modules, pass_fds=every)
     assert [one.status for one in ended] == [-signal.SIGKILL] * len(PHASES)
@@ -214,7 +214,7 @@ def test_what_the_saver_reads_is_left_alone(
     if not has_room:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
         monkeypatch.setattr(
-            "ft_run.training.checkpoints.snapshots.available", lambda: int(1.5 * max(sizes))
+            "ft_run.training.checkpoints.snapshot_store.available", lambda: int(1.5 * max(sizes))
         )
     assert snapshots.save(3)
     buffer, step = agent.asked()
@@ -223,7 +223,9 @@ def test_what_the_saver_reads_is_left_alone(
         whole = file.read()
         for number in range(4, 9):
             if room == "until it is taken" and number == 6:
-                monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: 0)
+                monkeypatch.setattr(
+                    "ft_run.training.checkpoints.snapshot_store.available", lambda: 0
+                )
             take(snapshots, number)
             found = held_steps(snapshots)
             assert found[number] == number  # the newest one
@@ -251,7 +253,7 @@ def test_the_only_snapshot_is_left_alone_while_the_saver_reads_it(
     )
     take(snapshots, 1)
     assert snapshots.save(1)
-    monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: 0)
+    monkeypatch.setattr("ft_run.training.checkpoints.snapshot_store.available", lambda: 0)
     take(snapshots, 2)
     assert held_steps(snapshots) == {1: 1.0, 2: 2.0}
     snapshots.close()
@@ -313,15 +315,15 @@ def test_replicas_are_counted_where_they_are_sent(
     snapshots.beside = [opened(fds)]
     needed = 2 * int(copies * value.nbytes * 1.1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: needed - 2)
+    monkeypatch.setattr("ft_run.training.checkpoints.snapshot_store.available", lambda: needed - 2)
     with pytest.raises(OSError, match=f"{copies} copies of the state of 2 rank"):
         snapshots.write(1, lambda: state, state)
-    monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: needed)
+    monkeypatch.setattr("ft_run.training.checkpoints.snapshot_store.available", lambda: needed)
     snapshots.write(1, lambda: state, state)
     assert snapshots.has(1)
     # What is there already is not needed once more.
     monkeypatch.setattr(
-        "ft_run.training.checkpoints.snapshots.available", lambda: needed - 2 * value.nbytes
+        "ft_run.training.checkpoints.snapshot_store.available", lambda: needed - 2 * value.nbytes
     )
     other = {"b": state["a"]}
     snapshots.write(2, lambda: other, other)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from ft_run.training.checkpoints import storage_timeout
-from ft_run.training.checkpoints.storage_timeout import (
+from ft_run.training.checkpoints import storage
+from ft_run.training.checkpoints.storage import (
     StorageThread,
     StorageTimeout,
     StorageTimeoutError,
@@ -90,11 +90,11 @@ def test_what_is_waited_for_is_said_now_and_then(
                 return super().wait()
             return False
 
-    monkeypatch.setattr(storage_timeout, "log", said.append)
+    monkeypatch.setattr(storage, "log", said.append)
     given = SimpleNamespace(Event=Clock, Thread=threading.Thread)
-    monkeypatch.setattr(storage_timeout, "threading", given)
+    monkeypatch.setattr(storage, "threading", given)
     clock = SimpleNamespace(monotonic=lambda: float(sum(asked)))
-    monkeypatch.setattr(storage_timeout, "time", clock)
+    monkeypatch.setattr(storage, "time", clock)
     with log_while_waiting("the checkpoint of step 3", limit_s, is_enabled=True):
         is_said.wait()
     assert asked == [30, 60, 60, 60]

@@ -17,7 +17,7 @@ from ..gloo import new_gloo_group
 from ..ranks import Ranks
 from ..worker.snapshot_page import BUFFERS
 from .snapshot_file import SnapshotFile
-from .snapshots import Snapshots
+from .snapshot_store import Snapshots
 
 IDLE, BUSY, FAILED = range(3)
 """States of a rank; the maximum of all ranks counts."""

@@ -14,11 +14,10 @@ from torch.distributed.tensor import DTensor
 
 from ..worker import snapshot_page as page
 from ..worker.snapshot_memory import Memory
-from .available_memory import available
-from .containers import Item, LayoutMismatchError
-from .late_copy import local
+from .checkpoint_files import Item, LayoutMismatchError, Offsets, metadata_of, offsets_of, plan_of
+from .copying import local
 from .layout import Description, digest
-from .metadata import Offsets, metadata_of, offsets_of, plan_of
+from .memory_files import available
 from .snapshot_file import SnapshotFile
 from .storage import one_line
 

@@ -1,0 +1,429 @@
+"""Writes and reads the files of a checkpoint: one ``torch.save`` archive per value.
+
+Snapshots write a rank's file to memory and later overwrite the values in place; workers without a
+saver write it to storage. A value that is not a tensor has a slot with spare room, filled by the
+archive's comment. The metadata is a pickle: only workers build it, and only loading a checkpoint
+reads it.
+"""
+
+import io
+import os
+import pickle
+import struct
+import warnings
+import zipfile
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.futures import Future
+
+from .copying import local
+from .layout import RECORD_NAME, Checksum, Record, read_record
+from .storage import METADATA, Storage, file_of
+from .storage_backends import FilePart, is_url
+
+ALIGNMENT = 64
+"""Of each archive, as torch aligns the data in it."""
+_COMMENT_MAX = 65535
+_PIECE_BYTES = 1 << 23
+skip_data: Any = getattr(torch.serialization, "skip_data", nullcontext)
+"""Since torch 2.5: ``torch.save`` leaves out the bytes of tensors, and their checksum."""
+_LOCAL_HEADER = struct.Struct("<26xHH")
+
+Path = tuple[str | int, ...]
+"""Keys of a value in a nested state dict, from the outside."""
+
+
+class LayoutMismatchError(Exception):
+    """Raised when a state does not match the layout of a file."""
+
+
+class Item(NamedTuple):
+    """The position of one value in the file."""
+
+    path: Path
+    start: int
+    """Offset of its archive, in bytes."""
+    length: int
+    """Size of its archive, in bytes, including spare room."""
+    dtype: str
+    """E.g. ``float32``; empty: not a tensor."""
+    shape: tuple[int, ...]
+    data_start: int
+    """Offset of the tensor's bytes; 0: not looked up."""
+
+    @property
+    def key(self) -> str:
+        """The key in a flat state dict."""
+        return ".".join(map(str, self.path))
+
+
+def write_values(
+    planner: DefaultSavePlanner,
+    plan: SavePlan,
+    file: Any,
+    written: Callable[[], object] = lambda: None,
+    *,
+    room: memoryview | None = None,
+    checksums: list[Checksum] | None = None,
+) -> list[Item]:
+    """Write the values of a plan from the start of a file; return their positions.
+
+    Args:
+        planner: that made the plan.
+        plan: of one rank.
+        file: with a method ``write``; with ``room`` also ``seek``.
+        written: called after each write.
+        room: memory at least as large as each tensor. The bytes of tensors are then left out, if
+            this torch can: the caller writes them afterwards.
+        checksums: list to which the checksum of each value is added; not with ``room``.
+
+    Raises:
+        OSError: a write failed.
+    """
+    sink = _Sink(file, written, checksums)
+    items: list[Item] = []
+    for write in plan.items:
+        sink.write(bytes(-sink.count % ALIGNMENT))
+        start, path = sink.count, planner.mappings[write.index.fqn]
+        value = planner.lookup_object(write.index)
+        if write.type is WriteItemType.BYTE_IO:
+            data = serialized(value)
+            sink.write(pad(data, len(data) + min(len(data) // 4 + 256, _COMMENT_MAX)))
+            items.append(Item(path, start, sink.count - start, "", (), 0))
+            sink.end_value()
+            continue
+        tensor = _alike(local(value), room) if room is not None else _on_host(local(value))
+        try:
+            with skip_data() if room is not None else nullcontext():
+                torch.save(tensor, sink)  # type: ignore[arg-type]  # it only writes
+        except Exception as error:
+            raise sink.error or error from error  # torch hides the cause, e.g. a full disk
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        items.append(Item(path, start, sink.count - start, dtype, tuple(tensor.shape), 0))
+        sink.end_value()
+    return items
+
+
+def _on_host(part: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the host's memory with a storage of its size."""
+    part = part.detach().cpu().contiguous()
+    return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
+
+
+def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
+    """Return a tensor as ``_on_host`` does, in existing memory and with undefined values."""
+    if not part.numel():
+        return torch.empty(part.shape, dtype=part.dtype)
+    data = torch.frombuffer(room, dtype=torch.uint8, count=part.nbytes)
+    return data.view(part.dtype).view(part.shape)
+
+
+class _Sink:
+    """A file that is written in small pieces; torch also skips bytes in it."""
+
+    def __init__(
+        self, file: Any, written: Callable[[], object], checksums: list[Checksum] | None
+    ) -> None:
+        self._file, self._written, self._checksums = file, written, checksums
+        self.count = 0
+        """Bytes written."""
+        self.error: OSError | None = None
+        """The error of the last write."""
+        self._checksum = 0
+        """Checksum of the bytes since the end of the previous value."""
+
+    def write(self, data: "bytes | memoryview") -> int:
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), _PIECE_BYTES):
+                self._file.write(view[start : start + _PIECE_BYTES])
+                self._written()
+        except OSError as error:
+            self.error = error
+            raise
+        self.count += len(view)
+        if self._checksums is not None:
+            self._checksum = zlib.crc32(view, self._checksum)
+        return len(view)
+
+    def end_value(self) -> None:
+        """Add the checksum of a value that was written."""
+        if self._checksums is not None:
+            self._checksums.append((self.count, self._checksum))
+        self._checksum = 0
+
+    def seek(self, count: int, whence: int) -> None:
+        """Leave out bytes, for ``skip_data``."""
+        assert whence == os.SEEK_CUR
+        self._file.seek(count, os.SEEK_CUR)
+        self.count += count
+
+    def flush(self) -> None:
+        """Do nothing: the owner of the file flushes it."""
+
+
+def serialized(value: Any) -> bytes:
+    """Return the archive of a value that is not a tensor, as DCP writes it."""
+    data = io.BytesIO()
+    torch.save(value, data)
+    return data.getvalue()
+
+
+def pad(data: bytes, length: int) -> bytes:
+    """Return an archive padded to a length by a comment.
+
+    Raises:
+        LayoutMismatchError: it is longer, or too much shorter.
+    """
+    room = length - len(data)
+    if not 0 <= room <= _COMMENT_MAX:
+        raise LayoutMismatchError("a value does not fit its slot")
+    return data[:-2] + struct.pack("<H", room) + bytes(room)
+
+
+def with_data_start(item: Item, file: Any) -> Item:
+    """Return an item with ``data_start``, looked up in a readable file."""
+    if not item.dtype or 0 in item.shape:
+        return item._replace(data_start=item.start if item.dtype else 0)
+    with zipfile.ZipFile(FilePart(file, item.start, item.length)) as container:
+        (entry,) = [one for one in container.infolist() if one.filename.endswith("/data/0")]
+    header = item.start + entry.header_offset
+    file.seek(header)
+    name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return item._replace(data_start=int(header + _LOCAL_HEADER.size + name + extra))
+
+
+# --- metadata ------------------------------------------------------------------------------------
+
+Offsets = Mapping[MetadataIndex, tuple[int, int]]
+"""Offset and length in bytes of the archive of each item of a plan in its file."""
+
+
+def offsets_of(plan: SavePlan, items: Sequence[Any]) -> Offsets:
+    """Return the offsets of the items of a plan.
+
+    Args:
+        plan: of one rank.
+        items: of its file, in the same order.
+    """
+    indexes = (write.index for write in plan.items)
+    return {index: (item.start, item.length) for index, item in zip(indexes, items, strict=True)}
+
+
+def plan_of(state: Mapping[str, Any]) -> tuple[SavePlan, list[str]]:
+    """Return the plan of a rank, and the flat keys of its items.
+
+    Args:
+        state: the nested state dict of this rank.
+    """
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(dict(state), is_coordinator=True)
+    plan = planner.create_local_plan()
+    paths = (planner.mappings[write.index.fqn] for write in plan.items)
+    return plan, [".".join(map(str, path)) for path in paths]
+
+
+def metadata_of(plans: Sequence[SavePlan], offsets: Sequence[Offsets]) -> bytes:
+    """Return the metadata of a checkpoint.
+
+    Args:
+        plans: of all ranks, by rank.
+        offsets: of their items, by rank.
+    """
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({}, is_coordinator=True)
+    _, metadata = planner.create_global_plan(list(plans))
+    # An item that several ranks have is read from the first one.
+    metadata.storage_data = {
+        index: filesystem._StorageInfo(file_of(rank), start, length)
+        for rank, of_rank in reversed([*enumerate(offsets)])
+        for index, (start, length) in of_rank.items()
+    }
+    metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
+    return pickle.dumps(metadata)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+_READ_BYTES = 1 << 23
+_UNDECODABLE = (pickle.UnpicklingError, EOFError, zipfile.BadZipFile)
+
+
+class CorruptCheckpointError(Exception):
+    """Raised if the files of a checkpoint were changed or cut after they were written."""
+
+
+class CheckpointReader:
+    """Reads the files of one checkpoint, on one rank."""
+
+    def __init__(self, storage: Storage, step: int) -> None:
+        """Read what describes the checkpoint.
+
+        Args:
+            storage: of the checkpoint.
+            step: of the checkpoint.
+
+        Raises:
+            CorruptCheckpointError: If it is damaged.
+            OSError: If it cannot be read.
+        """
+        self._storage, self._step = storage, step
+        data = storage.read(step, METADATA)
+        self.digest = zlib.crc32(data)
+        """Checksum of the metadata, the same on all ranks that read the same checkpoint."""
+        self.record = self._read_record()
+        """None if the checkpoint has no checksums: another program has written it, or ft-run before
+        it had them."""
+        if self.record is not None:
+            ((length, checksum),) = self.record.files[METADATA]
+            if (length, checksum) != (len(data), self.digest):
+                raise CorruptCheckpointError(f"{METADATA} does not match its checksum")
+        try:
+            # As DCP does: a checkpoint is trusted.
+            self.metadata: Metadata = pickle.loads(data)  # noqa: S301
+        except _UNDECODABLE as error:
+            raise CorruptCheckpointError(f"{METADATA} cannot be decoded: {error}") from None
+
+    def _read_record(self) -> Record | None:
+        try:
+            return read_record(self._storage.read(self._step, RECORD_NAME))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError) as error:
+            raise CorruptCheckpointError(f"{RECORD_NAME} cannot be decoded: {error}") from None
+
+    def load(self, flat: dict[str, Any]) -> None:
+        """Load values in place; other values than tensors are replaced.
+
+        Args:
+            flat: the flat state dict, with a value for each key to load.
+
+        Raises:
+            CorruptCheckpointError: If a value is damaged.
+            OSError: If it cannot be read.
+        """
+        path = self._storage.path(self._step)
+        reader: Any = _plain_reader(path)
+        if self.record is not None:
+            reader = _ComparingReader(path, self)
+        try:
+            # Each rank reads for itself: a collective would wait for a rank that cannot read.
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*assuming the intent is to")  # it is
+                load(flat, storage_reader=reader, no_dist=True)
+        except CheckpointException as raised:
+            error = next(iter(raised.failures.values()))[0]
+            if isinstance(error, _UNDECODABLE) or "PytorchStreamReader" in str(error):
+                raise CorruptCheckpointError(f"a value cannot be decoded: {error}") from None
+            raise error from None
+
+    def read_values(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        """Read the values of a plan, file by file."""
+        places: dict[str, list[tuple[int, int, ReadItem]]] = {}
+        for item in plan.items:
+            place = self.metadata.storage_data[item.storage_index]
+            of_file = places.setdefault(place.relative_path, [])
+            of_file.append((place.offset, place.offset + place.length, item))
+        assert self.record is not None
+        for name, wanted in places.items():
+            known = self.record.files.get(name)
+            compared: set[int] = set()
+            with self._storage.reading(self._step, name) as read:
+                for start, end, item in sorted(wanted, key=lambda one: one[:2]):
+                    part = None
+                    if known is not None and end not in compared:
+                        part = _compared(read, known, start, end, name)
+                        compared.add(end)
+                    _use(item, planner, part or read(start, end))
+
+
+def _compared(read: Any, known: "list[tuple[int, int]]", start: int, end: int, name: str) -> Any:
+    """Return a value of a file after comparing it with its checksum.
+
+    Raises:
+        CorruptCheckpointError: If it does not match.
+    """
+    index = bisect_left(known, end, key=lambda one: one[0])
+    begin = known[index - 1][0] if index else 0
+    if index == len(known) or known[index][0] != end or not begin <= start:
+        raise CorruptCheckpointError(f"the value at {start} of {name} has no checksum")
+    part: BinaryIO = read(begin, end)
+    found = 0
+    while data := part.read(_READ_BYTES):
+        found = zlib.crc32(data, found)
+    if part.tell() != end - begin or found != known[index][1]:
+        raise CorruptCheckpointError(f"the value at {start} of {name} does not match its checksum")
+    if isinstance(part, io.BytesIO):  # it was fetched: not again
+        return io.BytesIO(part.getbuffer()[start - begin :])
+    return read(start, end)
+
+
+def _use(item: ReadItem, planner: LoadPlanner, part: BinaryIO) -> None:
+    """Load a value, as ``FileSystemReader`` does."""
+    if item.type is LoadItemType.BYTE_IO:
+        planner.load_bytes(item, io.BytesIO(part.read()))
+        return
+    tensor: torch.Tensor = torch.load(part, map_location="cpu", weights_only=True)
+    for dimension, (offset, length) in enumerate(
+        zip(item.storage_offsets, item.lengths, strict=True)
+    ):
+        tensor = tensor.narrow(dimension, offset, length)
+    target = planner.resolve_tensor(item).detach()
+    if target.size() != tensor.size():
+        raise ValueError(
+            f"size mismatch of {item.storage_index.fqn}: {list(tensor.size())} in the checkpoint, "
+            f"{list(target.size())} in the script"
+        )
+    target.copy_(tensor)
+    planner.commit_tensor(item, target)
+
+
+class _ComparingReader(FileSystemReader):
+    """Has ``CheckpointReader`` read the values."""
+
+    def __init__(self, path: str, reader: CheckpointReader) -> None:
+        super().__init__(path)
+        self._reader = reader
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Return the metadata, which was read already."""
+        return self._reader.metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
+        """Read the values of a plan."""
+        self._reader.read_values(plan, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def _plain_reader(path: str) -> FileSystemReader:
+    """Return the reader of torch."""
+    if not is_url(path):
+        return FileSystemReader(path)
+    try:
+        module = import_module("torch.distributed.checkpoint.fsspec_filesystem")
+    except ModuleNotFoundError:  # before torch 2.15
+        module = import_module("torch.distributed.checkpoint._fsspec_filesystem")
+    reader: FileSystemReader = module.FsspecReader(path)
+    return reader

@@ -1,0 +1,335 @@
+"""Values in the state: nested for DCP, as bytes, and as digests.
+
+Equal bits have equal digests, wherever tensors are.
+"""
+
+import ctypes
+import io
+import json
+import pickle
+import struct
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .checkpoint_files import Path
+from .copying import local
+
+KEYS = "ft_run_keys"
+"""The key under which a state dict lists what DCP loses: dictionaries with keys that are not
+strings, empty ones, and their types. Without it, ``MultiStepLR``, which looks up numbers in a
+``Counter``, would silently never change the rate again."""
+_KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+_PLAIN_KEYS = (str, bytes, int, float, type(None))
+"""Keys of other types than these, and tuples of them, become strings: data from other hosts may
+contain plain types only."""
+
+
+def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested state dict, flattened by DCP."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(dict(state), is_coordinator=True)
+    return dict(planner.state_dict)
+
+
+def put(nested: dict[str, Any], path: Path, value: Any) -> None:
+    """Set the value at a path, as DCP unflattens: numbers are indexes of lists."""
+    place: Any = nested
+    for key, following in zip(path, [*path[1:], None], strict=True):
+        if isinstance(key, int):
+            place.extend({} for _ in range(len(place), key + 1))  # DCP omits empty items
+        present = place[key] if isinstance(key, int) else place.get(key)
+        if following is None:
+            place[key] = value
+        elif not present:
+            present = place[key] = [] if isinstance(following, int) else {}
+        place = present
+
+
+def with_keys(state: Any) -> Any:
+    """Return a state dict with a list of what DCP would lose, if anything."""
+    found = [[list(path), *of] for path, *of in _lossy_dicts(state, ())]
+    return {**state, KEYS: found} if found else state
+
+
+def without_keys(state: Any) -> Any:
+    """Undo ``with_keys`` after a state dict went through DCP."""
+    if not isinstance(state, Mapping) or KEYS not in state:
+        return state
+    whole: dict[str, Any] = {"": {key: value for key, value in state.items() if key != KEYS}}
+    for path, kind, keys in reversed(state[KEYS]):  # inner ones first: their paths are strings
+        kept: Any = whole
+        for key in ("", *path):
+            kept = (dict(enumerate(kept)) if isinstance(key, int) else kept).get(key) or {}
+        put(whole, ("", *path), _KINDS[kind]({key: kept[str(key)] for key in keys}))
+    return whole[""]
+
+
+def _lossy_dicts(value: Any, path: Path) -> Iterator[tuple[Path, str, list[Any]]]:
+    """Yield path, type and keys of each dictionary that DCP does not preserve."""
+    if isinstance(value, Mapping):
+        kind = type(value).__name__ if type(value) in _KINDS.values() else "dict"
+        if not value or kind != "dict" or not all(isinstance(key, str) for key in value):
+            yield path, kind, [key if _is_plain(key) else str(key) for key in value]
+        for key, inner in value.items():
+            if isinstance(inner, Mapping | list):
+                yield from _lossy_dicts(inner, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            if isinstance(inner, Mapping | list):
+                yield from _lossy_dicts(inner, (*path, index))
+
+
+def _is_plain(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(map(_is_plain, key))
+    return isinstance(key, _PLAIN_KEYS)
+
+
+# --- plain values in the state -------------------------------------------------------------------
+
+_PLAIN_VALUES = (str, bytes, int, float, complex, bool, type(None), torch.Tensor)
+
+
+class PlainValue:
+    """A dictionary or list, which is restored in place: the script keeps the same object."""
+
+    def __init__(self, name: str, value: "dict[Any, Any] | list[Any]") -> None:
+        """Check the values.
+
+        Raises:
+            TypeError: there are others than numbers, strings, tensors, and collections of them.
+        """
+        wrong = _first_wrong(value)
+        if wrong is not None:
+            raise TypeError(
+                f"invalid value of type {type(wrong).__name__} in state[{name!r}]: expected "
+                "numbers, strings, tensors, and dictionaries, lists and tuples of them; an object "
+                "with state_dict() and load_state_dict() needs an entry of its own in the state"
+            )
+        self._value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy."""
+        # DCP stores a tuple as one value, whatever it has inside.
+        return {"value": (deepcopy(self._value),)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it, if it was saved."""
+        if not state:
+            return
+        (found,) = state["value"]
+        self._value.clear()
+        if isinstance(self._value, dict):
+            self._value.update(found)
+        else:
+            self._value.extend(found)
+
+
+def _first_wrong(value: Any) -> Any:
+    """Return a value that is not plain; None: all are."""
+    if isinstance(value, dict):
+        inner = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple):
+        inner = list(value)
+    else:
+        return None if isinstance(value, _PLAIN_VALUES) else value
+    return next((one for one in map(_first_wrong, inner) if one is not None), None)
+
+
+# --- values as bytes -----------------------------------------------------------------------------
+
+_SAMPLED_BYTES = 1 << 20
+"""Of larger tensors, evenly spaced elements stand for all where a digest need not be exact."""
+_SAMPLES = 1024
+_HEADER = struct.Struct("<8sIQQ")
+"""Magic, checksum of what follows, its length, and the length of its head (JSON)."""
+_MAGIC = b"ftrranks"
+SLOT_KEY = "ft_run_ranks.values"
+"""The flat key of the packed values."""
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the values of nested dictionaries, lists and tuples, and the keys."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield key
+            yield from leaves(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from leaves(inner)
+    else:
+        yield value
+
+
+def digest_of(values: Iterable[Any], *, is_exact: bool = True) -> int:
+    """Return a digest of 32 bits of plain values and tensors.
+
+    Args:
+        values: from ``leaves``.
+        is_exact: whether to read all of large tensors, instead of a sample.
+    """
+    found = 0
+    for value in values:
+        found = zlib.crc32(_bytes_of(value, is_exact=is_exact), found)
+    return found
+
+
+def has_shards(value: Any) -> bool:
+    """Return whether a nested state dict has a DTensor: its parts differ, but not by mistake."""
+    return any(isinstance(one, DTensor) for one in leaves(value))
+
+
+def pickled(value: Any) -> bytes:
+    """Return the pickle of a value, the same on all ranks for equal values of plain types.
+
+    Without the memo of ``pickle.dumps`` it does not depend on which parts are the same object. The
+    order of a set depends on the process.
+    """
+    if type(value) in (set, frozenset):
+        value = (type(value).__name__, sorted(value, key=repr))
+    data = io.BytesIO()
+    pickler = pickle.Pickler(data)
+    pickler.fast = True
+    try:
+        pickler.dump(value)
+    except (ValueError, RecursionError):  # it contains itself
+        return pickle.dumps(value)
+    return data.getvalue()
+
+
+def _bytes_of(value: Any, *, is_exact: bool) -> bytes:
+    if not isinstance(value, torch.Tensor):
+        return pickled(value)
+    part, shape = local(value).detach(), f"{value.dtype} {list(value.shape)}".encode()
+    if part.nbytes > _SAMPLED_BYTES and not is_exact:
+        flat = part.flatten()
+        part = flat[:: max(1, flat.numel() // _SAMPLES)]
+    return shape + bytes_of(part.cpu())
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor on the CPU."""
+    tensor = tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+
+
+def packed(step: int, payloads: Sequence[bytes]) -> bytes:
+    """Return the payloads of all ranks, by rank, as one.
+
+    Args:
+        step: completed steps.
+        payloads: from ``serialized``.
+    """
+    head = json.dumps({"step": step, "lengths": [len(one) for one in payloads]}).encode()
+    data = b"".join([head, *payloads])
+    return _HEADER.pack(_MAGIC, zlib.crc32(data), len(data), len(head)) + data
+
+
+def unpacked(slot: torch.Tensor, step: int, rank: int) -> dict[str, Any]:
+    """Return the payload of a rank; empty: there is none of this step.
+
+    Args:
+        slot: begins with the bytes of ``packed``.
+        step: completed steps.
+        rank: whose payload is wanted.
+    """
+    whole = bytes_of(slot)
+    magic, checksum, length, head_length = _HEADER.unpack_from(whole)
+    data = whole[_HEADER.size : _HEADER.size + length]
+    if magic != _MAGIC or zlib.crc32(data) != checksum:
+        return {}
+    head = json.loads(data[:head_length])
+    if head["step"] != step or rank >= len(head["lengths"]):
+        return {}
+    begin = head_length + sum(head["lengths"][:rank])
+    payload = io.BytesIO(data[begin : begin + head["lengths"][rank]])
+    # A checkpoint is trusted, as by torch.distributed.checkpoint.
+    found: dict[str, Any] = torch.load(payload, map_location="cpu", weights_only=False)
+    return found
+
+
+# --- digests of tensors --------------------------------------------------------------------------
+
+_WORD_BYTES = 8
+_DIGEST_BYTES = 1 << 26
+"""What is copied at a time of a tensor that is not contiguous."""
+
+
+def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return the digest of each tensor, with one transfer from each device.
+
+    Raises:
+        ValueError: as in ``digest``.
+    """
+    found = [digest(tensor) for tensor in tensors]
+    places: dict[torch.device, list[int]] = {}
+    for place, value in enumerate(found):
+        places.setdefault(value.device, []).append(place)
+    numbers = [0] * len(found)
+    for those in places.values():
+        values = torch.stack([found[place] for place in those]).tolist()
+        for place, number in zip(those, values, strict=True):
+            numbers[place] = number
+    return numbers
+
+
+@torch.no_grad()
+def digest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the digest of a tensor, as a scalar on its device.
+
+    It is the sum of the data as 64-bit words, modulo 2**64. The last word is padded with zeros; the
+    elements are in their logical order, whatever the strides. Of a sharded tensor it covers this
+    rank's part; shape and type are not part of it.
+
+    Raises:
+        ValueError: the tensor has no data that could be read.
+    """
+    if isinstance(tensor, DTensor):
+        return digest(tensor.to_local())
+    any_tensor: Any = tensor
+    if is_traceable_wrapper_subclass(any_tensor):  # e.g. quantized: the data is in its parts
+        parts = [digest(getattr(any_tensor, name)) for name in any_tensor.__tensor_flatten__()[0]]
+        return torch.stack([part.to(parts[0].device) for part in parts]).sum()
+    if tensor.layout is not torch.strided or tensor.is_quantized or not _has_data(tensor):
+        raise ValueError(
+            f"invalid tensor of type {type(tensor).__name__} ({tensor.layout}, {tensor.device}): "
+            "expected a dense one that has data"
+        )
+    part = tensor.detach().resolve_conj().resolve_neg()
+    start = part.storage_offset() * part.element_size()
+    if part.is_contiguous() and start % _WORD_BYTES == 0:
+        return _sum(part)
+    if not part.dim():
+        return _sum(part.clone())
+    row_bytes = max(1, part.nbytes // max(1, part.shape[0]))
+    rows = max(1, _DIGEST_BYTES // row_bytes // _WORD_BYTES) * _WORD_BYTES  # whole words
+    pieces = torch.split(part, rows)
+    return torch.stack(
+        [_sum(piece.clone(memory_format=torch.contiguous_format)) for piece in pieces]
+    ).sum()
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    if tensor.is_meta:
+        return False
+    return not tensor.numel() or bool(tensor.untyped_storage().nbytes() and tensor.data_ptr())
+
+
+def _sum(part: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the words of a contiguous tensor."""
+    data = part.view(-1).view(torch.uint8)
+    whole = data.numel() // _WORD_BYTES * _WORD_BYTES
+    total = data[:whole].view(torch.int64).sum()
+    if whole < data.numel():
+        last = data.new_zeros(_WORD_BYTES)
+        last[: data.numel() - whole] = data[whole:]
+        total += last.view(torch.int64)[0]
+    return total
