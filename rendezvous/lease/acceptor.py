@@ -41,10 +41,10 @@ class Acceptor:
         """The last released number: requests with it may arrive late."""
         self.until = -math.inf
         """When the last accepted lease expires, by this host's clock."""
-        self._first_term = 0
-        """The term of the first lease that this process knows of; 0: none."""
         self.formed = NO_ROUND
         """Term and number of the newest round that a leader has announced: it may have started."""
+        self._first_term = 0
+        """The lowest term of such a round; 0: none."""
 
     def leader(self, now: float) -> tuple[int, int] | None:
         """Return host and term of the valid lease; None: there is none."""
@@ -54,15 +54,19 @@ class Acceptor:
         """Return whether an unsolicited number is plausible for a listed host."""
         return number <= self.highest + _JUMP_MAX
 
-    def learn(self, number: int, term: int = 0) -> None:
-        """Record a number, and the term of a lease, of another host."""
-        self.highest = max(self.highest, number, term)
+    def learn(self, number: int) -> None:
+        """Record a number, or the term of a lease, of another host."""
+        self.highest = max(self.highest, number)
+
+    def learn_round(self, term: int, number: int) -> None:
+        """Record a round that a leader has announced; a term of 0: none."""
+        self.formed = max(self.formed, (term, number))
         if term:
             self._first_term = min(self._first_term or term, term)
 
     def ask(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
         """Answer a proposer."""
-        knows_earlier = bool(ask.term) and 0 < self._first_term < ask.term
+        knows_earlier = 0 < self._first_term < ask.term
         is_taken = False
         if self.is_plausible(ask.number):
             self.learn(ask.number)
@@ -97,6 +101,6 @@ class Acceptor:
         self._process, self._number = ask.process, ask.number
         self._host, self._term = ask.host, ask.term
         self.until = now + self._lease_s
-        self.formed = max(self.formed, (ask.round_term, ask.round))
-        self.learn(ask.number, ask.term)
+        self.learn_round(ask.round_term, ask.round)
+        self.learn(max(ask.number, ask.term))
         return True

@@ -69,7 +69,7 @@ class Elector:
         self._attempt: _Attempt | None = None
         self._next_at = self.acceptor.takes_part_at + own * self._pause_s() / hosts
         self._vouched: tuple[int, set[int]] = (0, set())
-        """A term, and the hosts that know no earlier lease."""
+        """A term, and the hosts that know no earlier round."""
         self._newest = self.announced = NO_ROUND
         """Term and number of the newest round, and of the newest that a majority knows."""
         self.known = NO_ROUND
@@ -86,7 +86,10 @@ class Elector:
 
     @property
     def is_first(self) -> bool:
-        """Whether all listed hosts have answered, and none has ever known an earlier leader."""
+        """Whether all listed hosts have answered, and none knows a round of an earlier leader.
+
+        A leader announces a round to a majority before the first worker starts.
+        """
         term, hosts = self._vouched
         return term == self.term and len(hosts) == self._hosts
 
@@ -124,7 +127,7 @@ class Elector:
         """
         if not self.acceptor.is_plausible(term):
             return None
-        self.acceptor.learn(term, term)
+        self.acceptor.learn(term)
         return self.give_back(now) if self.leads(now) and term > self.term else None
 
     def announce(self, newest: tuple[int, int], now: float) -> LeaseAsk | None:
@@ -169,7 +172,7 @@ class Elector:
     def receive(self, host: int, ask: LeaseAsk, answer: LeaseAnswer, now: float) -> LeaseAsk | None:
         """Process the answer of a host; return the request to send to all other hosts."""
         self.acceptor.learn(answer.highest)
-        self.acceptor.formed = max(self.acceptor.formed, (answer.round_term, answer.round))
+        self.acceptor.learn_round(answer.round_term, answer.round)
         if ask.step is LeaseStep.PROPOSE and not answer.knows_earlier:
             self._vouch(host, ask.term)
         attempt = self._attempt

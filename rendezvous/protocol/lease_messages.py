@@ -87,7 +87,7 @@ class LeaseAnswer:
     highest: Ballot
     """The highest number that this host knows."""
     knows_earlier: bool = False
-    """Whether this host knows a lease with a lower term than the requested one."""
+    """Whether this host knows a round of a lower term than the requested one."""
     round_term: Ballot = 0
     """With ``round``: the newest round that this host knows."""
     round: CountOrNone = -1

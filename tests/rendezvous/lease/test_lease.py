@@ -298,6 +298,23 @@ def test_another_host_leads_when_the_lease_is_over_and_is_not_the_first() -> Non
     assert not hosts.electors[second].is_first
 
 
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_next_leader_waits_only_if_a_round_was_announced(is_announced: bool) -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    if is_announced:
+        hosts.say(first, hosts.electors[first].announce((hosts.electors[first].term, 0), hosts.now))
+    hosts.say(first, hosts.electors[first].give_back(hosts.now))
+    hosts.run(3)
+    (second,) = hosts.leaders()
+    elector = hosts.electors[second]
+    assert elector.is_first is not is_announced
+    hosts.say(second, elector.announce((elector.term, 1), hosts.now))
+    hosts.run(3)
+    assert elector.is_first is not is_announced
+
+
 def test_a_host_that_was_cut_off_does_not_unseat_the_leader() -> None:
     hosts = Hosts()
     hosts.run(6)
