@@ -8,7 +8,6 @@ the files of the one before. Needs root, as ``harness.hosts``.
 import contextlib
 import os
 import shlex
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -51,7 +50,6 @@ class Container:
     def __init__(self, command: "Command", inside: list[str]) -> None:
         self.command = command
         self._inside = inside
-        self._killed = False
 
     @property
     def pid(self) -> int:
@@ -61,34 +59,11 @@ class Container:
         return int(child)
 
     @property
-    def children(self) -> list[str]:
-        """The programs that its first process has started."""
-        found = []
-        with contextlib.suppress(OSError, ValueError):
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-            found += [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children]
-        return found
-
-    @property
     def is_set_up(self) -> bool:
         """Whether its command runs, in place of what sets it up."""
         with contextlib.suppress(OSError, ValueError):
             return "/root" in os.readlink(f"/proc/{self.pid}/root")
         return False
-
-    @property
-    def status(self) -> int | None:
-        """Its exit code, as a shell has it; None while it runs."""
-        status = self.command.process.poll()
-        if status is not None and self._killed:
-            return 128 + signal.SIGKILL  # unshare does not pass this signal on
-        return 128 - status if status is not None and status < 0 else status
-
-    def send(self, number: signal.Signals) -> None:
-        """Signal its first process, if there still is one."""
-        with contextlib.suppress(OSError, ValueError):
-            os.kill(self.pid, number)
-            self._killed |= number is signal.SIGKILL
 
     def entering(self, words: list[str]) -> list[str]:
         """Return a command that runs another one inside, as ``kubectl exec`` and probes do."""
@@ -118,8 +93,6 @@ class Kubelet:
         """Here a persistent volume claim is a folder of its name."""
         self.containers: dict[str, Container] = {}
         """The last one of each pod."""
-        self.dns_lags = False
-        """The DNS learns where a new pod is by ``publish`` only; until then it has the old one."""
         self._addresses: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._hosts_files: dict[str, Path] = {}
@@ -137,8 +110,6 @@ class Kubelet:
         hosts_file.write_text(f"127.0.0.1 localhost\n{own}")
         self._hosts_files[pod.name] = hosts_file
         self._addresses[pod.name] = host.address
-        if not self.dns_lags:
-            self.publish(pod)
         self._write_names()
         inside = _as_user(pod, self._environment(pod, host.address))
         (folder / "work").mkdir()
@@ -157,7 +128,7 @@ class Kubelet:
         return container
 
     def publish(self, pod: Pod) -> None:
-        """Let the DNS know where a pod is."""
+        """Let the DNS resolve the name of a pod to its address; until then it has the old one."""
         self._names[f"{pod.name}.{pod.subdomain}"] = self._addresses[pod.name]
         self._write_names()
 

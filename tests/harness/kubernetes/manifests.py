@@ -104,7 +104,7 @@ def job_of(documents: Iterable[Document], attempt: int = 0) -> Job:
     by_kind = {document["kind"]: document for document in documents}
     if "TrainJob" in by_kind:
         runtime = by_kind["ClusterTrainingRuntime"]
-        return _of_jobset(_jobset_of(by_kind["TrainJob"], runtime), attempt)
+        return _of_jobset(jobset_of(by_kind["TrainJob"], runtime), attempt)
     if "JobSet" in by_kind:
         return _of_jobset(by_kind["JobSet"], attempt)
     if "LeaderWorkerSet" in by_kind:
@@ -164,13 +164,15 @@ def _of_jobset(jobset: Document, attempt: int) -> Job:
     return Job([*_indexed(f"{name}-{replicated['name']}-0", job, subdomain, labels)], job)
 
 
-def _jobset_of(train_job: Document, runtime: Document) -> Document:
+def jobset_of(train_job: Document, runtime: Document) -> Document:
     """Return the JobSet of a TrainJob; the plug-in for torch adds ``PET_*``."""
     spec, name = train_job["spec"], train_job["metadata"]["name"]
     assert spec["runtimeRef"]["name"] == runtime["metadata"]["name"]
     policy, trainer = runtime["spec"]["mlPolicy"], spec["trainer"]
     assert policy["torch"] is not None
     jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
         "metadata": {"name": name},
         "spec": copy.deepcopy(runtime["spec"]["template"]["spec"]),
     }
