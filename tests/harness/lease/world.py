@@ -44,6 +44,7 @@ _LOOK_S = 0.2
 _NO_ANSWER_S = 1.0
 _RESEND_S = 0.2
 _LINGERS_S = 30.0
+_CLOSE_S = 2.0
 _LAST_WORDS_S = 0.5
 """How long the process of a leader that has resigned delivers its last messages."""
 
@@ -326,6 +327,9 @@ class World:
         """The node has left: its master is needed for a moment longer, then the lease goes back."""
         if process.ends_at is None:
             process.ends_at = self.now + _LINGERS_S
+        link, closing_s = process.link, self.now + _LINGERS_S - process.ends_at
+        if link is not None and link.stream.up and closing_s < _CLOSE_S:
+            return  # as ``GrpcLink.close``, which lets the leader take what was sent
         group = process.group
         if group is not None and not group.is_settled and self.now < process.ends_at:
             return
