@@ -378,7 +378,7 @@ class SpawnerClient:
 
     def _report_exit(self, key: Key, exit_code: int) -> None:
         """Report an exit that the spawner has not reported."""
-        if self._exits.reported(key) and self._on_event is not None:
+        if self._on_event is not None:
             self._on_event(Exited(*key, exit_code))
 
 

@@ -36,6 +36,7 @@ class ExitWatch:
         self._watched: dict[Key, tuple[int, int]] = {}
         """Process ID and pidfd of each worker; pidfd -1 if it has exited or is not watched."""
         self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._reported_here: set[Key] = set()
 
     def started(self, key: Key, pid: int, limit: int) -> None:
         """Watch a worker.
@@ -56,16 +57,20 @@ class ExitWatch:
             asyncio.get_running_loop().add_reader(fd, self._exited, key)
 
     def reported(self, key: Key) -> bool:
-        """Forget a worker whose exit is reported; return whether this is the first report."""
-        if (timer := self._timers.pop(key, None)) is not None:
-            timer.cancel()
-        self._close(key)
-        return self._watched.pop(key, None) is not None
+        """Forget a worker whose exit the spawner reports; return whether this is the first report.
+
+        It also reports workers that it has not started.
+        """
+        self._forget(key)
+        if key in self._reported_here:
+            self._reported_here.remove(key)
+            return False
+        return True
 
     def close(self) -> None:
         """Watch nothing any more."""
         for key in list(self._watched):
-            self.reported(key)
+            self._forget(key)
 
     def _exited(self, key: Key) -> None:
         self._close(key)
@@ -79,7 +84,15 @@ class ExitWatch:
 
     def _missing(self, key: Key) -> None:
         pid, _ = self._watched[key]
+        self._forget(key)
+        self._reported_here.add(key)
         self._report(key, _exit_code(pid))
+
+    def _forget(self, key: Key) -> None:
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+        self._close(key)
+        self._watched.pop(key, None)
 
     def _close(self, key: Key) -> None:
         pid, fd = self._watched.get(key, (0, -1))

@@ -128,6 +128,7 @@ def test_a_stop_does_not_wait_for_the_preload(ft):
     command.send(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
     assert "ran" not in command.stdout
+    assert "still alive" not in command.stderr
     assert not ft.processes()
 
 
@@ -169,6 +170,7 @@ def test_a_stop_leaves_what_the_preload_has_started_alone(ft, free_port):
     assert first.stdout.splitlines()[-1] == "attempt 1 warm True"
     assert first.stdout.count("importing") == 1
     assert first.stderr.count("preload: imported slow in") == 1
+    assert "still alive" not in first.stderr
 
 
 def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft):
