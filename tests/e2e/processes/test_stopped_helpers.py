@@ -36,7 +36,10 @@ def test_worker_that_exits_while_the_spawner_is_stopped_is_restarted(ft):
     assert command.wait() == 0
 
 
-@pytest.mark.parametrize("kind", ["debugger", "frozen cgroup"])
+UNWAKEABLE = ["debugger", pytest.param("frozen cgroup", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("kind", UNWAKEABLE)
 def test_worker_that_exits_is_reported_although_the_spawner_cannot_be_woken(ft, kind):
     options = ("--nproc-per-node", 2, "--max-restarts", 1, "--shutdown-timeout", 1)
     command, spawner, _ = start(ft, *options)
@@ -59,7 +62,7 @@ def test_agent_ends_although_the_guard_is_stopped(ft, kind):
     ft.wait_until(lambda: not os.path.exists(f"/proc/{guard}"), "the guard is gone")
 
 
-@pytest.mark.parametrize("kind", list(STOPPERS))
+@pytest.mark.parametrize("kind", ["SIGSTOP", *UNWAKEABLE])
 def test_agent_ends_although_the_spawner_is_stopped(ft, kind):
     command, spawner, _ = start(ft, "--nproc-per-node", 2, "--shutdown-timeout", 1)
     with STOPPERS[kind](spawner):

@@ -22,7 +22,8 @@ def test_old_checkpoint_resumes(ft: "Launcher", name: str, ranks: int) -> None:
 
     def trained(folder: str) -> list[list[Any]]:
         arguments = (OLD / "train.py", ft.folder / folder, 8)
-        command = ft.run("--standalone", "--nproc-per-node", ranks, *arguments)
+        forked = ("--preload", "torch,torch._dynamo")  # importing takes longer than the training
+        command = ft.run("--standalone", "--nproc-per-node", ranks, *forked, *arguments)
         assert command.wait() == 0, command.stderr
         return sorted(map(json.loads, command.stdout.splitlines()))
 

@@ -92,10 +92,10 @@ dist.destroy_process_group()
     ("kind", "wrapper", "kill"),
     [
         pytest.param("unfreezing", "ddp", 8, marks=pytest.mark.slow),
-        ("unfreezing", "fsdp2", 8),
+        pytest.param("unfreezing", "fsdp2", 8, marks=pytest.mark.slow),
         ("expert", "fsdp2", 4),
         pytest.param("gan", "none", 7, marks=pytest.mark.slow),
-        ("accumulation", "none", 6),
+        pytest.param("accumulation", "none", 6, marks=pytest.mark.slow),
     ],
 )
 def test_optimizer_resumes_with_the_same_bits(

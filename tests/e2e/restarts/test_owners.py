@@ -202,10 +202,10 @@ ONE = ("--standalone", "--nproc-per-node", 2, *FORKED, "--max-restarts", 1)
         pytest.param("phases", "second:3", (12,), "second:3", marks=pytest.mark.slow),
         pytest.param("phases", "second:1", (6,), "second:1", marks=pytest.mark.slow),
         ("phases-fsdp2", "second:3", (6,), "second:3"),
-        ("folds", "evaluate1:0", (), "evaluate0:0"),
-        ("best", "main:5", (), "main:5"),
-        ("helper", "main:5", (), "main:5"),
-        ("loops", "main:7", (), "main:7"),
+        pytest.param("folds", "evaluate1:0", (), "evaluate0:0", marks=pytest.mark.slow),
+        pytest.param("best", "main:5", (), "main:5", marks=pytest.mark.slow),
+        pytest.param("helper", "main:5", (), "main:5", marks=pytest.mark.slow),
+        pytest.param("loops", "main:7", (), "main:7", marks=pytest.mark.slow),
         pytest.param("break", "main:6", (), "main:6", marks=pytest.mark.slow),
     ],
 )
@@ -270,7 +270,7 @@ def test_two_nodes_resume_the_second_phase(
     assert bodies(job.folder)[0] in ("after-first:0",)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_directory_that_changes_with_each_restart_is_reported(ft: "Launcher") -> None:
     job = Job(ft, "best")
     changed = job.script.read_text().replace(

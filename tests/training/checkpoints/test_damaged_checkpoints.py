@@ -285,37 +285,50 @@ dist.destroy_process_group()
 """
 
 
-def on_two_nodes(tmp_path: Path, name: str, folders: "list[Path]", *rest: object) -> list[str]:
+Nodes = tuple[str, list[Path], "int | str", int]
+"""A name, the folder of each node, ``checkpoint_every``, the number of steps."""
+
+
+def on_two_nodes(tmp_path: Path, *pairs: Nodes) -> list[list[str]]:
+    """Run two nodes for each pair, all at the same time; return what each printed."""
     calls = [
-        (tmp_path / f"store-{name}", folder, rank, *rest) for rank, folder in enumerate(folders)
+        (tmp_path / f"store-{name}", folder, rank, every, steps)
+        for name, folders, every, steps in pairs
+        for rank, folder in enumerate(folders)
     ]
-    return [ended.output.strip() for ended in run_forked(RANKS, calls, ("torch._dynamo",))]
+    ended = [one.output.strip() for one in run_forked(RANKS, calls, ("torch._dynamo",))]
+    return [ended[2 * number : 2 * number + 2] for number in range(len(pairs))]
 
 
 def test_folder_of_each_node_is_refused(tmp_path: Path) -> None:
     """At the start, and if nothing is written, when a checkpoint is read."""
-    mine, other = tmp_path / "mine", tmp_path / "other"
+    checked, mine = [tmp_path / "first", tmp_path / "second"], tmp_path / "mine"
+    found, trained = on_two_nodes(tmp_path, ("check", checked, 2, 4), ("train", [mine, mine], 2, 4))
     host = os.uname().nodename
-    found = on_two_nodes(tmp_path, "check", [mine, other], 2, 4)
-    expected = f"the folder {other} is not shared: {host} does not see what {host} wrote; expected"
     assert found[0] == found[1]
-    assert found[0].startswith(expected)
+    assert found[0].startswith(
+        f"the folder {checked[1]} is not shared: {host} does not see what {host} wrote; expected"
+    )
     assert list(tmp_path.glob("*/.step*")) == []
-    assert on_two_nodes(tmp_path, "train", [mine, mine], 2, 4) == ["done", "done"]
-    for words in on_two_nodes(tmp_path, "load", [mine, other], "none", 6):
-        assert "step-00000004 cannot be loaded: [Errno 2] No such file" in words
-        assert f"'{other}/step-00000004/.metadata'" in words
-    shutil.copytree(mine, other, dirs_exist_ok=True)
+    assert trained == ["done", "done"]
+    empty, other = tmp_path / "empty", tmp_path / "other"
+    shutil.copytree(mine, other)
     (other / "step-00000004/.ft_run").unlink()
     with (other / "step-00000004/.metadata").open("ab") as file:
         file.write(b"other")
-    for words in on_two_nodes(tmp_path, "differ", [mine, other], "none", 6):
+    loaded, differing = on_two_nodes(
+        tmp_path, ("load", [mine, empty], "none", 6), ("differ", [mine, other], "none", 6)
+    )
+    for words in loaded:
+        assert "step-00000004 cannot be loaded: [Errno 2] No such file" in words
+        assert f"'{empty}/step-00000004/.metadata'" in words
+    for words in differing:
         assert "cannot be loaded: rank 1 reads another one there than rank 0" in words
 
 
 def test_damage_that_one_rank_reads_is_noticed_by_all(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    assert on_two_nodes(tmp_path, "train", [folder, folder], 2, 4) == ["done", "done"]
+    assert on_two_nodes(tmp_path, ("train", [folder, folder], 2, 4)) == [["done", "done"]]
     flip(folder / "step-00000004/__0_0.distcp")
-    assert on_two_nodes(tmp_path, "load", [folder, folder], "none", 6) == ["done", "done"]
+    assert on_two_nodes(tmp_path, ("load", [folder, folder], "none", 6)) == [["done", "done"]]
     assert (folder / "step-00000004.corrupt").exists()
