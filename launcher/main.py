@@ -79,11 +79,11 @@ def _run(options: "Options") -> int:
     from .cli.launch_flags import CompletionOptions
     from .cli.master_flags import MasterOptions, StacksOptions
     from .cli.policy_flags import PolicyOptions
+    from .cli.rehearse_flags import RehearseOptions
     from .cli.report_flags import ReportOptions
     from .cli.security_flags import TokenOptions
     from .hosts_options import HostsOptions
     from .options import LaunchOptions
-    from .rehearse_options import RehearseOptions
 
     if isinstance(options, CompletionOptions):
         from .commands.completion import complete

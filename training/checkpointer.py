@@ -85,10 +85,8 @@ class Checkpointer:
         if "FT_RUN_REHEARSAL" in os.environ:
             from . import rehearsal
 
-            self._rehearsal = rehearsal.Rehearsal(folder)
-            folder, snapshot_every, checkpoint_every = self._rehearsal.adapt(
-                snapshot_every, checkpoint_every
-            )
+            self._rehearsal = rehearsal.Rehearsal(folder, snapshot_every, checkpoint_every)
+            folder, snapshot_every, checkpoint_every = self._rehearsal.arguments
         self._snapshot_every = Interval("snapshot_every", snapshot_every)
         self._checkpoint_every = Interval("checkpoint_every", checkpoint_every)
         timeout = StorageTimeout(time_s("save_timeout", save_timeout))

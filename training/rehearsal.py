@@ -4,7 +4,7 @@ Used only if ``FT_RUN_REHEARSAL`` names the directory of a row. Ranks write thei
 read from its ``order.json`` when to fail and when to leave.
 """
 
-import contextlib
+import itertools
 import json
 import os
 import signal
@@ -19,56 +19,45 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.dropout import _DropoutNd
-from torch.optim import Optimizer
 
+from .checkpoints.memory_files import available
 from .checkpoints.rank_state import RECORD
-from .checkpoints.values import PlainValue
+from .checkpoints.values import PlainValue, bytes_of
 from .data.batches import ElasticBatches
-from .fingerprints import fingerprint, leaves
-from .script_variables import Variables
+from .fingerprints import fingerprint
+from .script_variables import variables
 from .worker.agent_socket import ancestors
 from .worker.imported import bits_of, names_of
 
-VARIABLE = "FT_RUN_REHEARSAL"
-_CHECKPOINT_S = 20.0
-_CHUNKS = 8
-_opened: "list[_Records]" = []
-"""The records of this process, once a Checkpointer was created."""
+Every = int | str | None
+_POLL_S = 0.01
+_bodies = itertools.count(1)
+"""Numbers the bodies of this process, over all its Checkpointers."""
 
 
 class Rehearsal:
     """The part of one Checkpointer in a rehearsal."""
 
-    def __init__(self, folder: "str | os.PathLike[str]") -> None:
-        """Open the records of this process, if this is its first Checkpointer.
+    def __init__(self, folder: str | os.PathLike[str], snapshot: Every, checkpoint: Every) -> None:
+        """Read the order of the row.
 
         Args:
             folder: directory of the checkpoints, as the script spells it.
-        """
-        if not _opened or _opened[0].pid != os.getpid():
-            _opened[:] = [_Records(Path(os.environ[VARIABLE]))]
-        self._records = _opened[0]
-        self._folder = os.fspath(folder)
-        self._key = self._records.key_of(self._folder)
-
-    def adapt(self, snapshot: int | str | None, checkpoint: int | str | None) -> tuple[Any, ...]:
-        """Return the directory of the row's checkpoints, and intervals that a rehearsal reaches.
-
-        Args:
             snapshot: ``snapshot_every`` of the script.
             checkpoint: ``checkpoint_every`` of the script.
         """
+        self._key, self._path = os.fspath(folder), Path(os.environ["FT_RUN_REHEARSAL"])
+        self._order = json.loads((self._path / "order.json").read_text())
+        self._rank, self._ranks = (int(os.environ.get(key, "0")) for key in ("RANK", "WORLD_SIZE"))
+        most, self._saves = self._order["most"], checkpoint is not None
+
+        def within(interval: Every, default: int) -> int | None:
+            return default if isinstance(interval, str) else interval and min(interval, most)
+
+        own = self._path / "checkpoints" / f"{zlib.crc32(self._key.encode()):08x}"
+        self.arguments = own, within(snapshot, 1), within(checkpoint, most)
+        """Directory of the checkpoints, and intervals that a rehearsal reaches."""
         self._fail_at(0)
-        most = self._records.order["checkpoint_every"]
-        name = f"{zlib.crc32(self._folder.encode()):08x}"
-
-        def within(interval: int | str | None, default: int) -> int | None:
-            if interval is None:
-                return None
-            return min(interval, most) if isinstance(interval, int) else default
-
-        folder = self._records.path / "checkpoints" / name
-        return folder, within(snapshot, 1), within(checkpoint, most)
 
     def record(self, objects: Mapping[str, Any], step: int, *, is_restored: bool = False) -> None:
         """Record the state, then fail or leave if the order says so.
@@ -78,142 +67,73 @@ class Rehearsal:
             step: number of completed steps.
             is_restored: whether the state was just restored, instead of changed by a body.
         """
-        records, samples = self._records, 0
-        for value in objects.values():
-            if isinstance(value, ElasticBatches) and not is_restored:
-                samples = zlib.crc32(value.samples(step - 1).numpy().tobytes(), samples)
         found = {name: value for name, value in objects.items() if name != RECORD}
-        records.write(
-            key=self._key,
+        modules = [value for value in found.values() if isinstance(value, nn.Module)]
+        data = [one for one in found.values() if isinstance(one, ElasticBatches)]
+        samples = b"" if is_restored else b"".join(bytes_of(one.samples(step - 1)) for one in data)
+        self._write(
             step=step,
             is_restored=is_restored,
-            objects=_fingerprints(found),
-            sharded=[name for name, value in found.items() if _is_sharded(value)],
-            variables=records.variables.read(found),
+            objects={
+                name: fingerprint(one._value if isinstance(one, PlainValue) else one.state_dict())
+                for name, one in found.items()
+            },
+            variables=variables(found),
+            samples=zlib.crc32(samples) if data else None,
+            sketches=[_sketch(one) for module in modules for one in module.parameters()],
+            drops=any(isinstance(one, _DropoutNd) for m in modules for one in m.modules()),
             modules=names_of(bits_of(sys.modules)),
-            samples=samples if any(isinstance(o, ElasticBatches) for o in found.values()) else None,
+            snapshot_bytes=_snapshot_bytes(),
+            available_bytes=available(),
         )
         if not is_restored:
-            records.count += 1
-            self._obey(found, step)
+            self._fail_at(step)
+            if next(_bodies) == self._order["steps"] or [self._key, step] == self._order["end"]:
+                self._leave()
 
-    def _fail_at(self, step: int) -> None:
-        for number, (place, kind, rank) in enumerate(self._records.order["failures"]):
-            if place == [self._key, step] and rank == self._records.rank:
-                with contextlib.suppress(FileExistsError):
-                    (self._records.path / f"failed-{number}").touch(exist_ok=False)
-                    self._records.fail(kind)
-
-    def _obey(self, objects: Mapping[str, Any], step: int) -> None:
-        self._fail_at(step)
-        order, records = self._records.order, self._records
-        here = [self._key, step]
-        if here == order["end"] or (order["end"] is None and records.count == order["steps"]):
-            sketches = {
-                name: _sketch(value)
-                for name, value in objects.items()
-                if isinstance(value, nn.Module)
-            }
-            parts = [
-                one for o in objects.values() if isinstance(o, nn.Module) for one in o.modules()
-            ]
-            drops = any(isinstance(one, _DropoutNd) and one.p > 0 for one in parts)
-            records.write(key=self._key, step=step, sketches=sketches, drops=drops)
-            records.leave()
-
-
-class _Records:
-    """The records of one process: lines of JSON in a file of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.pid = path, os.getpid()
-        self.rank, self.size = (int(os.environ.get(key, "0")) for key in ("RANK", "WORLD_SIZE"))
-        self.order = json.loads((path / "order.json").read_text())
-        self.variables = Variables()
-        self._keys: dict[str, str] = {}
-        self.count = 0
-        """Number of bodies of this process."""
-        self._file = path / f"rank{self.rank}-{time.time_ns()}-{self.pid}.jsonl"
-
-    def key_of(self, folder: str) -> str:
-        """Return the name of a Checkpointer: its directory, as the undisturbed run spelled it."""
-        known = self.order["keys"]
-        if folder not in self._keys:
-            is_new = folder not in known and len(self._keys) < len(known)
-            self._keys[folder] = known[len(self._keys)] if is_new else folder
-        return self._keys[folder]
-
-    def write(self, **values: Any) -> None:
-        values |= {"rank": self.rank, "ranks": self.size, "pid": self.pid, "time_s": time.time()}
-        values["has_gpus"] = torch.cuda.is_available()
-        with self._file.open("a") as file:
+    def _write(self, **values: Any) -> None:
+        values |= {"key": self._key, "rank": self._rank, "ranks": self._ranks}
+        values |= {"pid": os.getpid(), "time_s": time.time()}
+        with (self._path / f"rank{self._rank}-{os.getpid()}.jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
 
-    def fail(self, kind: str) -> None:
+    def _fail_at(self, step: int) -> None:
+        for number, (key, at, kind, rank) in enumerate(self._order["failures"]):
+            if (key, at, rank) == (self._key, step, self._rank):
+                mark = self._path / f"failed-{number}"
+                if not mark.exists():
+                    mark.touch()
+                    self._fail(kind)
+
+    def _fail(self, kind: str) -> None:
         """Kill this worker (``worker``), stop or kill the job's agents, or this node's agent."""
-        self.write(failed=kind)
-        agents = [int(pid) for pid in (self.path / "agents").read_text().split()]
-        if kind == "stop":
-            for pid in agents:
-                os.kill(pid, signal.SIGTERM)
-            return
-        if kind == "kill":
-            self._await_checkpoint()
-        elif kind == "node":
-            agents = [pid for pid in ancestors() if pid in agents]
-        for pid in agents if kind != "worker" else [self.pid]:
-            os.kill(pid, signal.SIGKILL)
-        signal.pause()  # this process is killed with its agent
+        self._write(failed=kind)
+        while kind == "kill" and self._saves and not any(self._path.glob("checkpoints/*/step-*")):
+            time.sleep(_POLL_S)  # the next job resumes from the checkpoint
+        agents = {int(pid) for pid in (self._path / "agents").read_text().split()}
+        own = {"worker": {os.getpid()}, "node": agents & {*ancestors()}}
+        for pid in own.get(kind, agents):
+            os.kill(pid, signal.SIGTERM if kind == "stop" else signal.SIGKILL)
+        if kind != "stop":
+            signal.pause()  # this process is killed with its agent
 
-    def _await_checkpoint(self) -> None:
-        """Wait until a checkpoint that is being written is complete: the next job resumes there."""
-        until = time.monotonic() + _CHECKPOINT_S
-        while time.monotonic() < until and not list(self.path.glob("checkpoints/*/step-*")):
-            time.sleep(0.01)
-
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """End this process with 0 when all ranks have come here: a rank may still communicate."""
-        (self.path / f"left-{self.rank}").touch()
-        while len(list(self.path.glob("left-*"))) < self.size:
-            time.sleep(0.005)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        (self._path / f"left-{self._rank}").touch()
+        while len(list(self._path.glob("left-*"))) < self._ranks:
+            time.sleep(_POLL_S)
         os._exit(0)
 
 
-def _fingerprints(objects: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return short texts that are equal for equal values, by object and by place in its state."""
-    names = {
-        id(parameter): name
-        for module in objects.values()
-        if isinstance(module, nn.Module)
-        for name, parameter in module.named_parameters()
-    }
-    found: dict[str, dict[str, str]] = {}
-    for name, value in objects.items():
-        state = value.state_dict()
-        if isinstance(value, PlainValue):
-            state = state["value"][0]
-        elif isinstance(value, Optimizer):
-            owned = [one for group in value.param_groups for one in group["params"]]
-            labels = {index: names.get(id(one), index) for index, one in enumerate(owned)}
-            own = {labels.get(index, index): one for index, one in state["state"].items()}
-            state = {"state": own, "param_groups": state["param_groups"]}
-        found[name] = fingerprint(state)
-    return found
-
-
-def _is_sharded(value: Any) -> bool:
-    return any(isinstance(leaf, DTensor) for _, leaf in leaves(value.state_dict()))
-
-
 @torch.no_grad()
-def _sketch(module: nn.Module) -> dict[str, list[float]]:
-    """Return the norm of each tensor and sums of its parts, which change little if it does."""
-    found = {}
-    for name, tensor in module.state_dict().items():
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-            whole: Any = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            flat = whole.detach().flatten().double()
-            found[name] = [float(flat.norm()), *(float(one.sum()) for one in flat.chunk(_CHUNKS))]
-    return found
+def _sketch(tensor: torch.Tensor) -> tuple[float, float]:
+    """Return the norm and the sum of a tensor, which change little if it does."""
+    whole: Any = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.norm().item(), whole.sum(dtype=torch.float64).item()
+
+
+def _snapshot_bytes() -> int:
+    """Return the size of the snapshot memory that this process maps."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in lines if "/memfd:ft-run-snapshot" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in ranges)

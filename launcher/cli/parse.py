@@ -18,7 +18,6 @@ from ..flags.values import AUTO_PRELOAD, BadValue, listed_endpoints, nearest, re
 from ..hosts_options import HostsOptions
 from ..log_options import LogOptions
 from ..options import LaunchOptions, ScriptMode
-from ..rehearse_options import RehearseOptions
 from . import launch_flags, master_flags
 from .check_flags import training_checks
 from .command_line import CommandLine, Given, T
@@ -28,6 +27,7 @@ from .launch_flags import CompletionOptions
 from .master_flags import MasterOptions, StacksOptions, StatusOptions
 from .policy_flags import PolicyOptions
 from .policy_options import explained, launch_policy
+from .rehearse_flags import RehearseOptions, rehearse_options
 from .rendezvous_options import conf_given, listed, rendezvous_options
 from .report_flags import ReportOptions, report_options
 from .script import as_flag, refuse_missing
@@ -80,8 +80,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         case "token":
             return token_options(rest, environ)
         case "rehearse":
-            from .rehearse_flags import rehearse_options
-
             options = rehearse_options(rest, environ)
             _launch([*options.job, "--standalone", *options.script], {})  # to check them
             return options

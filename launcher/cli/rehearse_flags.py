@@ -1,45 +1,66 @@
-"""The command line of ``ft-run rehearse``."""
+"""The command line of ``ft-run rehearse``, and its options."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-from ...errors import UsageError
-from ..flags.flag import flags_of
+from ...values import dataclass
+from ..flags.flag import Heading, flags_of
 from ..flags.headings import RENDEZVOUS
-from ..options import RendezvousOptions
-from ..rehearse_options import RehearseOptions
+from ..flags.values import either, one_of, whole
 from .command_line import CommandLine, HelpText
 from .foreign_flags import ours
 from .launch_flags import launch_command
 
-_BEFORE = """\
+_BEFORE: Final = """\
 Usage: ft-run rehearse [OPTIONS] [OPTIONS OF ft-run] SCRIPT [ARGS]...
 
 Show that recovery is exact for your script. Its first steps run undisturbed and
-once more, then with a killed worker, as a stopped and as a killed job that is
-started again, and with another number of workers. After each step the state
-of all Checkpointers is compared. Checkpoints go to temporary directories.
+once more, then with killed workers, as a stopped and as a killed job that is
+started again, and with another number of workers. The state of all
+Checkpointers is compared after each step. Example:
 
-Example:
   ft-run rehearse --nproc-per-node 2 train.py --lr 3e-4
 """
-_AFTER = """\
-Exit codes:
-  0      every row has the same state
-  1      something differs
-  2      usage error, or the script uses no Checkpointer
-  3      the script fails undisturbed
-  128+n  stopped by signal n
+_AFTER: Final = """\
+Exit codes: 0 all rows have the same state; 1 something differs; 2 usage error,
+or the script uses no Checkpointer; 3 it fails undisturbed; 128+n signal n.
 """
-_MOST_NODES = 2
+_OPTIONS: Final = Heading("Options")
+ROWS: Final = ("worker", "stop", "kill", "node", "workers")
+"""Faults to rehearse, as ``--only`` names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RehearseOptions:
+    """Everything that one ``ft-run rehearse`` was asked to do."""
+
+    steps: int = _OPTIONS.option(
+        30, "--steps N", "Steps of a run, over all Checkpointers (default: 30).", whole(6)
+    )
+    only: tuple[str, ...] = _OPTIONS.option(
+        (),
+        "--only ROW",
+        f"{either(ROWS)}; repeatable (default: all).",
+        one_of(*ROWS),
+        multiple=True,
+    )
+    nodes: str = _OPTIONS.option("1", "--nodes 1|2", "Number of agents.", one_of("1", "2"))
+    ignore: tuple[str, ...] = _OPTIONS.option(
+        (), "--ignore NAME", "Variable that may differ after a restart; repeatable.", multiple=True
+    )
+    job: tuple[str, ...] = ()
+    """Options of the job, as arguments."""
+    script: tuple[str, ...] = ()
+    """The script and its arguments."""
 
 
 def rehearse_command() -> CommandLine:
-    """Return the flags of ``ft-run rehearse``: its own, and those of a job."""
-    own, job = flags_of(RehearseOptions), launch_command()
-    flags = [flag for flag in job.flags if flag.key not in ("help", "help_all", "version")]
+    """Return the flags of ``ft-run rehearse``: its own, and those of a job on one machine."""
+    own, job = flags_of(RehearseOptions), launch_command().flags
+    left_out = {"help", "help_all", "version", *(f.key for f in job if f.group == RENDEZVOUS.name)}
+    flags = [*own, *(f for f in job if f.key not in left_out - {"standalone"})]
     common = [*(flag.key for flag in own), "nproc_per_node", "help_all"]
-    text = HelpText(_BEFORE, _AFTER, common, _AFTER)
-    return CommandLine("ft-run rehearse", [*own, *flags], text, ours)
+    return CommandLine("ft-run rehearse", flags, HelpText(_BEFORE, _AFTER, common, _AFTER), ours)
 
 
 def rehearse_options(argv: Sequence[str], environ: Mapping[str, str]) -> RehearseOptions:
@@ -50,21 +71,6 @@ def rehearse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Rehears
     """
     line = rehearse_command()
     given, script = line.read(argv, environ)
-    own = {flag.spelling for flag in flags_of(RehearseOptions)}
-    words = [word for word in line.split(argv)[0] if word.partition("=")[0] not in own]
-    of_nodes = {f.spelling for f in flags_of(RendezvousOptions) if f.group == RENDEZVOUS.name}
-    for word in words:
-        name = word.partition("=")[0]
-        if name in of_nodes and name != "--standalone":
-            raise UsageError(
-                f"{name} has no effect, because a rehearsal runs on this machine only; omit it, or"
-                " set --nodes 2."
-            )
-    if given["nodes"] and given["nodes"] > _MOST_NODES:
-        raise UsageError(f"invalid value {given['nodes']} for --nodes: expected 1 or 2.")
-    return given.fill(
-        RehearseOptions,
-        job=tuple(word for word in words if word != "--standalone"),
-        workers=given["nproc_per_node"],
-        script=script,
-    )
+    own = {"--standalone", *(flag.spelling for flag in flags_of(RehearseOptions))}
+    job = tuple(word for word in line.split(argv)[0] if word.partition("=")[0] not in own)
+    return given.fill(RehearseOptions, job=job, script=script)

@@ -9,15 +9,8 @@ from ..flags.values import BadValue, nearest, refuse, shown
 from ..options import ScriptMode
 
 COMMANDS: Final = (
-    "master",
-    "status",
-    "stacks",
-    "check",
-    "policy",
-    "hosts",
-    "token",
-    "report",
-    "rehearse",
+    *("master", "status", "stacks", "check", "policy", "hosts"),
+    *("token", "report", "rehearse"),
 )
 
 

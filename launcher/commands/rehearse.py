@@ -1,277 +1,149 @@
 """``ft-run rehearse``: shows on the user's own script that recovery is exact."""
 
-import json
 import os
-import random
-import shutil
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Final, NoReturn
 
 from ... import exit_codes
-from ...printable import printable
-from ...values import dataclass
-from ..rehearse_options import RehearseOptions
-from .rehearsal_comparison import Comparison, Difference, History, Place, differing
-from .rehearsal_jobs import Jobs, Record, Run
+from ...printable import printable, printable_lines
+from ..cli.rehearse_flags import ROWS, RehearseOptions
+from ..machine.nvml import has_driver
+from .rehearsal_comparison import Comparison, History, Place, Record
+from .rehearsal_jobs import Jobs, Run
 
-_LEAST_LIMIT_S = 60.0
-_CAUSES = (
-    "usual causes: a shuffle, augmentation or initialization without a seed, seeds of DataLoader"
-    " workers, the clock, atomics on GPUs (torch.use_deterministic_algorithms)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the result."""
-
-    name: str
-    where: str = ""
-    result: str = ""
-    note: str = ""
-    is_same: bool = True
-
-    def __str__(self) -> str:
-        line = f"{self.name:<21} {self.where:<24} {self.result:<16} {self.note}".rstrip()
-        return printable(line)
+Row = tuple[str, str, list[tuple[Place, int]], list[int | None], Callable[[History], str]]
+"""Name for display, kind of the failures, step and rank of each, number of workers of each job
+(None: as given), and the comparison: it returns the first difference."""
+_ALONE: Final = "restarts alone were tried: without a Checkpointer, nothing can be compared"
 
 
 def rehearse(options: RehearseOptions) -> int:
     """Rehearse a script; return the exit code."""
 
-    def interrupt(number: int, _: object) -> None:
-        raise _StoppedError(number)
+    def stop(number: int, _: object) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(exit_codes.SIGNAL_BASE + number)
 
-    previous = {one: signal.signal(one, interrupt) for one in (signal.SIGINT, signal.SIGTERM)}
-    folder = Path(tempfile.mkdtemp(prefix="ft-run-rehearsal-"))
-    rehearsal = Rehearsal(options, Jobs(options, folder))
-    try:
-        status = rehearsal.run()
-    except _StoppedError as stopped:
-        status = exit_codes.SIGNAL_BASE + stopped.number
-    finally:
-        for one in previous:
-            signal.signal(one, signal.SIG_IGN)
-        rehearsal.jobs.end()
-        shutil.rmtree(folder, ignore_errors=True)
-        for one, handler in previous.items():
-            signal.signal(one, handler)
-    if options.json:
-        rows = [{"row": row.name, "where": row.where, "result": row.result, "note": row.note,
-                 "is_same": row.is_same} for row in rehearsal.rows]  # fmt: skip
-        print(json.dumps({"exit_code": status, "rows": rows}, indent=2))
-    return status
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    with tempfile.TemporaryDirectory(prefix="ft-run-rehearsal-", ignore_cleanup_errors=True) as at:
+        jobs = Jobs(options, Path(at))
+        try:
+            return _Rehearsal(options, jobs).run()
+        finally:
+            jobs.end()
 
 
-class _StoppedError(Exception):
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-class Rehearsal:
+class _Rehearsal:
     """The rows of one script."""
 
     def __init__(self, options: RehearseOptions, jobs: Jobs) -> None:
-        self._options, self.jobs = options, jobs
-        self.rows: list[Row] = []
-        self._choices = random.Random(options.seed)  # noqa: S311 - no secret
-        self._base = History(())
-        self._order: dict[str, Any] = {
-            "steps": options.steps,
-            "keys": [],
-            "end": None,
-            "failures": [],
-            "checkpoint_every": max(1, options.steps // 2),
-        }
+        self._options, self._jobs, self._is_same = options, jobs, True
+        most = options.steps // 2
+        self._order: Record = {"steps": options.steps, "end": None, "failures": [], "most": most}
 
     def run(self) -> int:
         """Run all rows; return the exit code."""
         began_s = time.monotonic()
-        first = self.jobs.run("undisturbed", self._order)
-        self._base = History(first.records)
-        places = self._base.order()
-        if first.is_hung or any(first.statuses):
-            return self._end_early(first, is_used=bool(self._base.keys))
-        if not places:
-            return self._without_checkpointer()
-        self._order["keys"] = self._base.keys
-        self._order["end"] = list(places[-1]) if len(places) == self._options.steps else None
-        if self._order["end"] is None:
-            self._order["steps"] = -1
-        took_s = time.monotonic() - began_s
-        self.jobs.limit_s = min(self._options.timeout_s, max(_LEAST_LIMIT_S, 5 * took_s))
-        self.jobs.modules = tuple(self._base.last(0)["modules"])
-        self._show(Row("undisturbed", _speed(first.records), _kinds(self._base)))
-        comparison = self._again()
-        self._disturb(comparison, places)
-        if first.checkpoint:
-            self._say(first.checkpoint)
-        return int(not all(row.is_same for row in self.rows))
+        first = self._jobs.run("undisturbed", self._order)
+        base = History(first.records)
+        if first.exit_code:
+            self._show("undisturbed", _speed(base), first)
+            return exit_codes.POLICY_ENDED_JOB
+        if not base.places:
+            return self._restart_only((time.monotonic() - began_s) / 2)
+        last = base.bodies[0, base.places[-1]]
+        objects = ", ".join(name for name in last["objects"] if not name.startswith("ft_run"))
+        self._show("undisturbed", _speed(base), first, result=objects)
+        is_cut = len(base.places) == self._options.steps
+        self._order |= {"steps": 0, "end": base.places[-1] if is_cut else None}
+        self._jobs.modules = last["modules"]
+        rows = self._rows(Comparison(base, self._options.ignore), base.places, last)
+        for row in ("again", *(self._options.only or ROWS)):
+            if row in rows:
+                self._run_row(row, rows[row])
+        print(_sizes(base, self._jobs.checkpoints))
+        return exit_codes.SUCCESS if self._is_same else exit_codes.WORKERS_FAILED
 
-    def _end_early(self, run: Run, *, is_used: bool) -> int:
-        why = (
-            f"no step was completed for {self.jobs.limit_s:g} s"
-            if run.is_hung
-            else f"ended with exit code {run.statuses[-1]}"
-        )
-        if run.is_hung and not is_used:
-            why += "; no Checkpointer was created"
-        self._say(run.output)
-        self._show(Row("undisturbed", result="FAILED", note=why, is_same=False))
-        return exit_codes.USAGE if run.is_hung and not is_used else exit_codes.POLICY_ENDED_JOB
-
-    def _without_checkpointer(self) -> int:
-        self._say(
-            "the script uses no Checkpointer, so nothing can be compared: see the guide"
-            " Checkpoints; without one, a restarted script begins anew"
-        )
+    def _restart_only(self, after_s: float) -> int:
+        """Kill a worker of a script without a Checkpointer: it restarts, or does not."""
+        run = self._jobs.run("restart", self._order | {"kill_after_s": after_s})
+        self._show("worker killed", f"after {after_s:.1f} s", run, result="the job ended with 0")
+        print(_ALONE)
         return exit_codes.USAGE
 
-    def _again(self) -> Comparison:
-        if "again" not in self._options.only:
-            return Comparison(self._base, None, self._options.ignore)
-        run = self.jobs.run("again", self._order)
-        if self._failed("again", "", run):
-            return Comparison(self._base, None, self._options.ignore)
-        again = History(run.records)
-        difference = Comparison(self._base).first(again)
-        if difference is None:
-            self._show(Row("again", result="the same bits"))
-        else:
-            self._show(Row("again", result="DIFFERS", note=str(difference), is_same=False))
-            self._say(f"not deterministic ({_CAUSES}); restored states and samples are compared")
-        return Comparison(self._base, again, self._options.ignore)
+    def _rows(self, check: Comparison, places: Sequence[Place], last: Record) -> dict[str, Row]:
+        """Return the rows that apply; ``last`` is the last record of the undisturbed run."""
+        nodes, ranks = int(self._options.nodes), last["ranks"]
 
-    def _disturb(self, comparison: Comparison, places: list[Place]) -> None:
-        ranks = max(record["ranks"] for record in self._base.records)
-        bodies, chosen = len(places), self._options.only
+        def at(share: float) -> Place:
+            """Return a step with an odd number: checkpoints are those of other steps."""
+            return places[min(len(places), max(2, int(len(places) * share) | 1)) - 1]
 
-        def at(share: float) -> int:
-            """Return the number of a body, odd: the state before it is that of an even number."""
-            moved = self._choices.uniform(-0.1, 0.1) if self._options.seed is not None else 0.0
-            return min(bodies - 1, max(3, int(bodies * (share + moved)) | 1))
+        # With several Checkpointers, before the first step of the second one.
+        late = [*((key, 0) for key, _ in places if key != places[0][0]), at(0.8)][0]
+        two, same = [(at(0), 0), (late, ranks - 1)], check.first
+        rows: dict[str, Row] = {
+            "again": ("again", "", [], [None], check.again),
+            "worker": ("worker killed", "worker", two, [None], same),
+            "stop": ("job stopped, new job", "stop", [(at(0.55), 0)], [None, None], same),
+            "kill": ("job killed, new job", "kill", [(at(0.75), 0)], [None, None], same),
+        }
+        if nodes > 1:
+            rows["node"] = ("node killed, spare", "node", [(at(0.6), ranks - 1)], [None], same)
+        count = ranks // nodes + (-1 if has_driver() else 1)
+        if last["samples"] is not None and count:
+            name, numbers = f"{count * nodes} workers", [None, count]
+            rows["workers"] = (name, "stop", [(at(0.45), 0)], numbers, check.resized)
+        return rows
 
-        check = comparison.disturbed
-        if "worker" in chosen:
-            # With several Checkpointers, before the first step of the second one.
-            second = [(key, 0) for key in self._base.keys[1:]]
-            for place, rank in (([*second, places[at(0.8) - 1]][0], ranks - 1), (places[1], 0)):
-                self._fail("worker killed", "worker", place, rank, check)
-        if "stop" in chosen:
-            self._fail("job stopped, new job", "stop", places[at(0.55) - 1], 0, check, jobs=2)
-        if "kill" in chosen:
-            self._fail("job killed, new job", "kill", places[at(0.75) - 1], 0, check, jobs=2)
-        if "workers" in chosen:
-            self._resize(comparison, places[at(0.45) - 1], ranks)
-        if "node" in chosen and self._options.nodes > 1:
-            place = places[at(0.6) - 1]
-            self._fail("node killed, spare", "node", place, ranks - 1, check, spares=1)
+    def _run_row(self, row: str, details: Row) -> None:
+        name, kind, failures, workers, compare = details
+        order = self._order | {"failures": [[*place, kind, rank] for place, rank in failures]}
+        run = self._jobs.run(row, order, workers)
+        steps = [
+            f"step {n}" if n else f"before {os.path.basename(key)}" for (key, n), _ in failures
+        ]
+        where = "after " * bool(failures) + ", ".join(steps)
+        difference = "" if run.exit_code else compare(History(run.records))
+        self._is_same = self._is_same and not difference
+        same = "the same samples" if row == "workers" else "the same bits"
+        result, note = ("DIFFERS", difference) if difference else (same, _cost(run.records))
+        self._show(name, where, run, result, note)
 
-    def _fail(
-        self,
-        name: str,
-        kind: str,
-        place: Place,
-        rank: int,
-        check: Callable[[History], Difference | None],
-        *,
-        jobs: int = 1,
-        spares: int = 0,
-    ) -> None:
-        order = {**self._order, "failures": [[list(place), kind, rank]]}
-        run = self.jobs.run(f"{kind}-{place[1]}", order, [None] * jobs, spares=spares)
-        where = f"after step {place[1]}" if place[1] else f"before {os.path.basename(place[0])}"
-        where += f", rank {rank}" if kind == "worker" else ""
-        if self._failed(name, where, run):
-            return
-        history = History(run.records)
-        difference = check(history)
-        if difference is None:
-            remark = f" ({run.remark})" if run.remark else ""
-            self._show(Row(name, where, "the same bits", _cost(run.records, rank) + remark))
-        else:
-            self._show(Row(name, where, "DIFFERS", str(difference), is_same=False))
-
-    def _resize(self, comparison: Comparison, place: Place, ranks: int) -> None:
-        if not any(record.get("samples") is not None for record in self._base.records):
-            return
-        has_gpus = self._base.records[0]["has_gpus"]
-        nodes = self._options.nodes
-        count = ranks // nodes + (-1 if has_gpus else 1)
-        if not count:
-            return
-        order = {**self._order, "failures": [[list(place), "stop", 0]]}
-        run = self.jobs.run("workers", order, [None, count])
-        name, where = f"{count * nodes} workers", f"from step {place[1]} on"
-        if self._failed(name, where, run):
-            return
-        difference, weights = comparison.resized(History(run.records))
-        if difference is None:
-            self._show(Row(name, where, "the same samples", weights))
-        else:
-            self._show(Row(name, where, "DIFFERS", str(difference), is_same=False))
-
-    def _failed(self, name: str, where: str, run: Run) -> bool:
-        """Show a row whose jobs ended in another way than expected; return whether they did."""
-        if not run.is_hung and not run.statuses[-1]:
-            return False
-        why = "hung" if run.is_hung else f"ended with exit code {run.statuses[-1]}"
-        self._say(run.output)
-        self._show(Row(name, where, "FAILED", f"the job {why}", is_same=False))
-        return True
-
-    def _show(self, row: Row) -> None:
-        self.rows.append(row)
-        self._say(str(row))
-
-    def _say(self, text: str) -> None:
-        print(text, file=sys.stderr if self._options.json else sys.stdout, flush=True)
+    def _show(self, name: str, where: str, run: Run, result: str = "", note: str = "") -> None:
+        if run.exit_code:
+            print(printable_lines(run.output))
+            result, note = "FAILED", f"the job ended with exit code {run.exit_code}"
+            self._is_same = False
+        print(printable(f"{name:<21} {where:<24} {result:<16} {note}".rstrip()), flush=True)
 
 
-def _speed(records: Sequence[Record]) -> str:
-    times = [one["time_s"] for one in records if not one["rank"] and not one.get("is_restored", 1)]
-    gaps = [b - a for a, b in pairwise(times)]
-    each = f", {statistics.median(gaps):.2g} s each" if gaps else ""
-    return f"{len(times)} steps{each}"
+def _speed(base: History) -> str:
+    times = [base.bodies[0, place]["time_s"] for place in base.places]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    return f"{len(times)} steps, {statistics.median(gaps or [0.0]):.2g} s each"
 
 
-def _kinds(base: History) -> str:
-    """Return which objects are equal on all ranks, sharded, or each rank's own."""
-    place = base.order()[-1]
-    ends = [record for (_, where), record in base.bodies.items() if where == place]
-    kinds: dict[str, list[str]] = {"equal on all ranks": [], "sharded": [], "each rank's own": []}
-    for name in ends[0]["objects"]:
-        if name.startswith("ft_run"):
-            continue
-        one = {name: ends[0]["objects"][name]}
-        is_equal = all(not differing(one, {name: end["objects"].get(name, {})}) for end in ends)
-        is_sharded = name in ends[0]["sharded"]
-        kind = "sharded" if is_sharded else "equal on all ranks" if is_equal else "each rank's own"
-        kinds[kind].append(name)
-    return "; ".join(f"{', '.join(names)} {kind}" for kind, names in kinds.items() if names)
+def _cost(records: Sequence[Record]) -> str:
+    """Return how long the first failed rank was away, and how many steps were done again."""
+    run, failed_s = History(records), next((r["time_s"] for r in records if "failed" in r), None)
+    if failed_s is None:
+        return ""
+    back_s = [one["time_s"] for one in run.states if one["is_restored"]]
+    away_s = min((at for at in back_s if at > failed_s), default=failed_s) - failed_s
+    again = sum(not one["rank"] and not one["is_restored"] for one in run.states) - len(run.places)
+    return f"back in {away_s:.1f} s, {again} step{'s' * (again != 1)} again"
 
 
-def _cost(records: Sequence[Record], rank: int) -> str:
-    """Return how long the failed rank was away, and how many steps were done again."""
-    found = []
-    failed = next((record["time_s"] for record in records if "failed" in record), None)
-    if failed is not None:
-        after = [r["time_s"] for r in records if r.get("is_restored") and r["time_s"] > failed]
-        if after:
-            found.append(f"back in {min(after) - failed:.1f} s")
-    bodies = [
-        (record["key"], record["step"])
-        for record in records
-        if record["rank"] == rank and record.get("is_restored") is False
-    ]
-    again = len(bodies) - len(set(bodies))
-    found.append(f"{again} step{'s' * (again != 1)} again")
-    return ", ".join(found)
+def _sizes(base: History, checkpoints: Sequence[str]) -> str:
+    ends = [record for (_, place), record in base.bodies.items() if place == base.places[-1]]
+    mb, gb = sum(end["snapshot_bytes"] for end in ends) / 1e6, ends[0]["available_bytes"] / 1e9
+    return f"snapshots {mb:.3g} MB of {gb:.3g} GB · checkpoint {[*checkpoints, 'none'][0]}"

@@ -27,7 +27,7 @@ FLOORS = (
     ("launcher.history",),
     ("launcher.spawner", "launcher.logs", "launcher.saver", "launcher.stacks"),
     ("launcher.options", "launcher.environments"),
-    ("launcher.log_options", "launcher.hosts_options", "launcher.rehearse_options"),
+    ("launcher.log_options", "launcher.hosts_options"),
     ("launcher.flags", "launcher.tuning"),
     ("launcher.processes", "launcher.startup"),
     ("checks",),
