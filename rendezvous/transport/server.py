@@ -5,7 +5,7 @@ import errno
 import gc
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,9 @@ _NOT_AN_AGENT = (
 """The status of a stream whose client is not an agent."""
 
 
+_Handler = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
+
+
 class MasterServer:
     """Serves one master on one port."""
 
@@ -82,6 +85,8 @@ class MasterServer:
         self._silent = SilentStreams()
         self._silence_s = silence_s
         self._server: grpc.aio.Server | None = None
+        self._calls = set[asyncio.Task[Any]]()
+        """The tasks in which gRPC runs the handlers."""
 
     async def start(self, address: Endpoint) -> int:
         """Listen; return the port.
@@ -107,18 +112,18 @@ class MasterServer:
     def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=[*server_options(self._silence_s), _connections()])
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
+            "Attend": grpc.stream_stream_rpc_method_handler(self._kept(self._attend)),
             "Stacks": grpc.unary_unary_rpc_method_handler(
-                self._stacks,
+                self._kept(self._stacks),
                 response_serializer=pb.StacksReply.SerializeToString,
             ),
             "Status": grpc.unary_unary_rpc_method_handler(
-                self._status,
+                self._kept(self._status),
                 response_serializer=pb.StatusReply.SerializeToString,
             ),
         }
         if self._succession is not None:
-            handlers["Lease"] = grpc.unary_unary_rpc_method_handler(self._lease)
+            handlers["Lease"] = grpc.unary_unary_rpc_method_handler(self._kept(self._lease))
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers), Health())
         )
@@ -130,6 +135,21 @@ class MasterServer:
             self._only_master.close()
         if self._server is not None:
             await self._server.stop(_STOP_GRACE_S)
+        if self._calls:
+            # gRPC prints a traceback for each handler that the end of the event loop interrupts.
+            await asyncio.wait(self._calls, timeout=_STOP_GRACE_S)
+
+    def _kept(self, handler: _Handler) -> _Handler:
+        """Return a handler whose tasks ``stop`` waits for."""
+
+        async def handle(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            return await handler(request, context)
+
+        return handle
 
     def _master_now(self) -> Master | None:
         return self._only_master if self._succession is None else self._succession.leading()

@@ -138,6 +138,18 @@ def test_a_stream_that_says_nothing_ends_in_time() -> None:
     run(test)
 
 
+def test_call_in_progress_prints_nothing_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    async def test() -> None:
+        scene = await Scene().__aenter__()
+        status: Any = scene.channel.unary_unary(f"/{SERVICE}/Status")
+        status(pb.StatusRequest(until_end=True).SerializeToString())
+        await until(lambda: len(scene.server._calls) == 1)
+        await scene.server.stop()
+
+    asyncio.run(test())  # no turn of the event loop follows
+    assert capfd.readouterr().err == ""
+
+
 def test_the_oldest_of_too_many_silent_streams_ends() -> None:
     async def test() -> None:
         async with Scene(SilentStreams(limit_s=3600.0, most=3)) as scene:
