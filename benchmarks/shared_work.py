@@ -27,8 +27,8 @@ from ft_run.launcher.workers.node_work import NodeWork, Taker
 from ft_run.rendezvous.protocol.messages import JobSpec, Stopped
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
 from ft_run.rendezvous.transport.codec import decode_node, encode_node, from_part
-from ft_run.values import replace
 from jobs import environment
+from msgspec.structs import replace
 from procfs import cpu_s
 from scale import leading
 from swarm import SimulatedNode, Swarm, raise_open_files_limit, steady

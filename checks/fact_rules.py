@@ -5,8 +5,9 @@ A missing value (no permission, another kind of device) counts neither for nor a
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from .records import Fact
 
@@ -25,8 +26,7 @@ class Finding(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(Struct, frozen=True):
     """A rule: ``name`` counts against a node when ``is_bad``.
 
     ``name`` is a pattern for the whole name of the value. In ``text``, ``{0}`` is what the pattern

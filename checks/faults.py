@@ -17,9 +17,10 @@ without keys applies to every check worker that has the variable. Nothing else i
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+from msgspec import Struct
 
 from .records import Phase
 
@@ -45,8 +46,7 @@ class InjectedError(RuntimeError):
     """Raised in a check worker by the fault ``fail``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """One fault; None in a selector matches every value."""
 
     kind: FaultKind

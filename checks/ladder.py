@@ -5,7 +5,8 @@ time. The plan and the verdict are those of ``plan`` and ``verdict``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from .. import defaults
 from ..rendezvous.group.examination import CheckStep, Conclusion, NodeFinding

@@ -1,8 +1,9 @@
 """The record of a node from the answers of its check workers. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
+
+from msgspec import Struct, field
 
 from ..rendezvous.protocol.failure import blames_peer
 from .records import LOWER_IS_BETTER, METRICS, Fact, Metrics, Phase, Record
@@ -19,8 +20,7 @@ class Blame(IntEnum):
     """It reports that it lost another worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
+class WorkerAnswer(Struct, frozen=True):
     """The result of an order in one worker."""
 
     local_rank: int

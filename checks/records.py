@@ -9,8 +9,9 @@ import enum
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 Fact = str | int | float
 Metrics = Mapping[str, float]
@@ -65,8 +66,7 @@ class Level(enum.Enum):
     FULL = "full"
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """The result of one order on one node."""
 
     node: str

@@ -7,8 +7,9 @@ This module derives what the outcomes mean for single nodes, for both the plan a
 import enum
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
+
+from msgspec import Struct, field
 
 from .. import defaults
 from ..rendezvous.protocol.check_messages import CheckSpec
@@ -21,8 +22,7 @@ SOLO_METRICS = ("compute_tflops", "memory_gb_per_s", "copy_gb_per_s", "intra_gb_
 MEETING_METRICS = ("latency_us", "bandwidth_gb_per_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """The rules by which the results are judged."""
 
     straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
@@ -50,16 +50,14 @@ class Rules:
         return Rules(spec.straggler_threshold, minimums, spec.compute_threshold)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """The next orders, all at the same time."""
 
     phase: Phase
     meetings: tuple[Meeting, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """A step and its result. A node without a record was lost before it answered."""
 
     step: Step
@@ -76,8 +74,7 @@ class MeetingOutcome(enum.Enum):
     others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """The results of a node when it passed."""
 
     metrics: Mapping[str, float]
@@ -86,8 +83,7 @@ class Known:
     """The values that are compared between nodes."""
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(Struct, frozen=True, dict=True):
     """All results of the nodes of one ladder."""
 
     nodes: tuple[str, ...]

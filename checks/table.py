@@ -2,8 +2,9 @@
 
 import io
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec.structs import replace
 
 from .records import METRICS, Phase
 from .verdict import NodeVerdict, Standing, Verdicts

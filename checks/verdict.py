@@ -6,7 +6,9 @@ that cannot be distinguished from a bad link or a bad partner is undecided, and 
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from .. import exit_codes
 from ..rendezvous.protocol.check_messages import CheckSpec
@@ -34,8 +36,7 @@ class Standing(enum.Enum):
     """It disconnected during the checks."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeVerdict:
+class NodeVerdict(Struct, frozen=True):
     """The verdict on one node, with its details."""
 
     node: str
@@ -57,8 +58,7 @@ class NodeVerdict:
         return "; ".join(part for part in (self.reason, *self.warnings) if part)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdicts:
+class Verdicts(Struct, frozen=True):
     """The verdicts on all nodes."""
 
     nodes: tuple[NodeVerdict, ...]

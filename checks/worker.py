@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from msgspec.structs import replace
 
 from ..rendezvous.protocol.check_messages import CheckOrder
 from . import fact_rules

@@ -8,11 +8,12 @@ output:
     farewell NUMBER RECORD  the same, and it exits: it cannot clean up after the order
 """
 
-import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Final
+
+import msgspec
+from msgspec import Struct, field
 
 from ..rendezvous.protocol.check_messages import CheckOrder
 
@@ -67,8 +68,7 @@ def first_words(text: str) -> str:
     return f"{first[: REASON_MAX // 2]} ({_LAST_ERROR.lower()} {' '.join(last.split())})"
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Struct, frozen=True):
     """An order on its way from the agent to a check worker."""
 
     order: CheckOrder
@@ -84,17 +84,15 @@ class Delivery:
 
     def to_json(self) -> str:
         """Return the order as one line."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @staticmethod
     def from_json(text: str | bytes) -> "Delivery":
         """Return the order of a line."""
-        parts = json.loads(text)
-        return Delivery(**parts | {"order": CheckOrder(**parts["order"])})
+        return msgspec.json.decode(text, type=Delivery)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckWorkerConfig:
+class CheckWorkerConfig(Struct, frozen=True):
     """The configuration with which a check worker is started."""
 
     node: str
@@ -127,9 +125,9 @@ class CheckWorkerConfig:
 
     def to_json(self) -> str:
         """Return the configuration as a command-line argument."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @staticmethod
     def from_json(text: str) -> "CheckWorkerConfig":
         """Return the configuration of a command-line argument."""
-        return CheckWorkerConfig(**json.loads(text))
+        return msgspec.json.decode(text, type=CheckWorkerConfig)

@@ -24,7 +24,6 @@ from ft_run.launcher.history.accounting import Phase
 from ft_run.launcher.metrics.catalogue import METRICS
 from ft_run.launcher.metrics.job_metrics import STATES
 from ft_run.rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
-from ft_run.values import names
 
 _ROOT = Path(__file__).resolve().parents[1]
 _BEGIN = "<!-- made by docs/generate.py -->\n"
@@ -121,7 +120,7 @@ def _exit_codes() -> str:
 def _rdzv_conf() -> str:
     rows = [("key", "type", "default", "meaning")]
     known = {f"{key}_s": key for key in _KEYS}
-    times = {known[name]: getattr(NO_TIMEOUTS_GIVEN, name) for name in names(Timeouts)}
+    times = {known[name]: getattr(NO_TIMEOUTS_GIVEN, name) for name in Timeouts.__struct_fields__}
     times["rescale_delay"] = defaults.RESCALE_DELAY_S
     for key in rdzv_conf.KEYS:
         default = f"{times[key]:g} s" if key in times else ""

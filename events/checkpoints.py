@@ -3,7 +3,7 @@
 from .event import Event, Severity
 
 
-class CheckpointWritten(Event):
+class CheckpointWritten(Event, frozen=True):
     """A checkpoint is complete."""
 
     step: int
@@ -20,7 +20,7 @@ class CheckpointWritten(Event):
         return f"checkpoint of step {self.step} saved: {self.path} ({took})"
 
 
-class CheckpointFailed(Event):
+class CheckpointFailed(Event, frozen=True):
     """A checkpoint that a worker requested was not written."""
 
     step: int
@@ -37,7 +37,7 @@ class CheckpointFailed(Event):
         return f"checkpoint of step {self.step} not saved: {self.reason}{has}"
 
 
-class CheckpointNotRemoved(Event):
+class CheckpointNotRemoved(Event, frozen=True):
     """An old checkpoint, beyond the number to keep, could not be removed."""
 
     reason: str
@@ -47,7 +47,7 @@ class CheckpointNotRemoved(Event):
     line = "an old checkpoint could not be removed: {reason}"
 
 
-class SnapshotUnsaved(Event):
+class SnapshotUnsaved(Event, frozen=True):
     """The newest snapshot was not written before the job ended, or this node left."""
 
     step: int

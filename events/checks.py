@@ -3,7 +3,7 @@
 from .event import Event, Severity
 
 
-class ChecksProgressed(Event):
+class ChecksProgressed(Event, frozen=True):
     """Progress of the checks."""
 
     progress: str
@@ -13,7 +13,7 @@ class ChecksProgressed(Event):
     line = "checks: {progress}"
 
 
-class NodeJudged(Event):
+class NodeJudged(Event, frozen=True):
     """The result of the checks for a node that has not passed, or has a warning."""
 
     node_id: str
@@ -25,7 +25,7 @@ class NodeJudged(Event):
     line = "checks: {node_id} {standing}: {reasons}"
 
 
-class NodePassedWithWarning(Event):
+class NodePassedWithWarning(Event, frozen=True):
     """This node passed the checks with a warning."""
 
     sentence: str
@@ -35,7 +35,7 @@ class NodePassedWithWarning(Event):
     line = "checks: this node passed with a warning: {sentence}"
 
 
-class ChecksEnded(Event):
+class ChecksEnded(Event, frozen=True):
     """The result of all checks."""
 
     conclusion: str

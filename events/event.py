@@ -3,7 +3,7 @@
 import enum
 from typing import Any
 
-from ..values import Values
+from msgspec import Struct
 
 
 class Severity(enum.IntEnum):
@@ -15,7 +15,7 @@ class Severity(enum.IntEnum):
     ERROR = 40
 
 
-class Event(metaclass=Values):
+class Event(Struct, frozen=True):
     """Something that happened. A subclass has fields, and ``line`` or ``__str__``."""
 
     name = ""
@@ -45,7 +45,7 @@ class _Attributes:
         return getattr(self._event, name)
 
 
-class RoundEvent(Event):
+class RoundEvent(Event, frozen=True):
     """An event of this node in a round."""
 
     round: int
@@ -57,7 +57,7 @@ class RoundEvent(Event):
         return f"round={self.round} node_rank={self.node_rank}"
 
 
-class LogMessage(Event):
+class LogMessage(Event, frozen=True):
     """A message about the options, a file or a log."""
 
     sentence: str
@@ -67,7 +67,7 @@ class LogMessage(Event):
     line = "{sentence}"
 
 
-class EventsLost(Event):
+class EventsLost(Event, frozen=True):
     """Lines before this one could not be written to the file, socket or pipe of ``--events``."""
 
     lines: int
@@ -78,7 +78,7 @@ class EventsLost(Event):
     line = "{lines} event(s) lost: {reason}"
 
 
-class HostSuspended(Event):
+class HostSuspended(Event, frozen=True):
     """This host was suspended, as its clocks show, at some time since the event before."""
 
     seconds: float

@@ -7,7 +7,7 @@ refusal, a finding of the checks) are passed on as they are.
 from .event import Event, Severity
 
 
-class MasterEvent(Event):
+class MasterEvent(Event, frozen=True):
     """An event of the job at the master. A node that hosts the master shows it at DEBUG."""
 
     severity = Severity.DEBUG
@@ -16,7 +16,7 @@ class MasterEvent(Event):
 # --- nodes -----------------------------------------------------------------------------------
 
 
-class NodeJoined(MasterEvent):
+class NodeJoined(MasterEvent, frozen=True):
     """A node joined the job."""
 
     node_id: str
@@ -35,7 +35,7 @@ class NodeJoined(MasterEvent):
         return f" (segment {self.segment})" if self.segment else ""
 
 
-class NodeReconnected(MasterEvent):
+class NodeReconnected(MasterEvent, frozen=True):
     """A node reconnected."""
 
     node_id: str
@@ -44,7 +44,7 @@ class NodeReconnected(MasterEvent):
     line = "master: node {node_id} reconnected"
 
 
-class NodeDisconnected(MasterEvent):
+class NodeDisconnected(MasterEvent, frozen=True):
     """A node disconnected; it is lost if it does not reconnect within ``node_grace``."""
 
     node_id: str
@@ -53,7 +53,7 @@ class NodeDisconnected(MasterEvent):
     line = "master: node {node_id} disconnected"
 
 
-class NodeLeaves(MasterEvent):
+class NodeLeaves(MasterEvent, frozen=True):
     """A node is leaving the job."""
 
     node_id: str
@@ -63,7 +63,7 @@ class NodeLeaves(MasterEvent):
     line = "master: node {node_id} is leaving: {reason}"
 
 
-class NodePreemptionNoticed(MasterEvent):
+class NodePreemptionNoticed(MasterEvent, frozen=True):
     """A node is being preempted; all ranks save a snapshot first, within ``limit_s``."""
 
     node_id: str
@@ -77,7 +77,7 @@ class NodePreemptionNoticed(MasterEvent):
     )
 
 
-class ScaleUpPrepared(MasterEvent):
+class ScaleUpPrepared(MasterEvent, frozen=True):
     """The world is about to grow; all ranks save a snapshot first, within ``limit_s``."""
 
     reason: str
@@ -87,14 +87,14 @@ class ScaleUpPrepared(MasterEvent):
     line = "master: {reason}: saving a snapshot on all ranks first (up to {limit_s:.0f} s)"
 
 
-class ScaleUpCancelled(MasterEvent):
+class ScaleUpCancelled(MasterEvent, frozen=True):
     """The world does not grow: too few nodes are left for a larger one."""
 
     name = "growth.cancelled"
     line = "master: not scaling up: too few new nodes are left; training continues"
 
 
-class NodeLost(MasterEvent):
+class NodeLost(MasterEvent, frozen=True):
     """A node is lost: it did not reconnect in time, or another process replaced it."""
 
     node_id: str
@@ -104,7 +104,7 @@ class NodeLost(MasterEvent):
     line = "master: node {node_id} is lost: {reason}"
 
 
-class NodeExcluded(MasterEvent):
+class NodeExcluded(MasterEvent, frozen=True):
     """The failure policy has excluded a node."""
 
     node_id: str
@@ -113,7 +113,7 @@ class NodeExcluded(MasterEvent):
     line = "master: node {node_id} is excluded"
 
 
-class NodeFailedChecks(MasterEvent):
+class NodeFailedChecks(MasterEvent, frozen=True):
     """A node failed the checks."""
 
     node_id: str
@@ -123,7 +123,7 @@ class NodeFailedChecks(MasterEvent):
     line = "master: node {node_id} rejected by the checks: {sentence}"
 
 
-class NodeRefused(MasterEvent):
+class NodeRefused(MasterEvent, frozen=True):
     """The master refused a node."""
 
     peer: str
@@ -137,7 +137,7 @@ class NodeRefused(MasterEvent):
         return f"master: {self.peer} refused: {self.sentence.removesuffix('.')}"
 
 
-class NodeRenamed(MasterEvent):
+class NodeRenamed(MasterEvent, frozen=True):
     """A node received another ID, since another host with its name is connected."""
 
     node_id: str
@@ -147,7 +147,7 @@ class NodeRenamed(MasterEvent):
     line = "master: duplicate host name {host}: the new node is {node_id}"
 
 
-class OptionsReplaced(MasterEvent):
+class OptionsReplaced(MasterEvent, frozen=True):
     """A node of the running job connected: its options apply, not those of the nodes here."""
 
     node_id: str
@@ -156,7 +156,7 @@ class OptionsReplaced(MasterEvent):
     line = "master: node {node_id} was already running this job: using its options"
 
 
-class NoNodeResponds(MasterEvent):
+class NoNodeResponds(MasterEvent, frozen=True):
     """No node responds: the master may be cut off, and keeps the round for ``kept_s``."""
 
     kept_s: float
@@ -165,7 +165,7 @@ class NoNodeResponds(MasterEvent):
     line = "master: no node responds: keeping the round for {kept_s:g} s"
 
 
-class NodesRespondAgain(MasterEvent):
+class NodesRespondAgain(MasterEvent, frozen=True):
     """Nodes respond again."""
 
     name = "nodes.responding"
@@ -175,7 +175,7 @@ class NodesRespondAgain(MasterEvent):
 # --- rounds and checks -----------------------------------------------------------------------
 
 
-class RoundFormed(MasterEvent):
+class RoundFormed(MasterEvent, frozen=True):
     """A round starts."""
 
     round: int
@@ -192,7 +192,7 @@ class RoundFormed(MasterEvent):
     )
 
 
-class TakeoverBegun(MasterEvent):
+class TakeoverBegun(MasterEvent, frozen=True):
     """Nodes of a round of an earlier master have connected; the master waits for the others."""
 
     round: int
@@ -201,7 +201,7 @@ class TakeoverBegun(MasterEvent):
     line = "master: round={round} was started by an earlier master: taking it over"
 
 
-class RoundTakenOver(MasterEvent):
+class RoundTakenOver(MasterEvent, frozen=True):
     """The master has taken over a round; ``nodes`` of its ``of_nodes`` are connected."""
 
     round: int
@@ -216,7 +216,7 @@ class RoundTakenOver(MasterEvent):
     )
 
 
-class WorkAdvanced(MasterEvent):
+class WorkAdvanced(MasterEvent, frozen=True):
     """The progress of a name of ``shared_work``: about once a minute, and at its end."""
 
     work: str
@@ -229,7 +229,7 @@ class WorkAdvanced(MasterEvent):
     line = "master: shared work {work!r}: {done} of {size} items done, {per_s:.1f} per second"
 
 
-class PieceFails(MasterEvent):
+class PieceFails(MasterEvent, frozen=True):
     """A piece of ``shared_work`` has failed so many workers."""
 
     piece: str
@@ -240,7 +240,7 @@ class PieceFails(MasterEvent):
     line = "master: {workers} workers have failed while doing {piece}"
 
 
-class JobFinished(MasterEvent):
+class JobFinished(MasterEvent, frozen=True):
     """The job has finished."""
 
     sentence: str
@@ -249,14 +249,14 @@ class JobFinished(MasterEvent):
     line = "master: job finished: {sentence}"
 
 
-class JobForgotten(MasterEvent):
+class JobForgotten(MasterEvent, frozen=True):
     """All nodes left before the first round."""
 
     name = "job.forgotten"
     line = "master: all nodes left before the first round"
 
 
-class ChecksBegun(MasterEvent):
+class ChecksBegun(MasterEvent, frozen=True):
     """``nodes`` of ``of_nodes`` are checked: the others have passed before."""
 
     nodes: int
@@ -266,14 +266,14 @@ class ChecksBegun(MasterEvent):
     line = "master: checking {nodes} of {of_nodes} nodes"
 
 
-class ChecksAborted(MasterEvent):
+class ChecksAborted(MasterEvent, frozen=True):
     """The checks end without a result."""
 
     name = "checks.aborted"
     line = "master: checks aborted"
 
 
-class ChecksConcluded(MasterEvent):
+class ChecksConcluded(MasterEvent, frozen=True):
     """The result of the checks of all nodes."""
 
     sentence: str
@@ -285,7 +285,7 @@ class ChecksConcluded(MasterEvent):
 # --- the master itself -----------------------------------------------------------------------
 
 
-class MasterListening(Event):
+class MasterListening(Event, frozen=True):
     """A master without an agent is listening."""
 
     endpoint: str
@@ -295,7 +295,7 @@ class MasterListening(Event):
     line = "master: listening at {endpoint} (port {port})"
 
 
-class UnauthenticatedClientsAccepted(Event):
+class UnauthenticatedClientsAccepted(Event, frozen=True):
     """The master accepts unauthenticated clients from other hosts."""
 
     endpoint: str
@@ -307,7 +307,7 @@ class UnauthenticatedClientsAccepted(Event):
     )
 
 
-class MasterMoved(Event):
+class MasterMoved(Event, frozen=True):
     """The endpoint's port is free: this agent hosts the master from now on."""
 
     address: str
@@ -316,7 +316,7 @@ class MasterMoved(Event):
     line = "the port of the endpoint is free: master hosted here now, {address}"
 
 
-class MasterKept(Event):
+class MasterKept(Event, frozen=True):
     """This node has stopped its workers, but still hosts the master."""
 
     is_excluded: bool
@@ -334,7 +334,7 @@ class MasterKept(Event):
         return "hosting the master until the other nodes have restarted without this one"
 
 
-class MasterSignalled(Event):
+class MasterSignalled(Event, frozen=True):
     """A signal stops a master without an agent."""
 
     signal: str
@@ -350,7 +350,7 @@ class MasterSignalled(Event):
         return f"master: received {self.signal}, exiting; {left}"
 
 
-class HostLeads(Event):
+class HostLeads(Event, frozen=True):
     """With several master hosts: this host is the leader from now on, or no longer (term 0)."""
 
     term: int
@@ -362,7 +362,7 @@ class HostLeads(Event):
         return f"master: this host {leads}"
 
 
-class EndpointsAreOne(Event):
+class EndpointsAreOne(Event, frozen=True):
     """Several of the ``of`` endpoints are this one process."""
 
     endpoints: tuple[str, ...]
@@ -378,7 +378,7 @@ class EndpointsAreOne(Event):
         return f"master: {named} are all this process and count as one host{needed}"
 
 
-class EndedElsewhere(Event):
+class EndedElsewhere(Event, frozen=True):
     """With several master hosts: the leader has reported that the job has finished."""
 
     exit_code: int

@@ -3,7 +3,7 @@
 from .event import Event, Severity
 
 
-class MetricsListening(Event):
+class MetricsListening(Event, frozen=True):
     """This process serves metrics."""
 
     url: str
@@ -16,7 +16,7 @@ class MetricsListening(Event):
         return f"metrics: {self.url}{' (with the job token)' if self.has_token else ''}"
 
 
-class MetricsUnavailable(Event):
+class MetricsUnavailable(Event, frozen=True):
     """This process serves no metrics, although it was started with ``--metrics``."""
 
     address: str
@@ -27,7 +27,7 @@ class MetricsUnavailable(Event):
     line = "no metrics at {address}: {reason}; the job runs without them"
 
 
-class ProgressUnsent(Event):
+class ProgressUnsent(Event, frozen=True):
     """Kubeflow's server does not take the progress of this job; a warning: it refuses it."""
 
     url: str

@@ -25,7 +25,7 @@ def _duration(seconds: float) -> str:
     return " ".join([f"{minutes} min"] * bool(minutes) + [f"{rest} s"] * bool(rest or not minutes))
 
 
-class NodeStarted(Event):
+class NodeStarted(Event, frozen=True):
     """An agent has started; ``source`` is where the number of workers comes from."""
 
     job_id: str
@@ -44,7 +44,7 @@ class NodeStarted(Event):
     line = "job={job_id} node_id={node_id} nproc_per_node={workers} ({source}), {master}"
 
 
-class ThisNodeRenamed(Event):
+class ThisNodeRenamed(Event, frozen=True):
     """Another node with the same ID was connected: the master has assigned a new ID."""
 
     proposed: str
@@ -57,7 +57,7 @@ class ThisNodeRenamed(Event):
         return f"duplicate host name {host}: this node is {self.given}"
 
 
-class ForeignAddressAdvertised(Event):
+class ForeignAddressAdvertised(Event, frozen=True):
     """The address of ``--local-addr`` is not an address of this host."""
 
     address: str
@@ -70,7 +70,7 @@ class ForeignAddressAdvertised(Event):
     )
 
 
-class NodeWaits(Event):
+class NodeWaits(Event, frozen=True):
     """This node waits for a round, or stands by as a spare."""
 
     waiting: Waiting
@@ -101,7 +101,7 @@ class NodeWaits(Event):
 # --- the connection to the master ------------------------------------------------------------
 
 
-class MasterConnected(Event):
+class MasterConnected(Event, frozen=True):
     """This node is connected to the master; ``is_again``: reconnected."""
 
     is_again: bool
@@ -122,7 +122,7 @@ class WorkersAlone(enum.Enum):
     STOPPED = "workers stopped; the next round waits for the master; "
 
 
-class MasterUnreachable(Event):
+class MasterUnreachable(Event, frozen=True):
     """The connection to the master is lost, or cannot be established."""
 
     reason: str
@@ -152,7 +152,7 @@ class MasterUnreachable(Event):
         )
 
 
-class MasterAwaitedToLeave(Event):
+class MasterAwaitedToLeave(Event, frozen=True):
     """This node is leaving, and tries for ``limit_s`` to reach the master to report it."""
 
     limit_s: float
@@ -164,7 +164,7 @@ class MasterAwaitedToLeave(Event):
     )
 
 
-class WorkersFenced(Event):
+class WorkersFenced(Event, frozen=True):
     """There has been no leader for too long: the workers of this node are killed."""
 
     limit_s: float
@@ -177,7 +177,7 @@ class WorkersFenced(Event):
     )
 
 
-class FenceLate(Event):
+class FenceLate(Event, frozen=True):
     """The workers of this node were killed too late, after a new leader could start others."""
 
     late_s: float
@@ -193,7 +193,7 @@ class FenceLate(Event):
 # --- leaving and the end ---------------------------------------------------------------------
 
 
-class NodeSignalled(Event):
+class NodeSignalled(Event, frozen=True):
     """A signal stops this node."""
 
     signal: str
@@ -206,7 +206,7 @@ class NodeSignalled(Event):
         return f"received {self.signal}: {_and_leaves(self.workers)}"
 
 
-class KilledOnRequest(Event):
+class KilledOnRequest(Event, frozen=True):
     """A second Ctrl-C: all remaining processes are killed."""
 
     name = "agent.killed_on_request"
@@ -214,7 +214,7 @@ class KilledOnRequest(Event):
     line = "second Ctrl-C: killing all remaining processes"
 
 
-class NodePreempted(Event):
+class NodePreempted(Event, frozen=True):
     """This node is being preempted; all ranks have ``limit_s`` to save a snapshot."""
 
     reason: str
@@ -229,7 +229,7 @@ class NodePreempted(Event):
     )
 
 
-class DrainOrdered(Event):
+class DrainOrdered(Event, frozen=True):
     """Another node is being preempted: this node takes part in the snapshot."""
 
     reason: str
@@ -240,7 +240,7 @@ class DrainOrdered(Event):
     line = "{reason}: saving a snapshot on all ranks (up to {limit_s:.0f} s)"
 
 
-class ScaleUpOrdered(Event):
+class ScaleUpOrdered(Event, frozen=True):
     """The world is about to grow: this node takes part in the snapshot."""
 
     reason: str
@@ -250,14 +250,14 @@ class ScaleUpOrdered(Event):
     line = "{reason}: saving a snapshot on all ranks first (up to {limit_s:.0f} s)"
 
 
-class ScaleUpAborted(Event):
+class ScaleUpAborted(Event, frozen=True):
     """The world does not grow after all."""
 
     name = "growth.aborted"
     line = "not scaling up: too few new nodes are left; training continues"
 
 
-class PreemptionNoticesUnavailable(Event):
+class PreemptionNoticesUnavailable(Event, frozen=True):
     """The source of preemption notices is not available."""
 
     source: str
@@ -268,7 +268,7 @@ class PreemptionNoticesUnavailable(Event):
     line = "--preemption-notice {source}: {reason}; continuing without preemption notices"
 
 
-class ThisNodeLeaves(Event):
+class ThisNodeLeaves(Event, frozen=True):
     """This node leaves now; ``step`` is that of the snapshot that all ranks saved, -1: none."""
 
     reason: str
@@ -283,7 +283,7 @@ class ThisNodeLeaves(Event):
         return f"{left}{_and_leaves(self.workers)} ({self.reason})"
 
 
-class LogsKept(Event):
+class LogsKept(Event, frozen=True):
     """The directory of this node's log files."""
 
     path: str
@@ -292,7 +292,7 @@ class LogsKept(Event):
     line = "logs of this node: {path}"
 
 
-class TimeAccounted(Event):
+class TimeAccounted(Event, frozen=True):
     """Where the time of this node went, at its end; each second is in one phase."""
 
     seconds: float
@@ -328,7 +328,7 @@ class TimeAccounted(Event):
         return f"time: {self.seconds:.1f} s{f' ({spent})' * bool(spent)}{more}"
 
 
-class JobEnded(Event):
+class JobEnded(Event, frozen=True):
     """The result of the job, the same on every node."""
 
     verdict: Verdict

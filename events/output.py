@@ -3,7 +3,7 @@
 from .event import Event, Severity
 
 
-class LogFileEnded(Event):
+class LogFileEnded(Event, frozen=True):
     """A worker's log file cannot be written any more; the worker keeps running."""
 
     path: str
@@ -14,7 +14,7 @@ class LogFileEnded(Event):
     line = "log file {path} ends here: {reason}; the workers keep running"
 
 
-class RelayLost(Event):
+class RelayLost(Event, frozen=True):
     """The relay of the workers' output was killed."""
 
     pid: int
@@ -29,7 +29,7 @@ class RelayLost(Event):
     )
 
 
-class OutputUnshown(Event):
+class OutputUnshown(Event, frozen=True):
     """The console was not read: this much of the workers' output was dropped."""
 
     bytes: int

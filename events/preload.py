@@ -28,7 +28,7 @@ class PreloadSource(enum.Enum):
     """``--preload auto``: the modules of ``--tune-file``, from an earlier start of the job."""
 
 
-class PreloadChanged(Event):
+class PreloadChanged(Event, frozen=True):
     """The state of the modules of ``--preload`` has changed."""
 
     state: PreloadState
@@ -70,7 +70,7 @@ class PreloadChanged(Event):
                 return f"preload: {self.detail}; falling back to normal {which} start"
 
 
-class NothingToPreload(RoundEvent):
+class NothingToPreload(RoundEvent, frozen=True):
     """``--preload auto`` knows none of the modules that the workers use: nothing is imported."""
 
     name = "preload.nothing"
@@ -80,7 +80,7 @@ class NothingToPreload(RoundEvent):
     )
 
 
-class PreloadAwaited(RoundEvent):
+class PreloadAwaited(RoundEvent, frozen=True):
     """The workers of a round start when the modules of ``--preload`` have been imported."""
 
     name = "preload.awaited"

@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from ..values import is_value, names
+from msgspec import Struct
+
 from .event import Event
 
 VERSION = 1
@@ -37,7 +38,7 @@ ENVELOPE = {
 
 def fields_of(event: Event) -> dict[str, Any]:
     """Return the fields of an event as JSON values."""
-    return {name: json_value(getattr(event, name)) for name in names(type(event))}
+    return {name: json_value(getattr(event, name)) for name in event.__struct_fields__}
 
 
 def json_value(value: object) -> Any:
@@ -56,6 +57,6 @@ def json_value(value: object) -> Any:
         return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [json_value(item) for item in value]
-    if is_value(type(value)):
-        return {name: json_value(getattr(value, name)) for name in names(type(value))}
+    if isinstance(value, Struct):
+        return {name: json_value(getattr(value, name)) for name in value.__struct_fields__}
     raise TypeError(f"invalid type {type(value).__name__} of a field: expected a value of JSON")

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any
 
-from ..values import is_value, names
+import msgspec
+
 from .event import Event, RoundEvent
 from .master import MasterEvent
 from .record import ENVELOPE, VERSION
@@ -32,7 +33,7 @@ def event_classes() -> Iterator[type[Event]]:
     for name in MODULES:
         module = importlib.import_module(f"{__package__}.{name}")
         for kind in vars(module).values():
-            is_event = is_value(kind) and issubclass(kind, Event) and kind not in _FAMILIES
+            is_event = isinstance(kind, type) and issubclass(kind, Event) and kind not in _FAMILIES
             if is_event and kind.__module__ == module.__name__:
                 yield kind
 
@@ -58,10 +59,10 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def documented_fields(kind: type) -> dict[str, str]:
+def documented_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Return the docstrings of the fields of a class; empty for a field that has none."""
     found: dict[str, str] = {}
-    for ancestor in reversed(kind.__mro__[:-1]):
+    for ancestor in reversed(kind.__mro__[: kind.__mro__.index(msgspec.Struct)]):
         body = _bodies(ancestor.__module__)[ancestor.__name__]
         for field, following in zip(body, [*body[1:], None], strict=True):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
@@ -69,7 +70,7 @@ def documented_fields(kind: type) -> dict[str, str]:
                 if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                     text = _plain(str(following.value.value))
                 found[field.target.id] = text
-    return {name: found[name] for name in names(kind)}
+    return {name: found[name] for name in kind.__struct_fields__}
 
 
 # --- the schema ------------------------------------------------------------------------------
@@ -96,26 +97,18 @@ def _named(kind: type[Event]) -> dict[str, Any]:
     return {"description": about, "properties": properties, "required": ["name", *required]}
 
 
-def _of_class(kind: type) -> dict[str, Any]:
+def _of_class(kind: type[msgspec.Struct]) -> dict[str, Any]:
     hints, meanings = typing.get_type_hints(kind), documented_fields(kind)
     properties = {}
-    for name in names(kind):
+    for name in kind.__struct_fields__:
         about = {"description": meanings[name]} if meanings[name] else {}
         properties[name] = _of_type(hints[name]) | about
     return {"type": "object", "properties": properties, "required": _required(kind)}
 
 
-def _required(kind: type) -> list[str]:
+def _required(kind: type[msgspec.Struct]) -> list[str]:
     """Return the fields without a default: the others are missing in files of earlier releases."""
-    parameters = inspect.signature(_initializer(kind)).parameters
-    return [name for name in names(kind) if parameters[name].default is inspect.Parameter.empty]
-
-
-def _initializer(kind: Any) -> Any:
-    from ..values import prepare
-
-    prepare(kind)
-    return kind.__init__
+    return [field.name for field in msgspec.structs.fields(kind) if field.required]
 
 
 def _of_type(hint: Any) -> dict[str, Any]:

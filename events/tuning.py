@@ -5,7 +5,7 @@ from typing import Any
 from .event import Event, RoundEvent, Severity
 
 
-class MicroBatchChanged(RoundEvent):
+class MicroBatchChanged(RoundEvent, frozen=True):
     """The parts of ``ElasticBatches`` are smaller from this round on; the same on every node."""
 
     before: int
@@ -29,7 +29,7 @@ class MicroBatchChanged(RoundEvent):
         )
 
 
-class TuneFileIgnored(Event):
+class TuneFileIgnored(Event, frozen=True):
     """``--tune-file`` is of another job, or cannot be read: there may be new values later."""
 
     path: str
@@ -39,7 +39,7 @@ class TuneFileIgnored(Event):
     line = "--tune-file {path} is ignored: {reason}"
 
 
-class TuneFileNotWritten(Event):
+class TuneFileNotWritten(Event, frozen=True):
     """``--tune-file`` could not be written."""
 
     path: str
@@ -50,7 +50,7 @@ class TuneFileNotWritten(Event):
     line = "cannot write --tune-file {path}: {reason}"
 
 
-class TuningMeasured(RoundEvent):
+class TuningMeasured(RoundEvent, frozen=True):
     """What ``--auto-tune advise`` has measured on this node; it follows ``round.progressed``.
 
     Sums are since the start of the round unless noted.
@@ -97,7 +97,7 @@ class TuningMeasured(RoundEvent):
     line = "{at} measured, training={training_s:.1f} s data_wait={wait_s:.1f} s"
 
 
-class TuningAdvised(Event):
+class TuningAdvised(Event, frozen=True):
     """The advice of ``--auto-tune advise`` at the end; nothing was changed."""
 
     lines: tuple[str, ...]
@@ -108,7 +108,7 @@ class TuningAdvised(Event):
         return f"advice: {'; '.join(self.lines) or 'none'}"
 
 
-class SettingsStarted(RoundEvent):
+class SettingsStarted(RoundEvent, frozen=True):
     """The job starts with the settings of ``--tune-file``, from an earlier job."""
 
     settings: dict[str, Any]
@@ -120,7 +120,7 @@ class SettingsStarted(RoundEvent):
         return f"{self.at} auto-tune: {_assigned(self.settings)} from --tune-file"
 
 
-class TrialEnded(RoundEvent):
+class TrialEnded(RoundEvent, frozen=True):
     """``--auto-tune on`` has tried a value; it is in effect if it was accepted."""
 
     setting: str
@@ -146,7 +146,7 @@ class TrialEnded(RoundEvent):
         return f"{text} ({before_ms:.3g} -> {after_ms:.3g} ms a step, {self.gain:+.1%})"
 
 
-class TuningEnded(Event):
+class TuningEnded(Event, frozen=True):
     """What ``--auto-tune on`` has found, at the end of the job."""
 
     settings: dict[str, Any]

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import field
+
 from ..rendezvous.protocol.failure import Failure
-from ..values import field
 from .event import Event, RoundEvent, Severity
 
 _PIDS_SHOWN = 8
@@ -16,7 +17,7 @@ def _joined(numbers: Sequence[int], between: str = ",") -> str:
 # --- rounds ----------------------------------------------------------------------------------
 
 
-class RestartBegun(RoundEvent):
+class RestartBegun(RoundEvent, frozen=True):
     """A round starts after a failure; the same on every node."""
 
     cause: Failure
@@ -38,7 +39,7 @@ class RestartBegun(RoundEvent):
         return f"{self.at} restart {count}: {self.cause.summary()} ({decision})"
 
 
-class RegroupBegun(RoundEvent):
+class RegroupBegun(RoundEvent, frozen=True):
     """A round starts after nodes have joined or left."""
 
     nodes: int
@@ -48,7 +49,7 @@ class RegroupBegun(RoundEvent):
     line = "{at} regroup with {nodes} node(s): {reason}"
 
 
-class RoundStarted(RoundEvent):
+class RoundStarted(RoundEvent, frozen=True):
     """This node starts its workers of a round."""
 
     nodes: int
@@ -70,7 +71,7 @@ class RoundStarted(RoundEvent):
     line = "{at} starting workers: {reason}"
 
 
-class WorkersStarted(RoundEvent):
+class WorkersStarted(RoundEvent, frozen=True):
     """The workers of a round have started on this node; ``pids`` in order of local rank."""
 
     first_rank: int
@@ -103,7 +104,7 @@ class WorkersStarted(RoundEvent):
         )
 
 
-class TrainingStarted(RoundEvent):
+class TrainingStarted(RoundEvent, frozen=True):
     """A worker of this node has completed its first step; only of workers that are watched."""
 
     step: int = -1
@@ -125,7 +126,7 @@ class TrainingStarted(RoundEvent):
         return f"{self.at} training resumed after {self.down_s:.1f} s{step}"
 
 
-class RoundProgressed(RoundEvent):
+class RoundProgressed(RoundEvent, frozen=True):
     """The workers of this node run; once a minute, and before what ends or interrupts training."""
 
     steps: int
@@ -155,7 +156,7 @@ class RoundProgressed(RoundEvent):
     line = "{at} running, steps={steps} steps_per_s={steps_per_s:.3g} idle={idle_s:.1f} s"
 
 
-class WorkerExited(RoundEvent):
+class WorkerExited(RoundEvent, frozen=True):
     """A worker of this node exited."""
 
     rank: int
@@ -171,7 +172,7 @@ class WorkerExited(RoundEvent):
     line = "{at} rank {rank} (pid {pid}) ended with {exit_code}"
 
 
-class RoundEnded(RoundEvent):
+class RoundEnded(RoundEvent, frozen=True):
     """No process of a round is left on this node."""
 
     steps: int
@@ -184,7 +185,7 @@ class RoundEnded(RoundEvent):
     line = "{at} no process of the round is left on this node"
 
 
-class WorkersSucceeded(RoundEvent):
+class WorkersSucceeded(RoundEvent, frozen=True):
     """All workers of this node exited with 0."""
 
     workers: int
@@ -197,7 +198,7 @@ class WorkersSucceeded(RoundEvent):
         return f"{self.at} all {self.workers} worker(s) of this node finished{others}"
 
 
-class WorkerFailed(RoundEvent):
+class WorkerFailed(RoundEvent, frozen=True):
     """A worker of this node failed, or the store process."""
 
     failure: Failure
@@ -209,7 +210,7 @@ class WorkerFailed(RoundEvent):
         return f"{self.at} {self.failure.summary()}"
 
 
-class TimerExpired(RoundEvent):
+class TimerExpired(RoundEvent, frozen=True):
     """A timer of a process expired (``torch.distributed.elastic.timer``)."""
 
     pid: int
@@ -223,7 +224,7 @@ class TimerExpired(RoundEvent):
 # --- hangs -----------------------------------------------------------------------------------
 
 
-class HangSuspected(RoundEvent):
+class HangSuspected(RoundEvent, frozen=True):
     """Workers of this node show no progress; the master decides whether they hang."""
 
     ranks: tuple[int, ...]
@@ -237,7 +238,7 @@ class HangSuspected(RoundEvent):
         return f"{self.at} no progress of rank(s) {_joined(self.ranks)} for {self.idle_s:.1f} s"
 
 
-class HangDismissed(RoundEvent):
+class HangDismissed(RoundEvent, frozen=True):
     """Workers show no progress, but do not hang according to the master."""
 
     sentence: str
@@ -254,7 +255,7 @@ class HangDismissed(RoundEvent):
         return f"{self.at} {self.sentence or 'still no progress, and still no hang'}"
 
 
-class StacksKept(RoundEvent):
+class StacksKept(RoundEvent, frozen=True):
     """The stacks of all ranks during a hang were written to a file."""
 
     path: str
@@ -266,7 +267,7 @@ class StacksKept(RoundEvent):
 # --- the end of workers ----------------------------------------------------------------------
 
 
-class WorkersStopped(RoundEvent):
+class WorkersStopped(RoundEvent, frozen=True):
     """Workers are stopped; ``is_stale``: killed at once, since a newer round runs without them."""
 
     workers: int
@@ -280,7 +281,7 @@ class WorkersStopped(RoundEvent):
         return f"{self.at} {verb} {self.workers} worker(s){how}: {self.reason}"
 
 
-class WorkersKilled(RoundEvent):
+class WorkersKilled(RoundEvent, frozen=True):
     """Workers, or processes that they left running, did not exit in time and receive SIGKILL."""
 
     workers: int
@@ -301,7 +302,7 @@ class WorkersKilled(RoundEvent):
         return f"{self.at} {what} still alive after {limit}: sending SIGKILL"
 
 
-class KillOutlived(Event):
+class KillOutlived(Event, frozen=True):
     """Processes are still alive after SIGKILL."""
 
     pids: tuple[int, ...]
@@ -319,7 +320,7 @@ class KillOutlived(Event):
         )
 
 
-class LeftoversEnded(Event):
+class LeftoversEnded(Event, frozen=True):
     """Processes that workers left running are terminated."""
 
     pids: tuple[int, ...]
@@ -333,7 +334,7 @@ class LeftoversEnded(Event):
         )
 
 
-class GpuMemoryHeld(Event):
+class GpuMemoryHeld(Event, frozen=True):
     """The workers have exited, but GPU memory is in use; bytes by the UUID of the GPU."""
 
     held: Mapping[str, int]
@@ -346,7 +347,7 @@ class GpuMemoryHeld(Event):
         return f"the workers have exited, but GPU memory is still in use: {held}"
 
 
-class GpuXid(Event):
+class GpuXid(Event, frozen=True):
     """The driver of a GPU has reported an error, during training or between rounds.
 
     Xid 43 and 45 are omitted: the end of a process causes them.

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from ..values import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCommand:
+class NodeCommand(Struct, frozen=True):
     """What ``ft-run hosts`` starts on one host."""
 
     host: str
@@ -15,8 +14,7 @@ class NodeCommand:
     """The arguments of ft-run."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostsOptions:
+class HostsOptions(Struct, frozen=True):
     """Everything that one ``ft-run hosts`` was asked to do."""
 
     nodes: tuple[NodeCommand, ...]

@@ -1,16 +1,16 @@
 """Options about the workers' output and ft-run's own lines, with the flags they follow from."""
 
+from msgspec import Struct
+
 from ..events.event import Severity
 from ..rendezvous.protocol.endpoint import Endpoint
-from ..values import dataclass
 from .flags import values
 from .flags.flag import option
 from .flags.headings import LOGS
 from .flags.stream_values import StreamSelection, filters, local_ranks, streams
 
 
-@dataclass(frozen=True, slots=True)
-class LogOptions:
+class LogOptions(Struct, frozen=True):
     """Where the workers' output goes."""
 
     log_dir: str | None = LOGS.option(

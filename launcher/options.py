@@ -9,13 +9,14 @@ import enum
 import signal
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from .. import defaults
 from ..rendezvous.protocol.check_messages import CheckSpec
 from ..rendezvous.protocol.endpoint import Endpoint
 from ..rendezvous.protocol.messages import HangSpec, JobSpec, PolicySpec
 from ..rendezvous.protocol.timeouts import CONF_KEYS, NO_TIMEOUTS_GIVEN, Timeouts
 from ..rendezvous.trust.source import TrustOptions
-from ..values import dataclass, names
 from .flags import values
 from .flags.flag import option
 from .flags.headings import CHECKS, COMPATIBILITY, FAILURES, RENDEZVOUS, SCRIPT, WORKERS
@@ -35,8 +36,7 @@ class ScriptMode(enum.Enum):
     """``--run-path``: ``runpy.run_path`` in a fresh interpreter."""
 
 
-@dataclass(frozen=True, slots=True)
-class RendezvousOptions:
+class RendezvousOptions(Struct, frozen=True):
     """How this node finds the others. All times in seconds."""
 
     min_nodes: int = RENDEZVOUS.option(
@@ -153,8 +153,7 @@ class RendezvousOptions:
         return ", ".join(map(str, self.endpoints or (self.endpoint,)))
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
+class CheckOptions(Struct, frozen=True):
     """How the nodes of a job are checked, and where the report is written."""
 
     spec: CheckSpec
@@ -172,8 +171,7 @@ class CheckOptions:
     """With ``only``: the directory whose disk must have free space; nothing is created there."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
+class LaunchOptions(Struct, frozen=True):
     """Everything that one ``ft-run script.py`` or ``ft-run check`` was asked to do."""
 
     script: str
@@ -367,7 +365,7 @@ class LaunchOptions:
         same = {
             name: getattr(options, name)
             for options in (self, self.rendezvous)
-            for name in names(JobSpec)
+            for name in JobSpec.__struct_fields__
             if hasattr(options, name)
         }
         same["checks"] = self.checks.spec if self.checks is not None else None

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ...errors import (
     NodeExcludedError,
     RefusedError,
@@ -58,7 +60,6 @@ from ...rendezvous.protocol.stacks import NoHang, StackOrder
 from ...rendezvous.protocol.steps import StepsOrder
 from ...rendezvous.protocol.work_messages import WorkGrant
 from ...tasks import show_bug
-from ...values import replace
 from ..machine.network import PortReservation
 from ..options import LaunchOptions
 from ..preemption.draining import Draining

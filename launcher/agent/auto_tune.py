@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ...events.event import Event
 from ...events.tuning import SettingsStarted, TrialEnded, TuningEnded
 from ...rendezvous.protocol.messages import Assignment
 from ...training.worker import tuning_page
-from ...values import replace
 from ..machine.cpu_limit import read_cpu_limit
 from ..processes.worker_watch import WorkerWatch
 from ..tuning.knobs import NUM_WORKERS, PREFETCH, of_loader

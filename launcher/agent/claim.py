@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from ... import defaults
 from ...rendezvous.protocol.claim import Claim, ClaimState
 from ...rendezvous.protocol.failure import Failure, FailureKind, evidence
 from ...rendezvous.protocol.messages import Assignment, Resigned
-from ...values import replace
 
 
 class OwnClaim:

@@ -6,6 +6,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ... import exit_codes
 from ...errors import PortInUseError, UsageError
 from ...events.event import Event
@@ -31,7 +33,6 @@ from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import Outcome, Refused, Verdict
 from ...tasks import in_daemon_thread, show_bug
-from ...values import replace
 from ..machine.network import any_address, is_loopback, own_endpoints
 from ..options import RendezvousOptions
 from ..version import VERSION

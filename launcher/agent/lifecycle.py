@@ -13,6 +13,8 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec import Struct
+
 from ... import exit_codes
 from ...errors import FtRunError
 from ...events.event import Event
@@ -28,7 +30,6 @@ from ...rendezvous.policy.matches import exit_status
 from ...rendezvous.protocol.drain_messages import MayLeave, Notice
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Assignment, Heard, Leave, Outcome, Start, Stop, Verdict
-from ...values import dataclass
 from ..options import LaunchOptions
 from ..preemption.notice import PreemptionNotice
 
@@ -73,8 +74,7 @@ _MAY_LEAVE: Final = frozenset(stage for stage, after in NEXT.items() if Stage.LE
 # --- events; some messages of the master are events as well --------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Signalled:
+class Signalled(Struct, frozen=True):
     """This process received a signal."""
 
     number: int
@@ -88,16 +88,14 @@ class WorkersGone:
     """All processes of the workers have exited."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """The job is over; ``override`` is the error with which this node ends instead."""
 
     verdict: Verdict
     override: FtRunError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobOver:
+class JobOver(Struct, frozen=True):
     """The job is over, as known to the master on this host; the agent may be disconnected."""
 
     verdict: Verdict
@@ -108,8 +106,7 @@ LifeEvent = Signalled | PreemptionNotice | TimeIsUp | WorkersGone | FtRunError |
 """An ``FtRunError`` is a local error that ends this node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(Struct, frozen=True):
     """The agent's knowledge at the time of an event."""
 
     now: float
@@ -127,8 +124,7 @@ class Situation:
 # --- orders; events for the user and messages to the master are orders as well --------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StopWorkers:
+class StopWorkers(Struct, frozen=True):
     """Send a signal to the workers, and kill those that are left after the timeout."""
 
     number: int = signal.SIGTERM
@@ -141,20 +137,17 @@ class StopWorkers:
     """The maximum time to exit; None: the usual time."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndWorkers:
+class EndWorkers(Struct, frozen=True):
     """This node no longer needs its workers; ``gently``: they have succeeded."""
 
     gently: bool
 
 
-@dataclass(frozen=True, slots=True)
-class KillWorkers:
+class KillWorkers(Struct, frozen=True):
     """Kill the workers at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(Struct, frozen=True):
     """Post ``TimeIsUp`` after some seconds; this replaces an earlier timer."""
 
     seconds: float

@@ -4,13 +4,14 @@ import math
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ...events.event import Event
 from ...events.node import MasterConnected, MasterUnreachable, NodeWaits, WorkersAlone
 from ...events.workers import RegroupBegun, RestartBegun, RoundStarted
 from ...rendezvous.master.link import LinkDown
 from ...rendezvous.protocol.claim import Claim
 from ...rendezvous.protocol.messages import Assignment, Waiting
-from ...values import replace
 from ..options import LaunchOptions
 from ..reporting.live_status import restarts_used
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ...rendezvous.protocol.claim import ClaimState, Progress
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment, Done, Failed, Stopped
-from ...values import replace
 from ..workers.shared_work import SharedWork
 from ..workers.snapshots import NodeOffers
 from .claim import OwnClaim

@@ -8,9 +8,10 @@ SIGTERM is delayed while a worker that exits by itself may still show its exit s
 import asyncio
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from ...events.event import Event
 from ...events.workers import KillOutlived, LeftoversEnded, WorkersKilled
-from ...values import dataclass
 from ..machine.nvml import has_driver
 from ..processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S, Dying
 from ..spawner.client import SpawnerClient
@@ -28,8 +29,7 @@ LEFTOVERS_S = 5.0
 ``--shutdown-timeout`` is shorter."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeOver:
+class TimeOver(Struct, frozen=True):
     """The timeout of the current state of a worker group has expired."""
 
     group: WorkerGroup

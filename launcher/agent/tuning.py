@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ...events.event import Event
 from ...events.tuning import MicroBatchChanged
 from ...rendezvous.protocol.claim import Past
 from ...rendezvous.protocol.messages import Assignment
-from ...values import replace
 from ..workers.tune_file import TuneFile
 from ..workers.worker_group import WorkerGroup
 

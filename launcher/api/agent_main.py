@@ -10,12 +10,12 @@ import os
 import shutil
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict, replace
 
 from ... import exit_codes
 from ...errors import FtRunError
-from ...values import replace
 from ..processes.prctl import PR_SET_PDEATHSIG, prctl
 from ..startup import forget_token, import_asyncio, open_standard_streams
 from .exchange import write_outcome

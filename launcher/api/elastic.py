@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -33,7 +34,6 @@ from ...errors import (
     SpawnerLostError,
     UsageError,
 )
-from ...values import dataclass, field
 from ..processes import RUN_MODULE
 from .config import LaunchConfig, command_line
 from .exchange import read_outcome, read_results, write_call

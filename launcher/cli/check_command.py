@@ -3,7 +3,8 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from ...values import replace
+from msgspec.structs import replace
+
 from ..flags.flag import flags_of
 from ..flags.headings import CHECKS
 from ..log_options import LogOptions

@@ -7,13 +7,14 @@ the script, and records the origin of each value. click is loaded only to format
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from msgspec import Struct
+
 from ...errors import UsageError
-from ...values import dataclass, names
 from ..flags.flag import HELP, Flag, flags_of
 from ..flags.values import either, nearest, shown
 from ..version import VERSION
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 _UNBROKEN = "\u2011"
 """A non-breaking hyphen."""
 
@@ -21,8 +22,7 @@ _ON = "1"
 """The value of a switch's variable that stands for the switch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Struct, frozen=True):
     """The given values, and their origins."""
 
     values: Mapping[str, Any]
@@ -62,15 +62,14 @@ class Given:
             kind: the class, which declares the flags.
             found: the fields that are not simply the value of one flag.
         """
-        for name in names(kind):
+        for name in kind.__struct_fields__:
             flags = flags_of(kind, name)
             if name not in found and len(flags) == 1 and self[flags[0].key] is not None:
                 found[name] = self[flags[0].key]
         return kind(**found)
 
 
-@dataclass(frozen=True, slots=True)
-class HelpText:
+class HelpText(Struct, frozen=True):
     """The parts of the help besides the flags. ``before`` and ``after`` are preformatted."""
 
     before: str

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from msgspec import Struct, field
+
 from ...errors import UsageError
 from ...rendezvous.policy.rules import Rule
-from ...values import dataclass, field
 from ..flags.flag import Flag
 from ..flags.values import BadValue, nearest, refuse, shown
 from .check_flags import NETWORK_CHECK, training_check_flags
@@ -21,8 +22,7 @@ _RULE_KEYS: Final = ("match", "action")
 _RIGHT: Final = "a TOML file with [[rule]], settings and [checks], see docs/guide/failure-policy.md"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(Struct, frozen=True):
     """The content of the file; empty without a file."""
 
     path: str = ""

@@ -1,7 +1,8 @@
 """Every flag of ``ft-run [OPTIONS] SCRIPT [ARGS]...``, with its help."""
 
+from msgspec import Struct
+
 from ... import exit_codes
-from ...values import dataclass
 from ..flags import values
 from ..flags.flag import HELP, Flag, flags_of
 from ..flags.headings import COMPATIBILITY, HEADINGS
@@ -91,8 +92,7 @@ Exit codes:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOptions:
+class CompletionOptions(Struct, frozen=True):
     """The options of ``ft-run --print-completion``."""
 
     shell: str = HELP.option(

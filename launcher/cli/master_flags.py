@@ -1,10 +1,11 @@
 """The options of ``ft-run master``, and of its clients ``ft-run status`` and ``stacks``."""
 
+from msgspec import Struct
+
 from ... import defaults
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.timeouts import CONF_KEYS, NO_TIMEOUTS_GIVEN, Timeouts
 from ...rendezvous.trust.source import TrustOptions
-from ...values import dataclass
 from ..flags import stream_values, values
 from ..flags.flag import Heading, flags_of
 from .command_line import CommandLine, HelpText
@@ -13,8 +14,7 @@ from .security_flags import security_flags
 _OPTIONS = Heading("Options")
 
 
-@dataclass(frozen=True, slots=True)
-class MasterOptions:
+class MasterOptions(Struct, frozen=True):
     """The options of ``ft-run master``. All times in seconds."""
 
     endpoint: Endpoint = _OPTIONS.option(
@@ -53,8 +53,7 @@ class MasterOptions:
     """How connections are secured; None: plain text."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobOptions:
+class JobOptions(Struct, frozen=True):
     """Which job a command is about, and how its master is asked."""
 
     endpoint: Endpoint | None = _OPTIONS.option(
@@ -82,8 +81,7 @@ class JobOptions:
     """How connections are secured; None: plain text."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusOptions(JobOptions):
+class StatusOptions(JobOptions, frozen=True):
     """The options of ``ft-run status``."""
 
     watch: bool = _OPTIONS.option(
@@ -91,8 +89,7 @@ class StatusOptions(JobOptions):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StacksOptions(JobOptions):
+class StacksOptions(JobOptions, frozen=True):
     """The options of ``ft-run stacks``."""
 
     ranks: tuple[int, ...] = _OPTIONS.option(

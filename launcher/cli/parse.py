@@ -9,11 +9,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from ... import defaults
 from ...errors import UsageError
 from ...events.event import Severity
 from ...rendezvous.protocol.messages import HangSpec
-from ...values import replace
 from ..flags.values import AUTO_PRELOAD, BadValue, listed_endpoints, nearest, refuse, shown
 from ..hosts_options import HostsOptions
 from ..log_options import LogOptions

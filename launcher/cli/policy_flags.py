@@ -2,11 +2,12 @@
 
 from typing import Final
 
+from msgspec import Struct
+
 from ... import defaults
 from ...rendezvous.policy.matches import BadRule
 from ...rendezvous.policy.rules import Rule
 from ...rendezvous.protocol.messages import PolicySpec
-from ...values import dataclass
 from ..flags.flag import Flag, Heading, flags_of
 from ..flags.headings import FAILURES
 from ..flags.values import BadValue, one_of, seconds, seconds_above_zero, whole
@@ -113,8 +114,7 @@ def setting_flags() -> list[Flag]:
 _OPTIONS: Final = Heading("Options")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyOptions:
+class PolicyOptions(Struct, frozen=True):
     """The options of ``ft-run policy``."""
 
     failure: str = _OPTIONS.option(

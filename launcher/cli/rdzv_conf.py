@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from msgspec import Struct
+
 from ...rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
-from ...values import dataclass
 from ..flags.values import (
     BadValue,
     boolean,
@@ -57,8 +58,7 @@ KEYS: Final = [key for key in READERS if key not in {*_SYNONYMS, *WITHOUT_MEANIN
 _NO_TIMEOUTS: Final = WITHOUT_MEANING | {"rescale_delay", "is_host"}
 
 
-@dataclass(frozen=True, slots=True)
-class RendezvousConf:
+class RendezvousConf(Struct, frozen=True):
     """The settings of ``--rdzv-conf``, defaults filled in. All times in seconds."""
 
     timeouts: Timeouts = NO_TIMEOUTS_GIVEN

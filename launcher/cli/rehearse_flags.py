@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..flags.flag import Heading, flags_of
 from ..flags.headings import RENDEZVOUS
 from ..flags.values import either, one_of, whole
@@ -30,8 +31,7 @@ ROWS: Final = ("worker", "stop", "kill", "node", "workers")
 """Faults to rehearse, as ``--only`` names them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RehearseOptions:
+class RehearseOptions(Struct, frozen=True):
     """Everything that one ``ft-run rehearse`` was asked to do."""
 
     steps: int = _OPTIONS.option(

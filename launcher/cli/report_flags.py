@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from ...errors import UsageError
-from ...values import dataclass
 from ..flags.flag import Heading, flags_of
 from .command_line import CommandLine, HelpText
 
 _OPTIONS = Heading("Options")
 
 
-@dataclass(frozen=True, slots=True)
-class ReportOptions:
+class ReportOptions(Struct, frozen=True):
     """The options of ``ft-run report``."""
 
     paths: tuple[str, ...] = ()

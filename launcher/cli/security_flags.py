@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from ...errors import UsageError
 from ...rendezvous.trust.source import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, TrustOptions
 from ...rendezvous.trust.token import Token
-from ...values import dataclass
 from ..flags.flag import HELP, Flag, Heading, flags_of
 from ..flags.headings import SECURITY
 from .command_line import CommandLine, Given, HelpText
@@ -13,8 +14,7 @@ from .command_line import CommandLine, Given, HelpText
 _FILES = ("tls_cert", "tls_key", "tls_ca")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOptions:
+class TokenOptions(Struct, frozen=True):
     """The options of ``ft-run token``."""
 
     file: str | None = None

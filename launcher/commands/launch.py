@@ -8,11 +8,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ... import exit_codes
 from ...errors import NoProcessError
 from ...events.event import LogMessage, Severity
 from ...rendezvous.trust.source import read_trust
-from ...values import dataclass, replace
 from .. import startup
 from ..agent.signals import ignore
 from ..history.recorder import Recorder, attempt_of
@@ -98,8 +100,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     return status
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(Struct, frozen=True):
     """What is determined before processes are forked."""
 
     count: WorkerCount

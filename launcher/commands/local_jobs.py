@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from ...errors import RendezvousError, UsageError
-from ...values import dataclass
 from ..flags.values import shown
 from ..machine.user_folder import SOCKET_SUFFIX, user_folder
 
@@ -77,8 +78,7 @@ async def connect(path: Path) -> LocalConnection:
     return LocalConnection(*await asyncio.open_unix_connection(path, limit=_ANSWER_MAX_BYTES))
 
 
-@dataclass(frozen=True, slots=True)
-class LocalJob:
+class LocalJob(Struct, frozen=True):
     """An agent on this host."""
 
     path: Path

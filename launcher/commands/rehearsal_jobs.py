@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..cli.rehearse_flags import RehearseOptions
 from ..processes.prctl import die_with_parent
 from .rehearsal_comparison import Record
@@ -21,8 +22,7 @@ _END_S: Final = 60.0
 _POLL_S: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """The result of the jobs of one row."""
 
     exit_code: int

@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ... import defaults
 from ...errors import RendezvousError, UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
-from ...values import dataclass, replace
 from ..cli.master_flags import JobOptions
 from ..flags.values import shown
 from ..reporting.standard_output import standard_output
@@ -17,8 +19,7 @@ from .local_jobs import LocalCalls, LocalJob, distinct, find_jobs, named
 _DEFAULT = Endpoint("localhost", defaults.ENDPOINT_PORT)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The job that the options name. Exactly one of ``job`` and ``endpoint``, or neither."""
 
     jobs: Sequence[LocalJob] = ()

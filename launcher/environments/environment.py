@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import Struct, field
+
 from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import join_host_port
-from ...values import dataclass, field
 from ..flags.values import BadValue, refuse
 
 PORT = defaults.ENDPOINT_PORT
@@ -20,16 +21,14 @@ GIVE_COUNT = "--nnodes N or PET_NNODES=N in addition to --auto-config."
 _WHOLE = re.compile(r"[0-9]{1,12}")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """The text of a flag's value, and the variable that has it."""
 
     text: str
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(Struct, frozen=True):
     """The settings of an environment for this node. The flags are named as in ``Given``."""
 
     name: str

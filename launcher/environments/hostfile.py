@@ -2,8 +2,9 @@
 
 import re
 
+from msgspec import Struct
+
 from ...errors import UsageError
-from ...values import dataclass
 
 _HOST = re.compile(
     r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9._-]*|([A-Za-z0-9_.-]+@)?[0-9A-Fa-f:]+"
@@ -11,8 +12,7 @@ _HOST = re.compile(
 _SLOTS = re.compile(r"[1-9][0-9]{0,4}")
 
 
-@dataclass(frozen=True, slots=True)
-class HostLine:
+class HostLine(Struct, frozen=True):
     """One host, and its number of workers; None if the file has none."""
 
     name: str

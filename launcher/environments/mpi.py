@@ -5,8 +5,9 @@ Recorded from Open MPI 4.1.4 and MPICH 4.0.2; Open MPI 5 and PMIx according to t
 
 import re
 
+from msgspec import Struct
+
 from ...errors import UsageError
-from ...values import dataclass
 from .environment import GIVE_COUNT, PORT, Environment, Found, Variables, known
 
 _PRTERUN = re.compile(r"prterun-(.+)-([0-9]+)@[0-9]+")
@@ -43,8 +44,7 @@ def _open_mpi(variables: Variables) -> Environment:
     return Environment("Open MPI", flags, _MPIRUN)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mpirun:
+class _Mpirun(Struct, frozen=True):
     """The ``mpirun`` of a job: its host, and whether this process runs there too."""
 
     host: str

@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from ...values import field, metadata, names
+from msgspec import Struct, field
+from msgspec.structs import fields
+
 from .values import BadValue, boolean, refuse, string
 
 T = TypeVar("T")
@@ -129,7 +131,7 @@ class Heading:
         return Flag(usage, text, read, group=self.name, **more)
 
     def option(self, default: T, usage: str, text: str, *args: Any, **kwargs: Any) -> T:
-        """Return the field of a dataclass that has this default and one flag under this heading."""
+        """Return a field that has this default and one flag under this heading."""
         return option(default, self(usage, text, *args, **kwargs))
 
 
@@ -137,13 +139,25 @@ HELP: Final = Heading("Help")
 """Of the flags that end ft-run with an answer; they have no variables."""
 
 
+class _Default:
+    """The default of a field, as its factory; ``msgspec`` has no other place for the flags."""
+
+    def __init__(self, value: Any, flags: tuple[Flag, ...]) -> None:
+        self._value = value
+        self.flags = flags
+
+    def __call__(self) -> Any:
+        return self._value
+
+
 def option(default: T, *flags: Flag) -> T:
-    """Return the field of a dataclass that has this default and follows from these flags."""
-    made: T = field(default=default, metadata={"flags": flags})
+    """Return a field that has this default and follows from these flags."""
+    made: T = field(default_factory=_Default(default, flags))
     return made
 
 
-def flags_of(kind: type, *fields: str) -> list[Flag]:
+def flags_of(kind: type[Struct], *names: str) -> list[Flag]:
     """Return the flags of a class of options, or of some of its fields, in order."""
-    found = (metadata(kind, name).get("flags", ()) for name in fields or names(kind))
-    return [flag for flags in found for flag in flags]
+    factories = {one.name: one.default_factory for one in fields(kind)}
+    found = (factories[name] for name in names or factories)
+    return [flag for factory in found if isinstance(factory, _Default) for flag in factory.flags]

@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from ...values import dataclass, field
+from msgspec import Struct, field
+
 from .values import BadValue, whole
 
 MAX_LOCAL_RANK: Final = 65535
@@ -27,8 +28,7 @@ class Streams(enum.IntFlag):
     BOTH = 3
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSelection:
+class StreamSelection(Struct, frozen=True):
     """The value of ``--redirects`` or ``--tee``: one for all local ranks, or one for some.
 
     ``default`` holds for every local rank that ``by_local_rank`` does not name.

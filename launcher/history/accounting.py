@@ -12,8 +12,9 @@ no clock change affects; the time between two is that of the wall clock.
 
 from typing import Final
 
+from msgspec import Struct
+
 from ...events.record import Record
-from ...values import dataclass
 from .accounted import NAMES, STOPS
 from .overlaps import DATA_WAIT, SLOW_STEPS, Overlaps
 from .phases import Account as Account
@@ -305,8 +306,7 @@ class Accounting:
         add(self._total.lost, self._cause, self._kept.back_to(step))
 
 
-@dataclass(slots=True)
-class _Stretch:
+class _Stretch(Struct):
     """Training from one number of steps to another."""
 
     first: int

@@ -8,7 +8,8 @@ change that, a line says why.
 import math
 from typing import Final
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .measured import Measured
 
 _LEAST_S: Final = 10.0
@@ -28,8 +29,7 @@ _IDLE: Final = 0.8
 """A CPU or a core that is idle for this share of the time can be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """One setting that would make better use of the node, or why it would not."""
 
     setting: str

@@ -3,14 +3,14 @@
 ``events.record.json_value`` makes JSON of them.
 """
 
-from ...values import dataclass, field
+from msgspec import Struct, field
+
 from .accounting import Phase
 from .advice import Advice
 from .measured import Measured
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
+class Training(Struct, frozen=True):
     """Is it training, and is it slower than it was?"""
 
     phase: str = Phase.STARTING.value
@@ -31,8 +31,7 @@ class Training:
     """Share of the last minute in which the workers waited for data; None: not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """The last checkpoint that is complete on the storage."""
 
     step: int
@@ -42,8 +41,7 @@ class Checkpoint:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Saves:
+class Saves(Struct, frozen=True):
     """How much would be lost?"""
 
     checkpoint: Checkpoint | None = None
@@ -60,8 +58,7 @@ class Saves:
     """Why the last one was not written."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailureNote:
+class FailureNote(Struct, frozen=True):
     """One failure."""
 
     round: int
@@ -80,8 +77,7 @@ class FailureNote:
     """The last lines of standard error, of the exception or of the stacks; bounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """One restart of the workers."""
 
     round: int
@@ -94,8 +90,7 @@ class Restart:
     """It is not counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restarts:
+class Restarts(Struct, frozen=True):
     """How many restarts, and why?"""
 
     count: int = 0
@@ -111,8 +106,7 @@ class Restarts:
     """Since the last round has started: the job ended because of them, or a restart follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(Struct, frozen=True):
     """Which nodes are missing, and how many spares are left?"""
 
     min_nodes: int | None = None
@@ -132,8 +126,7 @@ class Nodes:
     """Errors that the drivers of GPUs have reported: node, GPU and number; bounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobSummary:
+class JobSummary(Struct, frozen=True):
     """The answers as of the last event."""
 
     job: str = ""

@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from ...events.record import Record
 from ...rendezvous.protocol.failure import Failure, FailureKind
-from ...values import names, replace
 from ..history.recorded_error import recorded, recorded_traceback
 from .accounting import Phase
 from .answers import FailureNote, Restart, Restarts, Training
@@ -190,7 +191,7 @@ def failure_note(found: Mapping[str, Any], round_: int, at_s: float) -> FailureN
         round_: the round.
         at_s: the time of the record.
     """
-    known = {name: found[name] for name in names(Failure) if name in found}
+    known = {name: found[name] for name in Failure.__struct_fields__ if name in found}
     kind = found["kind"] if found["kind"] in _KINDS else "worker"
     failure = Failure(**known | {"kind": FailureKind[kind.upper()]})
     error = recorded(failure)

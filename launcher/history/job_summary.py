@@ -7,8 +7,9 @@ events of the node that hosts the master. ``answers`` has the values.
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from ...events.record import MASTER, Record
-from ...values import replace
 from .accounting import Accounting, Phase, seconds_of
 from .advice import advice
 from .answers import Checkpoint, JobSummary, Nodes, Saves

@@ -5,8 +5,10 @@ It keeps the measures of the last settings only.
 
 from typing import Final
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ...events.record import Record
-from ...values import dataclass, replace
 
 NAME: Final = "tuning.measured"
 _SETTINGS: Final = ("workers", "num_workers", "prefetch_factor", "omp_num_threads")
@@ -19,8 +21,7 @@ _MOSTLY: Final = 0.5
 """Share of training in the time between two records whose idle CPUs count."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """Sums over the rounds with the same settings; the fields are those of the event."""
 
     workers: int

@@ -3,7 +3,7 @@
 import enum
 from typing import Final, TypeAlias, TypeVar
 
-from ...values import dataclass, field, names
+from msgspec import Struct, field
 
 _ACTIVITIES_MAX: Final = 32
 
@@ -42,8 +42,7 @@ class Phase(enum.Enum):
     ENDED = "between attempts"
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(Struct, frozen=True):
     """What workers do other than training, as the script names it."""
 
     value: str
@@ -79,8 +78,7 @@ class Activities:
         return found
 
 
-@dataclass(slots=True)
-class Account:
+class Account(Struct):
     """Where the time went. All times in seconds."""
 
     phases: dict[Spent, float] = field(default_factory=dict)
@@ -111,7 +109,8 @@ class Account:
 
     def since(self, before: "Account") -> "Account":
         """Return the part of this account that an earlier one lacks."""
-        return Account(*(_less(getattr(self, one), getattr(before, one)) for one in names(Account)))
+        fields = self.__struct_fields__
+        return Account(*(_less(getattr(self, one), getattr(before, one)) for one in fields))
 
     def copy(self) -> "Account":
         """Return a copy, which does not change."""

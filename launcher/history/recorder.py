@@ -5,11 +5,12 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
+from msgspec import Struct
+
 from ...events.event import Event, HostSuspended
 from ...events.node import NodeStarted, ThisNodeRenamed
 from ...events.record import VERSION, Record, fields_of
 from ...printable import printable
-from ...values import dataclass
 
 _CONTROL = re.compile(r"[\x7f-\x9f]")
 _SUSPENSION_MIN_S = 0.1
@@ -18,8 +19,7 @@ _SUSPENSION_MIN_S = 0.1
 Sink = Callable[[Record], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(Struct, frozen=True):
     """The clocks of a host, each a function that returns seconds."""
 
     wall: Callable[[], float] = time.time

@@ -10,10 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from ... import defaults
 from ...training.worker.device_memory import SUFFIX, samples_of
 from ...training.worker.starter.capture import SURVIVED_S, SURVIVED_SUFFIX
-from ...values import dataclass
 from ..processes.regular_file import head_of_file
 
 MESSAGE_MAX_CHARS = 4096
@@ -28,8 +29,7 @@ _TIME_MAX_S = 2**32
 """Unix time in seconds, in 2106. A larger one is in other units."""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorFile:
+class ErrorFile(Struct, frozen=True):
     """The error that a worker recorded."""
 
     path: str

@@ -15,8 +15,9 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
+from msgspec import Struct
+
 from ...errors import LogDirError
-from ...values import dataclass
 from ..flags.stream_values import Streams
 from ..log_options import LogOptions
 from .log_file import Route, Stream, StreamPlan, open_log
@@ -26,8 +27,7 @@ _RUN_ID_MAX_BYTES = 200
 _PROBE_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLogs:
+class WorkerLogs(Struct, frozen=True):
     """The plan for one worker."""
 
     streams: Mapping[Stream, StreamPlan]
@@ -35,8 +35,7 @@ class WorkerLogs:
     """The value of ``TORCHELASTIC_ERROR_FILE``; empty where no files are written."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptLogs:
+class AttemptLogs(Struct, frozen=True):
     """The plan for one start of all workers; ``workers`` is in order of local rank."""
 
     workers: tuple[WorkerLogs, ...]

@@ -5,7 +5,7 @@ import enum
 import os
 from collections.abc import Callable
 
-from ...values import dataclass
+from msgspec import Struct
 
 
 class Stream(enum.Enum):
@@ -28,8 +28,7 @@ class Route(enum.Enum):
     """A pipe to the relay, which writes the log file and the console."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
+class StreamPlan(Struct, frozen=True):
     """Where one stream of one worker goes."""
 
     route: Route

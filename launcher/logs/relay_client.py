@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+from msgspec import Struct
+
 from ...errors import NoProcessError
 from ...events.event import Event
 from ...events.output import LogFileEnded, OutputUnshown, RelayLost
-from ...values import dataclass
 from ..machine.shortage import no_process
 from ..processes import RUN_MODULE
 from .log_file import Stream, StreamPlan, open_log
@@ -27,8 +28,7 @@ _SEND_TIMEOUT_S: Final = 5.0
 """The relay always reads at once; one that does not for so long is stuck in the kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStream:
+class OpenStream(Struct, frozen=True):
     """A stream that the relay reads: its number, and the descriptor for the worker."""
 
     number: int

@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .cgroups import read_text
 from .nvml import NvmlFailedError, NvmlGpu, gpus_by_process, has_library, visible
 from .visible_devices import Chosen, choose, leading_names
@@ -52,8 +53,7 @@ VISIBLE_DEVICES_VARIABLE: Final[Mapping[AcceleratorKind, str]] = {
 """The variable that assigns a device to a worker; the value is the device's ``identifier``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One accelerator that this node's workers can use.
 
     ``identifier`` is its entry in the variable of its kind: the parent's own entry where the
@@ -65,8 +65,7 @@ class Device:
     pci_address: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Accelerators:
+class Accelerators(Struct, frozen=True):
     """The usable accelerators of one kind, in the order in which workers see them.
 
     ``source`` is a text on how they were counted, even if there are none.

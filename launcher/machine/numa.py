@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from ...errors import UsageError
-from ...values import dataclass
 from .cgroups import read_text
 from .cpu_limit import format_cpus, parse_cpus
 
@@ -33,8 +34,7 @@ class NumaBinding(enum.Enum):
     if there are enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """The CPUs of a machine and their groups. A group is named by its lowest CPU.
 
     A CPU without an entry in ``cache_of`` has caches that the kernel does not show.

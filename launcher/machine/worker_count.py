@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from ...errors import UsageError
-from ...values import dataclass
 
 # The modules that inspect the machine are imported where they are needed: a plain number needs none
 # of them, and they would delay the first line of a worker.
@@ -23,8 +24,7 @@ _MOST = 16_384
 """More workers are refused, before an environment is made for each: no host supports them."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCount:
+class WorkerCount(Struct, frozen=True):
     """The number of workers of this node (at least 1), and its source, for the log."""
 
     count: int

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..processes.worker_watch import Progress
 
 
-@dataclass(slots=True)
-class _Rank:
+class _Rank(Struct):
     """What the last scrape has found."""
 
     pid: int

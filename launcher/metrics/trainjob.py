@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from ...events.event import Event
 from ...events.metrics import ProgressUnsent
-from ...values import dataclass
 from .status_server import Request, StatusServer
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ _LAST_WORDS_S: Final = 2.0
 _SECONDS_MAX: Final = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """What a TrainJob shows."""
 
     step: int

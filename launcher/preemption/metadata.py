@@ -4,16 +4,16 @@ import asyncio
 import http.client
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from ...tasks import in_daemon_thread
-from ...values import dataclass
 
 ANSWER_S = 5.0
 BODY_MAX = 256 * 1024
 """A scheduled event of each VM of a large set has some 300 bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """A reply of the service."""
 
     status: int

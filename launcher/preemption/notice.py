@@ -1,10 +1,9 @@
 """The preemption notice of a cloud, a file or a signal."""
 
-from ...values import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class PreemptionNotice:
+class PreemptionNotice(Struct, frozen=True):
     """This machine is being preempted."""
 
     reason: str

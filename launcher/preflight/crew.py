@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ...checks.merge import merge
 from ...checks.records import Phase, Record
 from ...checks.worker_config import NOT_CARRIED_OUT, STARTING, WAITING, CheckWorkerConfig, Delivery
 from ...rendezvous.protocol.check_messages import CheckOrder
-from ...values import dataclass, field, replace
 from ..machine.network import PortReservation
 from ..processes import RUN_MODULE
 from ..spawner.client import (
@@ -50,8 +52,7 @@ _ENVIRONMENT: Final = {
 """Variables of check workers, which override those of the training."""
 
 
-@dataclass(frozen=True, slots=True)
-class CrewPlan:
+class CrewPlan(Struct, frozen=True):
     """How the check workers of a node are started: like its training workers."""
 
     worker: CheckWorkerConfig

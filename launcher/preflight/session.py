@@ -12,13 +12,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ... import exit_codes
 from ...errors import NodeUnfitError
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ...rendezvous.protocol.messages import Outcome, Verdict
 from ...rendezvous.protocol.offer import Offer
 from ...tasks import show_bug
-from ...values import replace
 
 if TYPE_CHECKING:
     from .crew import CheckCrew

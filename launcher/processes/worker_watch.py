@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from ...training.worker import page_layout as layout
 from ...training.worker import phases, recorders, starter
-from ...values import dataclass
 from .shared_memory import shared_file, shared_page
 
 _STARTER = str(Path(starter.__file__).parent)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """The progress of a worker."""
 
     pid: int

@@ -4,8 +4,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from msgspec import Struct, field
+
 from ...events.record import MASTER, Record
-from ...values import dataclass, field
 from ..history.accounting import Account, Accounting, Phase, seconds_of
 from ..history.answers import FailureNote, JobSummary
 from ..history.job_rounds import failure_note, is_same
@@ -27,8 +28,7 @@ _DAMAGED: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """What a fold raises for an event with fields of other types than the schema has."""
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(Struct):
     """One start of the job."""
 
     number: int
@@ -41,8 +41,7 @@ class Attempt:
     account: Account = field(default_factory=Account)
 
 
-@dataclass(frozen=True, slots=True)
-class FailureEntry:
+class FailureEntry(Struct, frozen=True):
     """One failure."""
 
     run: int
@@ -55,8 +54,7 @@ class FailureEntry:
     """Further failures before the same restart, which are not listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Struct, frozen=True):
     """A checkpoint that was written, or not."""
 
     at_s: float
@@ -69,8 +67,7 @@ class Saved:
     """Why it was not written; empty: it was."""
 
 
-@dataclass(slots=True)
-class Notice:
+class Notice(Struct):
     """An event at WARNING or ERROR, or a result of the checks."""
 
     at_s: float
@@ -80,8 +77,7 @@ class Notice:
     count: int = 1
 
 
-@dataclass(slots=True)
-class JobReport:
+class JobReport(Struct):
     """All that is known of a job. Times are Unix times in seconds."""
 
     summary: JobSummary

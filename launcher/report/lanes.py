@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from msgspec import Struct, field
+
 from ...events.record import Record
-from ...values import dataclass, field
 from ..history.accounting import Account, Accounting, Phase
 
 GONE: Final = 63
@@ -32,8 +33,7 @@ class PhaseNames:
         return self._numbers.setdefault(name, len(self._numbers))
 
 
-@dataclass(slots=True)
-class Process:
+class Process(Struct):
     """One ft-run of a node."""
 
     began_s: float
@@ -45,8 +45,7 @@ class Process:
     """In its last round."""
 
 
-@dataclass(slots=True)
-class Lane:
+class Lane(Struct):
     """One node."""
 
     node: str

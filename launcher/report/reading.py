@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct, field
+
 from ...errors import UsageError
 from ...events.record import VERSION, Record
-from ...values import dataclass, field
 from ..flags.values import shown
 from ..history.accounting import seconds_of
 from .validity import Check, checks
@@ -37,8 +38,7 @@ _SAME_START_S: Final = 2.0
 _EXPECTED: Final = "expected files of --events, or a folder that has events*.jsonl"
 
 
-@dataclass(slots=True)
-class Reading:
+class Reading(Struct):
     """What was read, and what was not."""
 
     events: int = 0

@@ -6,8 +6,9 @@ They are those of the node with the lowest rank that was in both rounds. Its pha
 
 from typing import Final
 
+from msgspec import Struct, field
+
 from ...events.record import Record
-from ...values import dataclass, field
 from ..history.accounting import Accounting, Phase
 from ..history.job_rounds import failure_note
 from ..history.phases import Spent
@@ -18,8 +19,7 @@ REGROUP: Final = "regroup"
 _ORDER: Final = (Phase.HANGING, Phase.DRAINING, Phase.STOPPING, *Phase)
 
 
-@dataclass(slots=True)
-class RestartParts:
+class RestartParts(Struct):
     """One restart. Durations in seconds; None: not known, or not over."""
 
     run: int
@@ -59,8 +59,7 @@ class RestartParts:
         return self.seconds if self.is_over else None
 
 
-@dataclass(slots=True)
-class _Times:
+class _Times(Struct):
     """What a node did in a round."""
 
     rank: int = -1

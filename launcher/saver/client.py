@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...events.record import json_value
-from ...values import replace
 from ..processes import RUN_MODULE
 from ..processes.ipc import Incoming, send
 from .order import WriteOrder, WriteResult

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from ...training.worker import snapshot_page as page
-from ...values import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class WriteOrder:
+class WriteOrder(Struct, frozen=True):
     """An order to write a checkpoint, or the shards that this node holds of it."""
 
     destination: page.Destination
@@ -60,8 +60,7 @@ def file_rank(entry: page.Entry) -> int:
     return 0 if entry.is_replicated else entry.rank
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(Struct, frozen=True):
     """The result of an order."""
 
     error: str

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from msgspec import Struct, field
+
 from ...errors import NoProcessError
 from ...events.preload import PreloadSource, PreloadState
-from ...values import dataclass, field
 from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send
 from ..processes.tree import (
@@ -33,8 +34,7 @@ _STUCK_S = 0.5
 """The time between two looks at the guard, which ends within milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCommand:
+class WorkerCommand(Struct, frozen=True):
     """The command and the settings of one worker process."""
 
     argv: tuple[str, ...]
@@ -55,8 +55,7 @@ class WorkerCommand:
     """Whether it is a Python process that writes an uncaught exception to its error file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(Struct, frozen=True):
     """The workers of a round have been started."""
 
     round: int
@@ -84,8 +83,7 @@ class Spawned:
         return not self.pids[local_rank] or is_shortage(self.errors.get(local_rank, 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Struct, frozen=True):
     """A worker has exited."""
 
     round: int
@@ -96,18 +94,15 @@ class Exited:
     """Whether it has had child processes that ``stop`` did not signal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Empty:
+class Empty(Struct, frozen=True):
     """After ``kill`` or ``terminate_all``: no worker and no descendant of one is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnerGone:
+class SpawnerGone(Struct, frozen=True):
     """The spawner died; the kernel has killed the workers with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForkServerEvent:
+class ForkServerEvent(Struct, frozen=True):
     """The state of the fork server has changed."""
 
     state: PreloadState
@@ -117,8 +112,7 @@ class ForkServerEvent:
     """READY: how long the start took. STALE: the file that changed. FAILED: the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(Struct, frozen=True):
     """The workers were killed, or not started, because the time set by ``fence`` had passed."""
 
     late_s: float

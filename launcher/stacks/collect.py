@@ -11,11 +11,12 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ...rendezvous.protocol import stacks
 from ...rendezvous.protocol.stacks import Frame, RankStack, RankState
 from ...training.worker.page_layout import STACKS_FILE
 from ...training.worker.start import STACKS_SIGNAL
-from ...values import dataclass
 from ..processes.worker_watch import WorkerWatch
 from .dump import main_thread
 
@@ -31,8 +32,7 @@ _GPUS = ("/dev/nvidia-uvm", "/dev/kfd")
 _SIGNAL_BIT = 1 << (STACKS_SIGNAL - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class AskedWorker:
+class AskedWorker(Struct, frozen=True):
     """A worker that has not exited."""
 
     rank: int

@@ -14,8 +14,9 @@ import stat
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ...training.worker.recorders import SOCKETS
-from ...values import dataclass
 from .control_plane import signature
 
 PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
@@ -25,8 +26,7 @@ VARIABLES = (_SIZES[0], PIPES, _FILES[0], SOCKETS)
 """The variables that ``record_collectives`` may set; torch's exist since 2.9."""
 
 
-@dataclass(slots=True)
-class _Dump:
+class _Dump(Struct):
     before: tuple[int, int] | None
     seen: tuple[int, int] | None
     is_written: bool = False

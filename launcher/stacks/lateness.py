@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..processes.worker_watch import Progress
 
 AUTO_LEAST_S = 60.0
@@ -10,8 +11,7 @@ _AUTO_TIMES = 10
 """``auto``: this multiple of the longest time between two steps, with this minimum."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """The late workers, according to the workers' pages."""
 
     late: tuple[int, ...]

@@ -1,10 +1,9 @@
 """The numbers of ``--auto-tune on``."""
 
-from ...values import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """How long is measured, what counts as faster, and what it may cost."""
 
     skip_steps: int = 20

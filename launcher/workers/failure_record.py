@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
-from ...values import replace
 from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_of_exit, read_micro_batch
 from ..machine.oom import OomWatch
 from ..spawner.client import Exited

@@ -9,13 +9,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...events.event import Event
 from ...events.workers import HangDismissed, HangSuspected, StacksKept
 from ...rendezvous.protocol.collectives import GROUPS_MAX, GROUPS_OF_NODE_MAX, RankCollectives
 from ...rendezvous.protocol.messages import HangSpec, Stop
 from ...rendezvous.protocol.stacks import NoHang, RankStack, StackReport, Suspicion
 from ...tasks import show_bug
-from ...values import replace
 from ..stacks.collect import AskedWorker, collect
 from ..stacks.control_plane import ControlPlane
 from ..stacks.flight_recorder import FlightRecorders

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ...rendezvous.protocol.intervals import Intervals
 from ...rendezvous.protocol.pace import Pace
 from ...rendezvous.protocol.work_messages import (
@@ -18,7 +20,6 @@ from ...rendezvous.protocol.work_messages import (
     WorkGrant,
     WorkReport,
 )
-from ...values import replace
 
 OVER = -1
 """The answer to a worker: all pieces are confirmed."""

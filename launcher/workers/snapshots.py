@@ -14,6 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.offer import (
@@ -26,7 +28,6 @@ from ...rendezvous.protocol.offer import (
 )
 from ...training.worker import snapshot_page as page
 from ...training.worker.agent_socket import peer_pid
-from ...values import replace
 from ..machine.network import PortReservation
 from ..processes.worker_socket import WorkerSocket
 from ..saver.saves import NodeShards, Saves

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from msgspec import Struct
+
 from ...events.event import Event
 from ...events.tuning import TuneFileIgnored, TuneFileNotWritten
-from ...values import dataclass
 from ..options import LaunchOptions, ScriptMode
 from ..processes.regular_file import head_of_file
 
@@ -25,8 +26,7 @@ _SETTINGS = ("num_workers", "prefetch_factor")
 _SETTING_MAX = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class TunedValues:
+class TunedValues(Struct, frozen=True):
     """What a job has found out."""
 
     micro_batch: int = 0

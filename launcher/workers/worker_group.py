@@ -11,10 +11,11 @@ import enum
 import os
 import signal
 
+from msgspec import Struct
+
 from ...rendezvous.protocol.claim import Progress
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.steps import STEPS_MAX
-from ...values import dataclass
 from ..logs.log_dir import AttemptLogs, console_prefix
 from ..logs.log_file import Route, Stream, StreamPlan, open_log
 from ..processes.regular_file import tail_of_file
@@ -54,8 +55,7 @@ class WorkerGroupState(enum.Enum):
         return self in (WorkerGroupState.KILLING, WorkerGroupState.GONE)
 
 
-@dataclass(slots=True)
-class _Worker:
+class _Worker(Struct):
     pid: int = 0
     exit_code: int | None = None
     stderr_stream: int | None = None

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..logs.log_dir import LogDir
 from ..logs.relay_client import RelayClient
 from ..spawner.client import SpawnerClient
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from .tune_file import TuneFile
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStarter:
+class WorkerStarter(Struct, frozen=True):
     """The same in every round; made before the event loop by ``launch``, which also closes it."""
 
     commands: WorkerCommands

@@ -22,7 +22,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..protocol.collectives import GroupCollectives
 from ..protocol.stacks import RankStack
 
@@ -42,8 +43,7 @@ class Found(enum.Enum):
     """Ranks wait for each other in several groups."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """The result."""
 
     found: Found
@@ -57,8 +57,7 @@ class Evidence:
     """The operation of ``ranks``, where it differs."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
+class _Wait(Struct, frozen=True):
     """A rank that waits in an operation."""
 
     rank: int

@@ -16,7 +16,8 @@ On GPUs anything else is not known: no rank is named, and no node is replaced.
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..protocol.stacks import Frame, RankStack, RankState
 from .collectives import Evidence, Found, examine
 from .waits import blocks, communicates, wait_of
@@ -50,8 +51,7 @@ class HangKind(enum.Enum):
     """It is not known which rank hangs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Ranks that are at the same place."""
 
     ranks: tuple[int, ...]
@@ -59,8 +59,7 @@ class Group:
     """The stack of the first of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class HangVerdict:
+class HangVerdict(Struct, frozen=True):
     """Which ranks hang, and why, in one clause."""
 
     kind: HangKind

@@ -4,8 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec.structs import replace
+
 from ...tasks import show_bug
-from ...values import replace
 from ..group.events import Hung
 from ..group.group import Group
 from ..group.phases import GroupPhase

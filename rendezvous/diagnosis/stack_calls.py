@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ...values import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ..protocol.stacks import RankStack, StackOrder, StackReport
 from ..protocol.steps import RankSteps, StepsOrder, StepsReport
 
@@ -12,8 +14,7 @@ REPORTS_S = 4.0
 """How long the nodes have for their reports: longer than workers have to answer a node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Whereabouts:
+class Whereabouts(Struct, frozen=True):
     """The reports of the nodes."""
 
     stacks: tuple[RankStack, ...]

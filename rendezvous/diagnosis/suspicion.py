@@ -9,7 +9,9 @@ report progress without steps, as in an evaluation, nothing hangs: the late rank
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...values import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ..protocol.failure import Failure, hung
 from ..protocol.stacks import Frame, RankStack, RankState
 from .hang import (
@@ -40,8 +42,7 @@ _TAKE_LONG = (
 """Library files whose functions save, load or compile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """The result of the samples."""
 
     verdict: HangVerdict | None = None
@@ -55,8 +56,7 @@ class Finding:
 _NOTHING = Finding()
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
+class _Rank(Struct, frozen=True):
     """One rank in all samples."""
 
     stack: RankStack

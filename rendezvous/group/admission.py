@@ -5,7 +5,8 @@ import math
 import typing
 from typing import Any
 
-from ...values import replace
+from msgspec.structs import replace
+
 from ..policy.matches import BadRule
 from ..policy.rules import Rule
 from ..protocol.bounds import Called

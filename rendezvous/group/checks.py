@@ -10,9 +10,10 @@ are lost, and time. What the findings mean for the world is decided in ``rounds`
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec import Struct, field
+
 from ... import defaults, exit_codes
 from ...events.master import ChecksAborted, ChecksBegun, ChecksConcluded, NodeFailedChecks
-from ...values import dataclass, field
 from ..policy.postmortem import Postmortem
 from ..policy.recheck import casts_doubt_on_all, may_be_the_machine
 from ..protocol.check_messages import (
@@ -32,8 +33,7 @@ _ANSWER_GRACE_S = 2.0
 """What an answer may take beyond the time that its order allows: to end a hanging worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Struct, frozen=True):
     """What an examination that is over means for the next world."""
 
     sentence: str
@@ -43,8 +43,7 @@ class Findings:
     """Nodes were sent away, or cannot be in one world with another."""
 
 
-@dataclass(slots=True)
-class _Current:
+class _Current(Struct):
     """An examination on its way."""
 
     spec: CheckSpec

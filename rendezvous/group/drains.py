@@ -12,8 +12,9 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ...events.master import NodePreemptionNoticed, ScaleUpCancelled, ScaleUpPrepared
-from ...values import replace
 from ..protocol.bounds import COUNT_MAX
 from ..protocol.drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
 from .outbox import Outbox

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from ... import defaults, exit_codes
-from ...values import replace
 from ..policy.postmortem import Postmortem
 from ..protocol.messages import JobSpec, Outcome, Verdict
 from ..protocol.offer import Saving

@@ -3,9 +3,10 @@
 import math
 from typing import Any
 
+from msgspec import Struct
+
 from ... import defaults
 from ...events.master import MasterEvent
-from ...values import dataclass, names
 from ..protocol.failure import Failure
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import MasterMessage, NodeMessage, Verdict
@@ -13,8 +14,7 @@ from ..protocol.offer import Offer
 from ..protocol.timeouts import Timeouts
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSettings(Timeouts):
+class GroupSettings(Timeouts, frozen=True):
     """The times of a group, in seconds."""
 
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
@@ -40,42 +40,39 @@ class GroupSettings(Timeouts):
     @classmethod
     def of(cls, timeouts: Timeouts, **others: Any) -> "GroupSettings":
         """Return the settings with these times, and other fields."""
-        return cls(**{name: getattr(timeouts, name) for name in names(Timeouts)}, **others)
+        return cls(
+            **{name: getattr(timeouts, name) for name in Timeouts.__struct_fields__}, **others
+        )
 
 
 # --- events ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(Struct, frozen=True):
     """A message came in on a stream. The first one on a stream is ``Attend``."""
 
     link: int
     message: NodeMessage
 
 
-@dataclass(frozen=True, slots=True)
-class Detached:
+class Detached(Struct, frozen=True):
     """A stream is gone."""
 
     link: int
 
 
-@dataclass(frozen=True, slots=True)
-class Renewed:
+class Renewed(Struct, frozen=True):
     """The node in the process of the master has renewed its offer."""
 
     link: int
     offer: Offer
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(Struct, frozen=True):
     """Workers of a round hang, as the stacks of all ranks say."""
 
     round: int
@@ -92,23 +89,20 @@ Event = Received | Detached | Renewed | Tick | Hung
 # --- commands --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send a message on a stream."""
 
     link: int
     message: MasterMessage
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Struct, frozen=True):
     """End a stream after what was sent on it."""
 
     link: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """The job is over and every node that is there has heard the verdict."""
 
     verdict: Verdict

@@ -6,12 +6,12 @@ What is measured, which nodes meet and which is at fault is decided behind it (`
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..protocol.check_messages import CheckSpec
 
 
-@dataclass(frozen=True, slots=True)
-class CheckStep:
+class CheckStep(Struct, frozen=True):
     """What the nodes of an examination do next, all meetings at once."""
 
     phase: str
@@ -23,8 +23,7 @@ class CheckStep:
     """How far the checks are, for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFinding:
+class NodeFinding(Struct, frozen=True):
     """What an examination found of one node."""
 
     exit_code: int
@@ -35,8 +34,7 @@ class NodeFinding:
     """It has passed together with another node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
+class Conclusion(Struct, frozen=True):
     """What an examination found of all nodes."""
 
     findings: Mapping[str, NodeFinding]

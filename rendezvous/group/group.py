@@ -15,8 +15,9 @@ told when it is gone.
 
 import math
 
+from msgspec.structs import replace
+
 from ...events.master import JobForgotten, NodeDisconnected, NodesRespondAgain, NoNodeResponds
-from ...values import replace
 from ..protocol.bounds import SHORT_TEXT_MAX_CHARS
 from ..protocol.check_messages import CheckResult
 from ..protocol.drain_messages import Drained, Notice

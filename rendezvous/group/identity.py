@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..protocol.messages import Attend, NodeSpec
 
 
@@ -18,8 +19,7 @@ def next_identity(node_id: str, is_taken: Callable[[str], bool]) -> str:
     return f"{name}/{following}"
 
 
-@dataclass(slots=True)
-class Newcomer:
+class Newcomer(Struct):
     """A node that claims an identity whose holder has been asked to answer."""
 
     link: int

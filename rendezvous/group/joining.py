@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ... import defaults
 from ...events.master import (
     NodeJoined,
@@ -12,7 +14,6 @@ from ...events.master import (
     OptionsReplaced,
     TakeoverBegun,
 )
-from ...values import replace
 from ..protocol.claim import Claim, ClaimState, Past
 from ..protocol.messages import Attend, Challenge, NodeSpec, Refused, Renamed, Start, Stop
 from .admission import difference, endpoint_taken, identity_taken, refusal

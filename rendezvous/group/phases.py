@@ -3,7 +3,8 @@
 import enum
 import math
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .ending import Ending
 from .takeover import Takeover
 
@@ -27,8 +28,7 @@ class Checking:
     """Nodes are examined before the next round; the gate has the examination."""
 
 
-@dataclass(slots=True)
-class Running:
+class Running(Struct):
     """A round runs."""
 
     formed_at: float | None
@@ -46,8 +46,7 @@ class Running:
         return min(self.rescale_at, self.grows_until) < math.inf
 
 
-@dataclass(slots=True)
-class Stopping:
+class Stopping(Struct):
     """A round is being stopped."""
 
     ran_s: float | None

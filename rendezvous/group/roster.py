@@ -7,7 +7,8 @@ import enum
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..protocol.bounds import NODES_MAX
 from ..protocol.claim import Claim
 from ..protocol.failure import Failure
@@ -42,8 +43,7 @@ _LEGAL = {
 }
 
 
-@dataclass(slots=True)
-class Node:
+class Node(Struct):
     """One node, as its master sees it. Change ``phase`` and ``link`` through the roster only."""
 
     spec: NodeSpec

@@ -6,8 +6,9 @@
 import math
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ...events.master import JobFinished, NodeExcluded, NodeLeaves, NodeLost, RoundTakenOver
-from ...values import replace
 from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
 from ..protocol.claim import Claim, ClaimState, Progress

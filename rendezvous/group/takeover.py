@@ -11,8 +11,10 @@ than those that come next, and have been in a lower round.
 
 import enum
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ... import defaults
-from ...values import dataclass, field, replace
 from ..protocol.claim import Claim, ClaimState
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
 from ..protocol.messages import Done, Failed, NodeMessage, Stop, Stopped
@@ -51,8 +53,7 @@ def is_spare(claim: Claim) -> bool:
     return claim.nodes == 0
 
 
-@dataclass(slots=True)
-class ClaimedWorld:
+class ClaimedWorld(Struct):
     """A world with the highest number, and those of its members that are there."""
 
     formed_by: str
@@ -81,8 +82,7 @@ class ClaimedWorld:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class TakenOver:
+class TakenOver(Struct, frozen=True):
     """The round that a takeover goes on with, and how it stands."""
 
     finding: TakeoverState

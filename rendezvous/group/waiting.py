@@ -2,7 +2,8 @@
 
 from itertools import islice
 
-from ...values import replace
+from msgspec.structs import replace
+
 from ..protocol.messages import JobSpec, Waiting
 from .ending import Ending
 from .outbox import Outbox

@@ -8,8 +8,9 @@ pieces that it holds and has confirmed, so that a new master needs nothing else.
 import math
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from ...events.master import PieceFails, WorkAdvanced
-from ...values import replace
 from ..protocol.failure import Failure
 from ..protocol.intervals import Intervals, are_bounds, pairs
 from ..protocol.messages import Attend

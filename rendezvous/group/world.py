@@ -16,7 +16,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...values import replace
+from msgspec.structs import replace
+
 from ..protocol.messages import Assignment
 from .roster import Node, Sizes
 

@@ -13,7 +13,9 @@ started.
 import math
 from collections.abc import Callable
 
-from ...values import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ..protocol.lease_messages import NO_ROUND, LeaseAnswer, LeaseAsk, LeaseStep
 from .acceptor import Acceptor
 from .times import LeaseTimes
@@ -22,8 +24,7 @@ _OUTBID = 0.3
 """Share of the time for answers after which a candidate that was refused once retries."""
 
 
-@dataclass(slots=True)
-class _Attempt:
+class _Attempt(Struct):
     """A pending request to all hosts."""
 
     ask: LeaseAsk

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ... import defaults
 from ...tasks import show_bug
-from ...values import dataclass, replace
 from ..group.admission import succession_differences
 from ..group.events import GroupSettings
 from ..master.master import Lease, Master
@@ -71,8 +73,7 @@ class Greeting(NamedTuple):
     """The options of this host, where it knows that they are those of the job."""
 
 
-@dataclass(slots=True)
-class _Rival:
+class _Rival(Struct):
     """A listed host that was given other options, as long as it answers."""
 
     since: float

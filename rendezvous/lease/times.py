@@ -5,8 +5,9 @@
 
 import math
 
+from msgspec import Struct
+
 from ... import defaults
-from ...values import dataclass
 
 HELD = 0.9
 """Share of a lease for which its holder relies on it: clocks are up to 5 % fast or slow."""
@@ -16,8 +17,7 @@ KILL_S = 1.0
 """How long a kill may take."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
+class LeaseTimes(Struct, frozen=True):
     """The times of a job with several endpoints, in seconds."""
 
     lease_s: float = defaults.LEASE_S

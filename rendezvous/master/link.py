@@ -5,35 +5,33 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from ...values import dataclass, field
+from msgspec import Struct
+
 from ..protocol.messages import Attend, MasterMessage, NodeMessage
 from ..protocol.offer import Offer
 from .master import Master
 
 
-@dataclass(frozen=True, slots=True)
-class LinkUp:
+class LinkUp(Struct, frozen=True):
     """The master has received the node's ``Attend``."""
 
     again: bool
     """Whether the link was up before."""
-    opened_s: float = field(default=math.inf, compare=False)
+    opened_s: float = math.inf
     """When its stream was opened (``fencing.now``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkDown:
+class LinkDown(Struct, frozen=True):
     """The master is unreachable; the link retries. Reported after each attempt."""
 
     reason: str
-    left_s: float = field(default=0.0, compare=False)
+    left_s: float = 0.0
     """Seconds until the link gives up."""
-    hosts: tuple[str, ...] = field(default=(), compare=False)
+    hosts: tuple[str, ...] = ()
     """The answer of each of several listed hosts, once they have been tried for a while."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLost:
+class LinkLost(Struct, frozen=True):
     """The link has ended: the master was unreachable for too long, or the peer is no master."""
 
     sentence: str

@@ -9,8 +9,9 @@ import os
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ...events.master import MasterEvent, NodeRefused
-from ...values import replace
 from ..diagnosis.hang_inquiry import HangInquiry
 from ..diagnosis.stack_calls import StackCalls, Whereabouts
 from ..group.events import (

@@ -1,6 +1,7 @@
 """The response to the end of a round: the policy's decision, budget and exclusion. Pure."""
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..protocol.claim import Past
 from ..protocol.failure import Failure, FailureKind, is_collateral
 from ..protocol.messages import JobSpec, Outcome, PolicySpec
@@ -17,8 +18,7 @@ _TRIALS_MAX = 12
 """Failed trials of ``--auto-tune on`` in a job that are not counted; the script causes more."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundDecision:
+class RoundDecision(Struct, frozen=True):
     """The response to the end of a round. With all fields at their defaults: a regroup."""
 
     outcome: Outcome | None = None

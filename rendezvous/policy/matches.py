@@ -11,8 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from ... import exit_codes
-from ...values import dataclass, field
 from ..protocol.failure import Failure, FailureKind, signal_name
 
 _LINES_LOOKED_AT = 100
@@ -40,21 +41,19 @@ class BadRule(ValueError):  # noqa: N818 - a verdict on a text, turned into an e
         self.right = right
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """Whether a failure matches, and the reason as text."""
 
     matches: bool
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """The left side of a rule."""
 
     text: str
     """As it is written in a rule."""
-    look: Callable[[Failure], Look] = field(compare=False)
+    look: Callable[[Failure], Look]
     """Returns whether a failure matches, and why."""
     exit_code: int | None = None
     """Of all failures that match, as in ``Failure``; None: they have different ones."""

@@ -7,7 +7,9 @@ Rules are ``MATCH=ACTION``; the first match decides, the user's rules before the
 import enum
 from collections.abc import Sequence
 
-from ...values import dataclass, field, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ..protocol.failure import Failure, FailureKind
 from .matches import (
     BadRule,
@@ -43,8 +45,7 @@ class Action(enum.Enum):
         return self in (Action.RESTART, Action.REPLACE_NODE)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """One rule of the user: the action answers a failure that matches."""
 
     match: Match
@@ -75,8 +76,7 @@ class Rule:
         return f"{self.match.text}={self.action.value}"
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     """What is known besides the failure itself."""
 
     seconds_after_start: float | None = None
@@ -92,16 +92,14 @@ class Context:
         return after is not None and after < SLIP_S and look_for_slip(failure).matches
 
 
-@dataclass(frozen=True, slots=True)
-class PassedOver:
+class PassedOver(Struct, frozen=True):
     """A rule that did not match."""
 
     rule: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """The response to a failure."""
 
     action: Action
@@ -110,7 +108,7 @@ class Decision:
     reason: str
     """Why it matches, as text."""
     is_default: bool = False
-    passed_over: tuple[PassedOver, ...] = field(default=(), compare=False)
+    passed_over: tuple[PassedOver, ...] = ()
     micro_batch: int = 0
     """Of ``ElasticBatches`` in the next round; 0: as before."""
     note: str = ""

@@ -4,12 +4,12 @@
 next round can compute the same samples in parts of half the size.
 """
 
-from ...values import dataclass
+from msgspec import Struct
+
 from ..protocol.failure import Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Shrinking:
+class Shrinking(Struct, frozen=True):
     """What ``shrink`` does about a failure."""
 
     micro_batch: int | None

@@ -16,8 +16,9 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
+from msgspec import Struct, StructMeta
+
 from ... import defaults
-from ...values import dataclass, is_value
 
 COUNT_MAX: Final = 999_999_999
 """As on the command line. Slightly larger numbers still fit any field of a message."""
@@ -31,16 +32,14 @@ RULES_MAX: Final = 100
 """To read the longest regular expression takes 0.04 s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Struct, frozen=True):
     """Bounds of a whole number."""
 
     least: int
     most: int
 
 
-@dataclass(frozen=True, slots=True)
-class Real:
+class Real(Struct, frozen=True):
     """Bounds of a real number; the minimum is 0."""
 
     most: float
@@ -48,8 +47,7 @@ class Real:
     """Infinity is valid beyond ``most``: never."""
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
+class Length(Struct, frozen=True):
     """Bounds of a text, in characters, or of a list, in entries."""
 
     most: int
@@ -58,8 +56,7 @@ class Length:
     is_needed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(Struct, frozen=True):
     """The name of an option that must be the same on all nodes, in the error if it differs.
 
     Without this the name is that of its field: ``--max-restarts``, ``--restart-window in seconds``.
@@ -156,7 +153,7 @@ def _check_of(hint: Any, field: str) -> _Check | None:
                 return functools.partial(_list, bound, _check_of(typing.get_args(inner)[0], field))
             case _:
                 return None
-    if is_value(hint):
+    if isinstance(hint, StructMeta):
         return lambda _, value: check(value)
     if hint is bool or issubclass(hint, enum.Enum):
         return None

@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
+from msgspec import Struct
+
 from ... import defaults
-from ...values import dataclass
 from .bounds import (
     Called,
     Count,
@@ -23,8 +24,7 @@ from .offer import Offer
 _Factor = Annotated[float, Real(1e9)]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckSpec:
+class CheckSpec(Struct, frozen=True):
     """How nodes are checked before they enter a world (docs/reference/checks.md)."""
 
     level: Annotated[Name, Called("--check-level")] = defaults.CHECK_LEVEL
@@ -47,8 +47,7 @@ class CheckSpec:
     """0: ``straggler_threshold``."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOrder:
+class CheckOrder(Struct, frozen=True):
     """Run this check now, together with the other nodes of a meeting; answer ``CheckResult``."""
 
     number: Count
@@ -68,8 +67,7 @@ class CheckOrder:
     """The progress of the checks, for display."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(Struct, frozen=True):
     """An order has been carried out, or has failed."""
 
     number: Count
@@ -79,8 +77,7 @@ class CheckResult:
     """A new offer: no store of an earlier order is used."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckVerdict:
+class CheckVerdict(Struct, frozen=True):
     """The verdict on this node."""
 
     exit_code: Annotated[int, Whole(0, 255)]

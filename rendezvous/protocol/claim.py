@@ -3,8 +3,9 @@
 import enum
 from typing import Annotated
 
+from msgspec import Struct
+
 from ... import defaults
-from ...values import dataclass
 from .bounds import NODES_MAX, Age, Ages, Ballot, Count, Length, Name, ShortText, Whole
 from .failure import Failure
 from .steps import STEPS_MAX
@@ -23,8 +24,7 @@ class ClaimState(enum.Enum):
     """None is alive; they were stopped or have failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFailures:
+class NodeFailures(Struct, frozen=True):
     """How often a node was the root cause of a restart."""
 
     node_id: Name
@@ -32,8 +32,7 @@ class NodeFailures:
     """When the round was formed, whole seconds, within ``--restart-window``; bounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How many steps the workers of a node have done in a round."""
 
     furthest: FurthestStep = -1
@@ -42,8 +41,7 @@ class Progress:
     """Whether a worker has done a step, or reported progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class PastProgress:
+class PastProgress(Struct, frozen=True):
     """How many steps the job has done in all rounds."""
 
     furthest: FurthestStep
@@ -52,8 +50,7 @@ class PastProgress:
     """The number of consecutive restarts without a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(Struct, frozen=True):
     """The state of the job before a round, as far as a later master needs it."""
 
     restart_ages_s: Ages = ()
@@ -70,8 +67,7 @@ class Past:
     """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """The last round of a node: what a new master without a round needs."""
 
     round: Count

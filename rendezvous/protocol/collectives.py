@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .bounds import Count, Length, Ranks
 
 GROUPS_MAX = 64
@@ -12,8 +13,7 @@ TEXT_MAX = 100
 _Text = Annotated[str, Length(TEXT_MAX)]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCollectives:
+class GroupCollectives(Struct, frozen=True):
     """One process group, as one of its ranks has recorded it."""
 
     group: _Text
@@ -28,8 +28,7 @@ class GroupCollectives:
     """The pending collective, else the last one; with its size where all ranks have the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankCollectives:
+class RankCollectives(Struct, frozen=True):
     """The process groups of one rank."""
 
     groups: Annotated[tuple[GroupCollectives, ...], Length(GROUPS_MAX)] = ()

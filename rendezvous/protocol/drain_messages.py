@@ -5,13 +5,13 @@ Nodes are being preempted, or the world grows. Values only.
 
 from typing import Annotated
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .bounds import Count, LongText, Reason, Seconds, Whole
 from .offer import STEP_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True):
     """This node is being preempted (SIGTERM, a notice of its cloud): all ranks may save first.
 
     It is sent again on each stream, until the node leaves.
@@ -22,8 +22,7 @@ class Notice:
     """How long they may take, from now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Struct, frozen=True):
     """Every worker of this node has left its share of the state of one step, and waits."""
 
     round: Count
@@ -33,8 +32,7 @@ class Drained:
     """Of the order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Struct, frozen=True):
     """The world is about to change: have all ranks save a consistent snapshot.
 
     The answer is ``Drained``.
@@ -55,8 +53,7 @@ class Drain:
     """Another one after an order of the round that was cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelDrain:
+class CancelDrain(Struct, frozen=True):
     """The world does not grow: the workers continue. It does not cancel a preemption."""
 
     round: Count
@@ -64,8 +61,7 @@ class CancelDrain:
     """Of the next order, which is not cancelled if it has come before."""
 
 
-@dataclass(frozen=True, slots=True)
-class MayLeave:
+class MayLeave(Struct, frozen=True):
     """All ranks have saved the state of one step: a node that is being preempted may leave now."""
 
     round: Count

@@ -4,9 +4,10 @@ import re
 import socket
 from typing import Final
 
+from msgspec import Struct
+
 from ... import defaults
 from ...errors import UsageError
-from ...values import dataclass
 
 MAX_PORT: Final = 65535
 RIGHT: Final = "HOST[:PORT], e.g. node0:29400 or [fd00::1]:29400"
@@ -18,8 +19,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 _SHOWN = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """Where a master listens. ``host`` is a name or an address, IPv6 without brackets."""
 
     host: str

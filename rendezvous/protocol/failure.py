@@ -7,7 +7,9 @@ import re
 import signal
 from collections.abc import Sequence
 
-from ...values import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from .bounds import (
     Count,
     CountOrNone,
@@ -41,8 +43,7 @@ class FailureKind(enum.Enum):
     """Workers make no progress, according to the stacks of all ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """One failure, as its node reported it; bounded, so that it fits into any message.
 
     For a lost node, ``rank``, ``local_rank``, ``pid`` and ``exit_code`` are -1, -1, 0 and 0. For

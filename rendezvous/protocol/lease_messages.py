@@ -3,7 +3,8 @@
 import enum
 from typing import Annotated
 
-from ...values import dataclass
+from msgspec import Struct
+
 from . import bounds
 from .bounds import (
     Ballot,
@@ -24,8 +25,7 @@ NO_ROUND = (0, -1)
 """The value of term and number for no round."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuccessionSpec:
+class SuccessionSpec(Struct, frozen=True):
     """Options that must be the same on all hosts that may lead, and on nodes. Times in seconds.
 
     From the times of the nodes a new leader knows when no worker of an earlier one is left.
@@ -57,8 +57,7 @@ class LeaseStep(enum.Enum):
         return self in (LeaseStep.RELEASE, LeaseStep.END)
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseAsk:
+class LeaseAsk(Struct, frozen=True):
     """One request of a proposer, the same for all acceptors."""
 
     step: LeaseStep
@@ -79,8 +78,7 @@ class LeaseAsk:
     """The exit status of the job, with ``END``."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseAnswer:
+class LeaseAnswer(Struct, frozen=True):
     """The answer of an acceptor."""
 
     accepted: bool

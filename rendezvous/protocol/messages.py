@@ -10,8 +10,9 @@ node says of its last round is in ``claim``.
 import enum
 from typing import Annotated
 
+from msgspec import Struct
+
 from ... import defaults
-from ...values import dataclass
 from .bounds import (
     Ballot,
     Called,
@@ -45,8 +46,7 @@ PROTOCOL_VERSION = 1
 """Increased with each incompatible change of the protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySpec:
+class PolicySpec(Struct, frozen=True):
     """The response to failures (docs/reference/failure-policy.md). Times in seconds."""
 
     rules: Annotated[Rules, Called("the list of --on-failure rules")] = ()
@@ -68,8 +68,7 @@ class PolicySpec:
     """The number of consecutive restarts without a step that ends the job; 0: never."""
 
 
-@dataclass(frozen=True, slots=True)
-class HangSpec:
+class HangSpec(Struct, frozen=True):
     """When workers are suspected to hang (docs/internals/hang-detection.md). Times in seconds."""
 
     timeout_s: Annotated[Seconds, Called("--hang-timeout in seconds (0 is auto)")]
@@ -78,8 +77,7 @@ class HangSpec:
     """The time until the first step, and for calls that are known to take long."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(Struct, frozen=True):
     """The options that must be the same on every node of a job."""
 
     job_id: Text
@@ -101,8 +99,7 @@ class JobSpec:
     """Compared with that of the leader. None: a single endpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
+class NodeSpec(Struct, frozen=True):
     """The properties of a node that stay the same while its agent lives."""
 
     node_id: Name
@@ -124,8 +121,7 @@ class NodeSpec:
 # --- node → master ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Attend:
+class Attend(Struct, frozen=True):
     """First message of every stream."""
 
     protocol: Unchecked
@@ -140,23 +136,20 @@ class Attend:
     """Of ``shared_work``; what it holds is of the round of ``claim``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """A worker of this node failed; the node is stopping its other workers."""
 
     round: Count
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """All workers of this node exited 0."""
 
     round: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(Struct, frozen=True):
     """No worker of ``round`` is alive on this node; it is ready for the next one."""
 
     round: Count
@@ -167,27 +160,23 @@ class Stopped:
     """Pieces of ``shared_work`` that were confirmed since the last report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """The offer of a ready node: its fork server has imported its modules, or has failed."""
 
     offer: Offer
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """The node was asked to leave (SIGTERM); it stops its workers, then closes the stream."""
 
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class ChallengeReply:
+class ChallengeReply(Struct, frozen=True):
     """The reply to ``Challenge``: this process is alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Struct, frozen=True):
     """The node has received the verdict."""
 
 
@@ -213,8 +202,7 @@ NodeMessage = (
 # --- master → node ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """A world is not complete yet."""
 
     joined: Count
@@ -230,8 +218,7 @@ class Waiting:
     """Seconds until the next round may be formed (``--restart-backoff``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Struct, frozen=True):
     """One node's part of a world, and why the previous round ended."""
 
     round: Count
@@ -268,15 +255,13 @@ class Assignment:
     round: each of two leaders may have formed a round that the other does not know."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Start the workers of a round."""
 
     assignment: Assignment
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """Stop the workers of a round, then answer ``Stopped``."""
 
     round: Count
@@ -292,8 +277,7 @@ class Stop:
     """The stacks of all ranks in a hang, for display; bounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resigned:
+class Resigned(Struct, frozen=True):
     """The leader resigns: the state after the last round, for the claims of its nodes."""
 
     round: CountOrNone
@@ -308,8 +292,7 @@ class Resigned:
     """As in ``Claim``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Struct, frozen=True):
     """The node is to answer that it is alive.
 
     The reasons: another process claims its identity, the other nodes are silent, or this is the
@@ -329,8 +312,7 @@ class Outcome(enum.Enum):
     """Too few nodes have passed the checks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The end of the job, the same on every node except for the fields that state otherwise."""
 
     outcome: Outcome
@@ -347,8 +329,7 @@ class Verdict:
     """Differs between nodes. None: this node does not save sharded state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """This node may not join; the stream ends."""
 
     sentence: LongText
@@ -356,15 +337,13 @@ class Refused:
     """Another process has replaced it: its workers belong to a stale round."""
 
 
-@dataclass(frozen=True, slots=True)
-class Excluded:
+class Excluded(Struct, frozen=True):
     """This node is excluded and may not rejoin the job; the stream ends."""
 
     sentence: LongText
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed:
+class Renamed(Struct, frozen=True):
     """Another node has the identity that this node proposed; it must use this one."""
 
     node_id: Annotated[str, Length(512, is_name=True, is_needed=True)]

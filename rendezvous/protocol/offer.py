@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .bounds import Count, Length, Name, Port, Ranks, Whole
 
 STEP_MAX = (1 << 63) - 1
@@ -14,8 +15,7 @@ _HELD = Length(8)
 """Of one node: the newest snapshot, the previous one, and those of replicas."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The state of one step in the memory of a node: each of its workers has saved its shard."""
 
     step: Step
@@ -31,8 +31,7 @@ class Snapshot:
     """Increases with each snapshot of the job, regardless of its owner; 0: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(Struct, frozen=True):
     """Shards of other nodes' ranks in the state of one step."""
 
     step: Step
@@ -43,8 +42,7 @@ class Replica:
     """As in ``Snapshot``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshots:
+class Snapshots(Struct, frozen=True):
     """All snapshots that a node has. Those of different rounds do not belong together."""
 
     round: Count
@@ -56,8 +54,7 @@ class Snapshots:
     """Replicas of several steps; empty if ``--snapshot-replicas`` is 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resumption:
+class Resumption(Struct, frozen=True):
     """The snapshots from which all ranks of a round resume."""
 
     step: Step
@@ -67,8 +64,7 @@ class Resumption:
     owner: Owner = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
+class Saving(Struct, frozen=True):
     """The part of a snapshot that a node saves to storage when its job fails."""
 
     step: Step
@@ -77,8 +73,7 @@ class Saving:
     owner: Owner = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """The address at which this node would host the next round's store, if it got rank 0."""
 
     address: Name

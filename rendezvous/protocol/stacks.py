@@ -3,7 +3,8 @@
 import enum
 from typing import Annotated
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .bounds import OF_A_NODE, Count, CountOrNone, Length, LongText, Name, Ranks, Seconds, ShortText
 from .collectives import RankCollectives
 
@@ -33,8 +34,7 @@ class RankState(enum.Enum):
     """It has no hook: not Python, or not started by ft-run's starter. Its state is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """One Python frame."""
 
     file: _Text
@@ -47,8 +47,7 @@ class Frame:
     """The text of the line, stripped; empty if the file cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankStack:
+class RankStack(Struct, frozen=True):
     """The stack of a rank, and its progress."""
 
     rank: Count
@@ -71,8 +70,7 @@ class RankStack:
     """The piece of ``shared_work`` that it is doing; empty if it does none."""
 
 
-@dataclass(frozen=True, slots=True)
-class StackOrder:
+class StackOrder(Struct, frozen=True):
     """The master's request for the stacks of a node's workers."""
 
     number: Count
@@ -81,8 +79,7 @@ class StackOrder:
     some seconds; later reports have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StackReport:
+class StackReport(Struct, frozen=True):
     """The stacks of a node's workers."""
 
     number: Count
@@ -91,8 +88,7 @@ class StackReport:
     """The stacks of all workers of the node that have not exited."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suspicion:
+class Suspicion(Struct, frozen=True):
     """Workers of a node have made no progress for longer than the job allows."""
 
     round: Count
@@ -103,8 +99,7 @@ class Suspicion:
     """The settings that ``--auto-tune on`` was trying; empty: none."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoHang:
+class NoHang(Struct, frozen=True):
     """The master has examined the workers and found no hang: their time limit restarts."""
 
     round: Count

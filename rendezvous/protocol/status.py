@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .bounds import (
     NODES_MAX,
     OF_A_NODE,
@@ -20,8 +21,7 @@ from .steps import RATE_MAX, STEPS_MAX, RankSteps
 from .work_messages import NAMES_MAX, WorkSize
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(Struct, frozen=True):
     """One node, as the master sees it."""
 
     node_id: Text
@@ -42,8 +42,7 @@ class NodeStatus:
     segment: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkProgress:
+class WorkProgress(Struct, frozen=True):
     """Progress of one name of ``shared_work``."""
 
     name: Text
@@ -57,8 +56,7 @@ class WorkProgress:
     """Time left, in seconds; 0: not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusReply:
+class StatusReply(Struct, frozen=True):
     """A job, as its master sees it. All times in seconds."""
 
     job_id: Text = ""

@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .bounds import OF_A_NODE, Count, Real, Seconds, Whole
 
 STEPS_MAX = 10**15
@@ -10,8 +11,7 @@ STEPS_MAX = 10**15
 RATE_MAX = 1e12
 
 
-@dataclass(frozen=True, slots=True)
-class RankSteps:
+class RankSteps(Struct, frozen=True):
     """The steps of one rank."""
 
     rank: Count
@@ -25,15 +25,13 @@ class RankSteps:
     """The recent share of the time in which it waited for data; 0: none, or not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepsOrder:
+class StepsOrder(Struct, frozen=True):
     """The master's request; the node answers with ``StepsReport``."""
 
     number: Count
 
 
-@dataclass(frozen=True, slots=True)
-class StepsReport:
+class StepsReport(Struct, frozen=True):
     """The ranks of one node that have made progress, and its newest checkpoint."""
 
     number: Count

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from ... import defaults
-from ...values import dataclass
 from .endpoint import Endpoint
 from .lease_messages import SuccessionSpec
 
@@ -17,8 +18,7 @@ _ON_THE_WAY = 0.02
 """Share of the silence that is reserved for what follows: to ask the others, and inform them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(Struct, frozen=True):
     """How long nodes and master wait for each other, in seconds (docs/reference/rdzv-conf.md)."""
 
     join_timeout_s: float = defaults.JOIN_TIMEOUT_S

@@ -6,7 +6,8 @@ Pieces are numbered from 0. A set of them is sent as the bounds of its intervals
 
 from typing import Annotated
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .bounds import Count, Length, LongText, Real, Whole, Workers
 
 NAME_MAX = 128
@@ -21,8 +22,7 @@ WorkName = Annotated[str, Length(NAME_MAX, is_name=True)]
 Pieces = Annotated[tuple[WorkSize, ...], Length(BOUNDS_MAX)]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkClaim:
+class WorkClaim(Struct, frozen=True):
     """The pieces of one name that a node holds, and those that it has confirmed."""
 
     name: WorkName
@@ -57,8 +57,7 @@ class WorkClaim:
         return f"{items} of {self.name!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkReport:
+class WorkReport(Struct, frozen=True):
     """Pieces of this node that are confirmed, and a request for more if workers are idle."""
 
     round: Count
@@ -71,8 +70,7 @@ class WorkReport:
     """The number of workers that wait for a piece; 0: this is not a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkGrant:
+class WorkGrant(Struct, frozen=True):
     """The answer to a request: pieces for this node's workers."""
 
     number: Count

@@ -1,6 +1,6 @@
 """Conversion between the plain values of ``messages`` and their protobuf forms.
 
-The two have the same names and fields, so the conversion is derived from the dataclasses once, at
+The two have the same names and fields, so the conversion is derived from the classes once, at
 import. Messages from the network are validated here: unknown enum values and missing parts raise
 ``WireError``.
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import Message
+from msgspec import Struct, StructMeta
 
 from ...protos import rendezvous_pb2 as pb
-from ...values import is_value, names, prepare
 from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, SuccessionSpec
 from ..protocol.messages import MasterMessage, NodeMessage
 
@@ -39,9 +39,9 @@ def _text(value: str) -> str:
 
 
 class _Codec:
-    """Converts one dataclass and the protobuf message of the same name."""
+    """Converts one class and the protobuf message of the same name."""
 
-    def __init__(self, plain: type) -> None:
+    def __init__(self, plain: type[Struct]) -> None:
         self.plain = plain
         self.proto: Callable[..., Message] = getattr(pb, plain.__name__)
         self._last: tuple[Any, Any] = (None, None)
@@ -53,13 +53,13 @@ class _Codec:
         self._decoded: list[tuple[str, _Decode, bool]] = []
         """With whether the field may be absent; others have at least protobuf's default."""
         hints = typing.get_type_hints(plain)
-        for name in names(plain):
+        for name in plain.__struct_fields__:
             hint = hints[name]
             is_optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
             if is_optional:
                 (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
             encode, decode = _converters(hint)
-            self._decoded.append((name, decode, is_optional or is_value(hint)))
+            self._decoded.append((name, decode, is_optional or isinstance(hint, StructMeta)))
             if is_optional:
                 self._optional[name] = encode
             elif encode is _same:
@@ -101,7 +101,6 @@ def _codec(plain: type) -> _Codec:
     codec = _CODECS.get(plain)
     if codec is None:
         codec = _CODECS[plain] = _Codec(plain)
-        prepare(plain)  # while nodes join, so that a restart does not wait for it
     return codec
 
 
@@ -111,7 +110,7 @@ def _converters(hint: Any) -> tuple[_Encode, _Decode]:
         return (lambda items: [encode(i) for i in items], lambda items: tuple(map(decode, items)))
     if issubclass(hint, enum.Enum):
         return (lambda member: member.value, _enum_decoder(hint))
-    if is_value(hint):
+    if isinstance(hint, StructMeta):
         codec = _codec(hint)
         return (codec.encode, codec.decode)
     return (_text if hint is str else _same, _same)

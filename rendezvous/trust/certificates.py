@@ -6,7 +6,8 @@ The package ``cryptography`` is imported where it is needed: most jobs have no t
 import datetime
 from typing import TYPE_CHECKING
 
-from ...values import dataclass
+from msgspec import Struct
+
 from .token import Token
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ END = datetime.datetime(9999, 12, 31, 23, 59, 59)
 clocks of nodes may differ by years: dates would only reject valid nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
+class KeyPair(Struct, frozen=True):
     """The certificate and key of a process, and the authorities that it accepts; all PEM."""
 
     authority: bytes

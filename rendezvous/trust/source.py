@@ -3,8 +3,9 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from ...errors import UsageError
-from ...values import dataclass
 from .token import Token, checked, read_token
 
 if TYPE_CHECKING:
@@ -16,8 +17,7 @@ TOKEN_VARIABLE = "FT_RUN_TOKEN"  # noqa: S105 - a name
 TOKEN_FILE_VARIABLE = "FT_RUN_TOKEN_FILE"  # noqa: S105 - a name
 
 
-@dataclass(frozen=True, slots=True)
-class TrustOptions:
+class TrustOptions(Struct, frozen=True):
     """A token, a token file, or three files of certificates; nothing has been read yet."""
 
     token: Token | None = None

@@ -6,7 +6,6 @@
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -26,6 +25,7 @@ from ft_run.checks.worker_config import NO_ANSWER, NOT_CARRIED_OUT
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.tests.harness import ladder_world
 from ft_run.tests.harness.ladder_world import Clock, Pace, World, climb, names
+from msgspec.structs import replace
 
 FIT = (Standing.PASSED, Standing.SLOW)
 

@@ -1,7 +1,6 @@
 """The report of checks: how large it may grow on its way, and what a terminal shows of it."""
 
 import asyncio
-import dataclasses
 import json
 import os
 import pty
@@ -34,6 +33,7 @@ from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import MAX_MESSAGE_BYTES
 from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.server import MasterServer
+from msgspec.structs import replace
 
 METRICS = {
     "compute_tflops": 712.3456789012345,
@@ -122,8 +122,8 @@ def test_what_has_no_room_is_left_out_and_counted(most: int) -> None:
 
 def test_a_remark_is_no_less_than_a_fault() -> None:
     verdicts = large(10)
-    warned = dataclasses.replace(verdicts.nodes[9], warnings=("GPU 3 is throttled by heat",))
-    verdicts = dataclasses.replace(verdicts, nodes=(*verdicts.nodes[:9], warned))
+    warned = replace(verdicts.nodes[9], warnings=("GPU 3 is throttled by heat",))
+    verdicts = replace(verdicts, nodes=(*verdicts.nodes[:9], warned))
     cut = report_from_json(report_to_json(verdicts, 8_000))
     assert cut.nodes[-1] == warned
     assert cut.left_out > 0
@@ -250,8 +250,8 @@ def test_of_many_nodes_only_those_with_something_to_tell_are_shown() -> None:
 def test_without_a_terminal_a_line_for_each_node_with_something_to_tell(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    hot = dataclasses.replace(PASSED, node="c/0", warnings=("GPU 3 is throttled by heat",))
-    worse = dataclasses.replace(FAULTY, warnings=("driver is 1 here and 2 on most other nodes",))
+    hot = replace(PASSED, node="c/0", warnings=("GPU 3 is throttled by heat",))
+    worse = replace(FAULTY, warnings=("driver is 1 here and 2 on most other nodes",))
     report = report_to_json(Verdicts((PASSED, worse, hot), (), "2 of 3 nodes pass"))
     found = CheckVerdict(0, "", "2 of 3 nodes pass", report)
     show_finding(found, Display(live=False), CheckOptions(CheckSpec("light", 60.0)))

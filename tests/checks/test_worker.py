@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +17,7 @@ from ft_run.checks.worker import (
 )
 from ft_run.checks.worker_config import REASON_MAX, CheckWorkerConfig, Delivery, first_words
 from ft_run.rendezvous.protocol.check_messages import CheckOrder
+from msgspec.structs import replace
 
 
 class SeenGpus:

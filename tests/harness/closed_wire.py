@@ -34,6 +34,7 @@ from ft_run.rendezvous.trust.certificates import (
 )
 from ft_run.rendezvous.trust.credentials import Trust
 from ft_run.rendezvous.trust.token import new_token
+from ft_run.tests.harness.link_events import plain
 
 TIMEOUT_S = 60.0
 TOKEN, OTHER = new_token(), new_token()
@@ -94,7 +95,7 @@ class Node:
         self.link = GrpcLink(
             endpoint,
             attend,
-            self.events.put_nowait,
+            lambda event: self.events.put_nowait(plain(event)),
             silence_s=silence_s,
             connect_timeout_s=timeout_s,
             master_timeout_s=60.0,

@@ -8,7 +8,6 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from ft_run import exit_codes
 from ft_run.events.master import NodeJoined
@@ -55,6 +54,7 @@ from ft_run.tests.harness.snapshot_invariants import (
     check_savings,
 )
 from ft_run.tests.harness.takeover_invariants import TakeoverWatch
+from msgspec.structs import replace
 
 
 class InvariantError(AssertionError):

@@ -1,6 +1,6 @@
 """A world of nodes, links and faults for the ladder: what each meeting would measure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ft_run import defaults
 from ft_run.checks.ladder import Ladder
@@ -12,6 +12,7 @@ from ft_run.checks.verdict import Verdicts, verdict
 from ft_run.checks.worker_config import IMPORTING, SMALL, no_answer
 from ft_run.rendezvous.group.examination import CheckStep, Conclusion
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
+from msgspec.structs import replace
 
 SLOW = 4.0
 _MEETING_PHASES = (Phase.PAIR, Phase.SUSPECTS, Phase.ALL)

@@ -1,7 +1,6 @@
 """A group and its nodes for tests of single rules: a fake clock and what each node was told."""
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from ft_run.events.master import MasterEvent
@@ -43,6 +42,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.work_messages import WorkClaim
+from msgspec.structs import replace
 
 _M = TypeVar("_M", bound=MasterMessage)
 

@@ -6,7 +6,7 @@ lost only when the stream breaks, each side noticing in its own time.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ft_run.launcher.workers.node_work import NodeWork, Taker
@@ -53,6 +53,7 @@ from ft_run.rendezvous.protocol.offer import (
     Snapshots,
 )
 from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant
+from msgspec.structs import replace
 
 
 class Broken:

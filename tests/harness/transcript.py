@@ -6,7 +6,6 @@ The notation is explained in ``tests/rendezvous/transcripts/README.md``.
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ft_run import exit_codes
@@ -32,6 +31,7 @@ from ft_run.rendezvous.protocol.messages import JobSpec, NodeSpec, PolicySpec
 from ft_run.rendezvous.protocol.work_messages import WorkClaim
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.transcript_words import words
+from msgspec.structs import replace
 
 _MOST_TICKS = 1000
 

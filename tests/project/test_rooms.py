@@ -41,7 +41,7 @@ FLOORS = (
     ("events",),
     ("rendezvous.protocol",),
     ("protos", "errors", "printable"),
-    ("defaults", "exit_codes", "tasks", "values", "training"),
+    ("defaults", "exit_codes", "tasks", "training"),
     ("training.checkpoints",),
     ("training.data",),
     ("training.worker", "training.activities", "training.ranks", "training.random_numbers"),

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ft_run.events.master import MasterEvent, NodeLost, RoundFormed, RoundTakenOver
@@ -37,6 +37,7 @@ from ft_run.rendezvous.protocol.lease_messages import NO_HOST, LeaseAnswer, Leas
 from ft_run.rendezvous.protocol.messages import Attend, Challenge, JobSpec, NodeSpec, Start, Stop
 from ft_run.tests.harness.invariants import InvariantError
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
+from msgspec.structs import replace
 
 KILL_S = 0.3
 """What a kill takes, at most."""

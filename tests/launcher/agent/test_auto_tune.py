@@ -19,7 +19,7 @@ from ft_run.tests.harness.scene import worker_failure
 from ft_run.training.worker import page_layout as layout
 from ft_run.training.worker import phases, start, tuning_page
 from ft_run.training.worker.tuning_page import NOTHING, TRIAL, TuningPage, pack
-from ft_run.values import replace
+from msgspec.structs import replace
 
 FIRST = Assignment(0, "m", 0, 0, 1, 0, 1, 0, 1, "n", "127.0.0.1", 1, "", None)
 STEP_NS = 50_000_000

@@ -1,7 +1,5 @@
 """Tests of what a node claims of its last round."""
 
-import dataclasses
-
 import pytest
 from ft_run import defaults
 from ft_run.launcher.agent.claim import OwnClaim
@@ -18,13 +16,14 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import MAX_FROM_NODE_BYTES
 from ft_run.rendezvous.transport.codec import encode_node
+from msgspec.structs import replace
 
 ASSIGNMENT = Assignment(0, "m", 0, 0, 1, 0, 130, 0, 130, "h/0", "127.0.0.1", 1, "", None)
 
 
 def failure(rank: int, **changes: object) -> Failure:
     known = Failure(FailureKind.WORKER, rank, rank, 0, "h", 100 + rank, 1, 1)
-    return dataclasses.replace(known, **changes)  # type: ignore[arg-type]  # of several types
+    return replace(known, **changes)
 
 
 def claimed(*failures: Failure) -> tuple[Failure, ...]:
@@ -54,7 +53,7 @@ def test_decision_of_a_resigned_leader_is_claimed_for_its_round(
     assert present is not None
     assert (present.ended, present.restarts, present.clear) == (ended, restarts, 7)
     assert len(present.failures) == (0 if ended else 1)
-    claim.started(dataclasses.replace(ASSIGNMENT, round=1))
+    claim.started(replace(ASSIGNMENT, round=1))
     present = claim.present()
     assert present is not None
     assert (present.ended, present.clear) == ("", 0)
@@ -116,7 +115,7 @@ def test_one_node_is_the_first_of_those_that_are_left(
 ) -> None:
     claim = OwnClaim()
     assert not claim.is_first_but(failures)  # it was in no round
-    claim.started(dataclasses.replace(ASSIGNMENT, node_rank=node_rank, nodes=3))
+    claim.started(replace(ASSIGNMENT, node_rank=node_rank, nodes=3))
     assert claim.is_first_but(failures) is expected
     claim.became_spare()
     assert not claim.is_first_but(failures)

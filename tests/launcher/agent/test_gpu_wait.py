@@ -28,7 +28,7 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.tests.launcher.preflight import test_session
 from ft_run.tests.launcher.preflight.test_session import Node
 from ft_run.training.worker import page_layout as layout
-from ft_run.values import replace
+from msgspec.structs import replace
 
 FAILED = Verdict(Outcome.WORKERS_FAILED, 1, "too bad", 0, 1, None, (), 0)
 SPARE = Waiting(2, 2, 2, (), 0.0, spare=True)

@@ -1,7 +1,5 @@
 """What is worth an event: when a wait is news and whose delay it is; the connection."""
 
-from dataclasses import replace
-
 import pytest
 from ft_run.launcher.agent.news import LinkNews, is_news, waits
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
@@ -9,6 +7,7 @@ from ft_run.rendezvous.master.link import LinkDown
 from ft_run.rendezvous.protocol.claim import Claim, ClaimState
 from ft_run.rendezvous.protocol.messages import PolicySpec, Waiting
 from ft_run.tests.harness.scene import claim_of, worker_failure
+from msgspec.structs import replace
 
 FIRST = Waiting(1, 2, 2, ("--node-rank 1",), timeout_s=600.0, spare=False)
 

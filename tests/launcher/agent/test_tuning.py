@@ -16,7 +16,7 @@ from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness.scene import worker_failure
 from ft_run.training.worker.device_memory import VARIABLE
-from ft_run.values import replace
+from msgspec.structs import replace
 
 FIRST = Assignment(0, "m", 0, 0, 2, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
 JOB = {"script": "a.py", "arguments": ["--lr", "1"]}

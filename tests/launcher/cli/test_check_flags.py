@@ -6,7 +6,7 @@ from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.log_options import LogOptions
 from ft_run.launcher.options import CheckOptions, LaunchOptions, RendezvousOptions
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
-from ft_run.values import replace
+from msgspec.structs import replace
 
 NO_LOGS = LogOptions(log_dir="/dev/null")
 ALONE = LaunchOptions(

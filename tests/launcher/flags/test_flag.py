@@ -5,13 +5,12 @@ from ft_run.errors import UsageError
 from ft_run.launcher.cli.command_line import CommandLine, HelpText
 from ft_run.launcher.flags import values
 from ft_run.launcher.flags.flag import Heading, flags_of, option
-from ft_run.values import dataclass
+from msgspec import Struct
 
 SIZE = Heading("Size")
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Struct, frozen=True):
     """What is packed."""
 
     name: str

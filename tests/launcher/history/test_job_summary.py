@@ -19,7 +19,7 @@ from ft_run.launcher.report.text import _answers
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind, node_lost
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict, Waiting
 from ft_run.tests.harness.job_events import T0, Job
-from ft_run.values import replace
+from msgspec.structs import replace
 
 KILLED = Failure(FailureKind.WORKER, 3, 1, 1, "b", 77, -9, 5, stderr_tail="one\ntwo\n")
 LOST = node_lost(1, "b", "r", "its connection was closed")

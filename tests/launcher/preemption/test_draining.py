@@ -9,7 +9,7 @@ import pytest
 from ft_run.launcher.preemption.draining import Draining
 from ft_run.rendezvous.protocol.drain_messages import CancelDrain, Drain, Drained
 from ft_run.tests.harness.descriptors import own_descriptors
-from ft_run.values import replace
+from msgspec.structs import replace
 
 ORDER = Drain(3, "node b is being preempted (SIGTERM)", 30.0, is_whole=False)
 GROWTH = Drain(3, "scaling up", 3600.0, is_whole=False, resizes=True, grows=True)

@@ -5,7 +5,6 @@ import errno
 import os
 import re
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,6 +38,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
+from msgspec.structs import replace
 
 PASSED = CheckVerdict(0, "", "2 of 2 nodes pass", "")
 OVER = Verdict(Outcome.SUCCEEDED, 0, "checks finished: 2 of 2 nodes pass", 0, 0, None, (), 0)

@@ -2,12 +2,12 @@
 
 import json
 import signal
-from dataclasses import replace
 
 from ft_run.launcher.reporting.failure_report import final_report
 from ft_run.rendezvous.protocol.failure import Failure, hung, node_lost, preempted
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict
 from ft_run.tests.harness.scene import worker_failure
+from msgspec.structs import replace
 
 
 def report(*failures: Failure) -> str:

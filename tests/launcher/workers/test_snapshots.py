@@ -23,7 +23,7 @@ from ft_run.training.checkpoints.storage_backends import LocalStorage
 from ft_run.training.worker import snapshot_memory
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.agent_socket import address_of, connect
-from ft_run.values import replace
+from msgspec.structs import replace
 
 ROUND = Assignment(3, "m", 0, 1, 2, 2, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
 OWNER = 5

@@ -4,7 +4,6 @@ Each was written by ``dumps/job.py.txt`` under two ranks, of which rank 1 is hel
 that its name says; ``NAME.RANK.txt`` is what ``faulthandler`` wrote of the rank.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from ft_run.rendezvous.diagnosis.hang import (
 )
 from ft_run.rendezvous.diagnosis.waits import wait_of
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState
+from msgspec.structs import replace
 
 DUMPS = Path(__file__).with_name("dumps")
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from ft_run.rendezvous.group.events import Hung
 from ft_run.rendezvous.protocol.messages import HangSpec, MasterMessage
 from ft_run.rendezvous.protocol.stacks import Frame, NoHang, RankStack, RankState, Suspicion
 from ft_run.tests.harness.scene import Scene, running
+from msgspec.structs import replace
 
 HANG = HangSpec(60.0, 1800.0)
 

@@ -1,12 +1,11 @@
 """Whether ranks that are late hang: what two looks at all stacks say together."""
 
-from dataclasses import replace
-
 import pytest
 from ft_run.rendezvous.diagnosis.hang import HangKind
 from ft_run.rendezvous.diagnosis.suspicion import compare, failure_of, stacks_text
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState
+from msgspec.structs import replace
 
 START_S = 1800.0
 SILENT = RankState.SILENT

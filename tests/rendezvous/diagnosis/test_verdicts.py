@@ -11,7 +11,7 @@ import os
 import pickle
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ft_run.rendezvous.diagnosis.hang import HangKind, HangVerdict, judge
 from ft_run.rendezvous.diagnosis.suspicion import failure_of
 from ft_run.rendezvous.protocol.collectives import GroupCollectives, RankCollectives
 from ft_run.rendezvous.protocol.stacks import RankStack, RankState
+from msgspec.structs import replace
 
 FOLDER = Path(__file__).parent / "dumps" / "gpu"
 STATES = {

@@ -1,6 +1,5 @@
 """Checks as part of forming a round: who is asked what, who stays, who is asked again."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.tests.harness.ladder_world import World
 from ft_run.tests.harness.scene import Scene, claim_of, worker_failure
+from msgspec.structs import replace
 
 SPEC = CheckSpec(level="light", timeout_s=60.0)
 

@@ -4,7 +4,6 @@ The common cases are told in ``transcripts``; here is what they leave out.
 """
 
 import math
-from dataclasses import replace
 
 import pytest
 from ft_run import exit_codes
@@ -21,6 +20,7 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running, worker_failure
+from msgspec.structs import replace
 
 # --- the first world -------------------------------------------------------------------------
 

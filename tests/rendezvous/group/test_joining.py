@@ -1,7 +1,6 @@
 """Who may join, whose identity it is, and who is refused."""
 
 import math
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running
+from msgspec.structs import replace
 
 # --- options ---------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ def test_no_option_can_differ_unseen(kind):
     part = {PolicySpec: "policy", HangSpec: "hang"}.get(kind)
     spec = getattr(job, part) if part else job
     apart = {"policy", "hang", "checks", "succession"}
-    for name in {field.name for field in fields(kind)} - apart:
+    for name in {*kind.__struct_fields__} - apart:
         other = replace(spec, **{name: another(getattr(spec, name))})
         sentence = difference(replace(job, **{part: other}) if part else other, job)
         assert sentence is not None, f"{name} is not compared"

@@ -1,6 +1,5 @@
 """The failure policy in the life of rounds: actions, window, delays, exclusion, rank 0."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.transport.codec import encode_master
 from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running, worker_failure
+from msgspec.structs import replace
 
 
 def rules(*texts: str, **more: Any) -> PolicySpec:

@@ -20,7 +20,7 @@ from ft_run.rendezvous.protocol.offer import (
     Snapshots,
 )
 from ft_run.tests.harness.scene import Scene, running
-from ft_run.values import replace
+from msgspec.structs import replace
 
 LINE = Line(3, "master")
 

@@ -15,7 +15,7 @@ from ft_run.rendezvous.protocol.failure import hung
 from ft_run.rendezvous.protocol.messages import Stopped
 from ft_run.rendezvous.protocol.work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
 from ft_run.tests.harness.scene import Scene, claim_of, running, worker_failure
-from ft_run.values import replace
+from msgspec.structs import replace
 
 W = WorkClaim("w", 10, 1)
 

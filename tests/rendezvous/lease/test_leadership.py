@@ -16,7 +16,7 @@ from ft_run.rendezvous.protocol.lease_messages import LeaseAnswer, LeaseAsk, Lea
 from ft_run.rendezvous.protocol.messages import Verdict
 from ft_run.rendezvous.protocol.timeouts import Timeouts
 from ft_run.tests.rendezvous.master.test_master import attend
-from ft_run.values import replace
+from msgspec.structs import replace
 
 ENDPOINTS = [Endpoint("a", 1), Endpoint("b", 1), Endpoint("c", 1)]
 SPEC = Timeouts(lease_s=1.0).succession_spec(ENDPOINTS)

@@ -1,7 +1,6 @@
 """Tests of the master's clock and streams; the rules have their own (``test_group``)."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -34,6 +33,7 @@ from ft_run.rendezvous.protocol.stacks import (
     Suspicion,
 )
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
+from msgspec.structs import replace
 
 PATIENT = GroupSettings(join_timeout_s=3600.0, node_grace_s=3600.0)
 TIMEOUT_S = 60.0
@@ -62,7 +62,7 @@ def test_own_offer_is_renewed_before_a_new_node_completes_the_world() -> None:
             return True
 
         def own() -> Attend:
-            return dataclasses.replace(attend(0), offer=Offer(address[0], 1000))
+            return replace(attend(0), offer=Offer(address[0], 1000))
 
         events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         LocalLink(master, own, events.put_nowait, meet)
@@ -278,9 +278,7 @@ def test_a_master_that_is_closed_begins_nothing() -> None:
         notes: list[MasterEvent] = []
         master = Master(PATIENT, notes.append)
         first = attend(0, nodes=1)
-        first = dataclasses.replace(
-            first, job=dataclasses.replace(first.job, hang=HangSpec(60.0, 60.0))
-        )
+        first = replace(first, job=replace(first.job, hang=HangSpec(60.0, 60.0)))
         node = Node(master, first)
         await node.next(Start)
         (link,) = master._streams

@@ -1,7 +1,6 @@
 """Tests of the bounds at a master's door: every number and text has one."""
 
 import collections
-import dataclasses
 import enum
 import math
 import re
@@ -50,6 +49,8 @@ from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkReport
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
+from msgspec import StructMeta
+from msgspec.structs import replace
 
 OFFER = Offer(
     "::1",
@@ -106,21 +107,21 @@ MESSAGES: list[NodeMessage] = [
 def with_too_much(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the value with one of its numbers or texts as large as the wire allows."""
     hints = typing.get_type_hints(type(value))
-    for field in dataclasses.fields(value):
-        inner, hint = getattr(value, field.name), hints[field.name]
+    for field in value.__struct_fields__:
+        inner, hint = getattr(value, field), hints[field]
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
             (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
         many = typing.get_origin(hint) is tuple
         if many:
             (hint, _) = typing.get_args(hint)
-            yield field.name, dataclasses.replace(value, **{field.name: inner * 200_000})
-        for name, odd in _odd_of(inner[0] if many else inner, hint, field.name):
+            yield field, replace(value, **{field: inner * 200_000})
+        for name, odd in _odd_of(inner[0] if many else inner, hint, field):
             odd = (odd,) if many else odd
-            yield name, dataclasses.replace(value, **{field.name: odd})
+            yield name, replace(value, **{field: odd})
 
 
 def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, StructMeta):
         yield from with_too_much(value)
     elif hint is str:
         yield name, "x" * 300_000
@@ -163,11 +164,11 @@ def test_a_node_says_why_it_leaves(message: NodeMessage) -> None:
 @pytest.mark.parametrize("name", ["node_id", "host", "address", "incarnation"])
 def test_names_can_be_shown(name: str) -> None:
     attend = typing.cast(Attend, MESSAGES[0])
-    node = dataclasses.replace(attend.node, **{name: "\x1b[2J"})  # type: ignore[arg-type]  # texts
+    node = replace(attend.node, **{name: "\x1b[2J"})
     with pytest.raises(
         bounds.OutOfBounds, match=rf"^{name} '\\x1b\[2J' has unprintable characters"
     ):
-        bounds.check(dataclasses.replace(attend, node=node))
+        bounds.check(replace(attend, node=node))
 
 
 @pytest.mark.parametrize(
@@ -193,13 +194,13 @@ def test_names_can_be_shown(name: str) -> None:
 def test_options_that_no_command_line_gives_are_refused(job: dict[str, Any], words: str) -> None:
     attend = typing.cast(Attend, MESSAGES[0])
     with pytest.raises(bounds.OutOfBounds, match=re.escape(words)):
-        bounds.check(dataclasses.replace(attend, job=dataclasses.replace(attend.job, **job)))
+        bounds.check(replace(attend, job=replace(attend.job, **job)))
 
 
 def test_a_job_may_wait_forever_for_a_larger_world() -> None:
     attend = typing.cast(Attend, MESSAGES[0])
-    job = dataclasses.replace(attend.job, rescale_delay_s=float("inf"))
-    bounds.check(dataclasses.replace(attend, job=job))
+    job = replace(attend.job, rescale_delay_s=float("inf"))
+    bounds.check(replace(attend, job=job))
 
 
 def test_nothing_that_came_in_fails_to_go_out() -> None:

@@ -1,7 +1,6 @@
 """Tests of the link across the network, with a real master at its other end."""
 
 import asyncio
-import dataclasses
 import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -35,6 +34,8 @@ from ft_run.rendezvous.transport.grpc_errors import in_words, is_foreign
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust import wire
 from ft_run.tests.harness import ports
+from ft_run.tests.harness.link_events import plain
+from msgspec.structs import replace
 
 TIMEOUT_S = 60.0
 SETTINGS = GroupSettings(node_grace_s=3600.0, verdict_grace_s=3600.0)
@@ -57,7 +58,14 @@ class Node:
     def __init__(self, endpoint: Endpoint, first: Callable[[], Attend], **options: Any) -> None:
         self.events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         times = {"silence_s": 5.0, "connect_timeout_s": 60.0, "master_timeout_s": 60.0}
-        self.link = GrpcLink(endpoint, first, self.events.put_nowait, **{**times, **options})
+        self.opened_s: list[float] = []
+        """When the stream of each ``LinkUp`` was opened."""
+        self.link = GrpcLink(endpoint, first, self._note, **{**times, **options})
+
+    def _note(self, event: LinkEvent) -> None:
+        if isinstance(event, LinkUp):
+            self.opened_s.append(event.opened_s)
+        self.events.put_nowait(plain(event))
 
     async def next(self, kind: type) -> Any:
         """Return the next event of a kind; others are passed over."""
@@ -123,16 +131,16 @@ def test_the_link_mends_itself_and_attends_as_of_then(free_port: int) -> None:
         _, server, endpoint = await serve(free_port)
         began_s = fencing.now()
         node = Node(endpoint, lambda: first)
-        first_up = await node.next(LinkUp)
+        await node.next(LinkUp)
         await node.next(Waiting)
         await server.stop()
         await node.next(LinkDown)
         node.link.send(Done(7))  # no master is there: Attend will tell all
-        first = dataclasses.replace(first, offer=Offer("127.0.0.1", 2000))
+        first = replace(first, offer=Offer("127.0.0.1", 2000))
         master, server, _ = await serve(free_port)
-        second_up = await node.next(LinkUp)
-        assert second_up == LinkUp(again=True)
-        assert began_s < first_up.opened_s < second_up.opened_s < fencing.now()
+        assert await node.next(LinkUp) == LinkUp(again=True)
+        first_s, second_s = node.opened_s
+        assert began_s < first_s < second_s < fencing.now()
         await node.next(Waiting)
         assert [n.offer.port for n in master.group.roster] == [2000]
         await node.link.close()
@@ -444,9 +452,7 @@ def test_a_refusal_is_final() -> None:
         _, server, endpoint = await serve()
         first = Node(endpoint, lambda: attend(nodes=2))
         await first.next(Waiting)
-        other = dataclasses.replace(
-            attend(nodes=3), node=NodeSpec("h/1", "i", "h", "", "", 1, None)
-        )
+        other = replace(attend(nodes=3), node=NodeSpec("h/1", "i", "h", "", "", 1, None))
         node = Node(endpoint, lambda: other)
         refused = await node.next(Refused)
         assert "--nnodes is 3 (this job: 2)" in refused.sentence

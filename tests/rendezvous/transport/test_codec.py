@@ -1,7 +1,6 @@
 """Tests of the wire: what is said arrives as it was said, and nonsense is recognized."""
 
 import contextlib
-import dataclasses
 import enum
 import types
 import typing
@@ -33,6 +32,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct, StructMeta
+from msgspec.structs import replace
 
 NODE_MESSAGES: tuple[type, ...] = typing.get_args(NodeMessage)
 MASTER_MESSAGES: tuple[type, ...] = typing.get_args(MasterMessage)
@@ -50,8 +51,8 @@ def values_of(hint: Any, owner: type, name: str) -> st.SearchStrategy[Any]:
         return st.none() | values_of(inner, owner, name)
     if typing.get_origin(hint) is tuple:
         return st.lists(values_of(typing.get_args(hint)[0], owner, name), max_size=3).map(tuple)
-    if dataclasses.is_dataclass(hint):
-        return instances(typing.cast(type, hint))
+    if isinstance(hint, StructMeta):
+        return instances(typing.cast(type[Struct], hint))
     if issubclass(hint, enum.Enum):
         return st.sampled_from(hint)
     if hint is bool:
@@ -68,11 +69,11 @@ def values_of(hint: Any, owner: type, name: str) -> st.SearchStrategy[Any]:
     return SINT32 if owner in (Failure, RankStack) and name in SIGNED else UINT32
 
 
-def instances(plain: type) -> st.SearchStrategy[Any]:
+def instances(plain: type[Struct]) -> st.SearchStrategy[Any]:
     """Return a strategy for a message."""
     hints = typing.get_type_hints(plain)
-    fields = dataclasses.fields(plain)
-    return st.builds(plain, **{f.name: values_of(hints[f.name], plain, f.name) for f in fields})
+    fields = plain.__struct_fields__
+    return st.builds(plain, **{name: values_of(hints[name], plain, name) for name in fields})
 
 
 @given(st.one_of([instances(plain) for plain in NODE_MESSAGES]))
@@ -171,7 +172,7 @@ def test_fields_that_are_not_known_yet_are_ignored() -> None:
 
 def test_bytes_of_a_command_line_that_are_not_unicode_become_visible() -> None:
     # os.fsdecode makes such texts: of arguments, paths and host names.
-    message = Failed(0, dataclasses.replace(FAILURE, error_file="/tmp/\udcff/é"))
+    message = Failed(0, replace(FAILURE, error_file="/tmp/\udcff/é"))
     decoded = codec.decode_node(codec.encode_node(message))
     assert isinstance(decoded, Failed)
     assert decoded.failure.error_file == r"/tmp/\udcff/é"
@@ -185,15 +186,15 @@ def test_what_a_field_cannot_hold_is_an_error_of_ours() -> None:
 # --- names and fields agree ----------------------------------------------------------------------
 
 
-def plain_types() -> list[type]:
-    """Return every dataclass that travels."""
-    found: dict[type, None] = {}
+def plain_types() -> list[type[Struct]]:
+    """Return every message class and its parts."""
+    found: dict[type[Struct], None] = {}
 
     def visit(hint: Any) -> None:
         for arg in typing.get_args(hint):
             visit(arg)
-        if dataclasses.is_dataclass(hint) and hint not in found:
-            found[typing.cast(type, hint)] = None
+        if isinstance(hint, StructMeta) and hint not in found:
+            found[typing.cast(type[Struct], hint)] = None
             for inner in typing.get_type_hints(hint).values():
                 visit(inner)
 
@@ -203,10 +204,10 @@ def plain_types() -> list[type]:
 
 
 @pytest.mark.parametrize("plain", plain_types(), ids=lambda plain: plain.__name__)
-def test_names_and_fields_agree(plain: type) -> None:
+def test_names_and_fields_agree(plain: type[Struct]) -> None:
     form = pb.DESCRIPTOR.message_types_by_name[plain.__name__]
     hints = typing.get_type_hints(plain)
-    assert [field.name for field in dataclasses.fields(plain)] == [f.name for f in form.fields]
+    assert [*plain.__struct_fields__] == [f.name for f in form.fields]
     for field in form.fields:
         hint = hints[field.name]
         optional = typing.get_origin(hint) in (typing.Union, types.UnionType)

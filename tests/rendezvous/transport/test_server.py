@@ -1,7 +1,6 @@
 """Tests of the master's door: streams that say nothing, too much, or what makes no sense."""
 
 import asyncio
-import dataclasses
 import gc
 import resource
 from collections.abc import Callable, Coroutine
@@ -34,6 +33,7 @@ from ft_run.rendezvous.transport.channel_options import (
 from ft_run.rendezvous.transport.codec import decode_master, encode_node
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.transport.silent_streams import SilentStreams
+from msgspec.structs import replace
 
 TIMEOUT_S = 60.0
 
@@ -232,7 +232,7 @@ def test_a_quarter_of_the_files_is_left_for_workers(
 def test_what_is_out_of_bounds_is_refused_in_one_sentence() -> None:
     async def test() -> None:
         async with Scene() as scene:
-            odd = dataclasses.replace(attend(), offer=Offer("127.0.0.1", 2**32 - 1))
+            odd = replace(attend(), offer=Offer("127.0.0.1", 2**32 - 1))
             for _ in range(2):
                 stream = await scene.say(encode_node(odd))
                 assert decode_master(await stream.read()) == Refused(

@@ -55,7 +55,7 @@ from ft_run.tests.harness.ports import free_port
 from ft_run.tests.harness.scene import worker_failure
 from ft_run.tests.rendezvous.transport.test_client import ends_of_channels
 from ft_run.tests.rendezvous.transport.test_server import attend
-from ft_run.values import replace
+from msgspec.structs import replace
 
 TIMES = LeaseTimes(lease_s=1.0, fence_s=1.0, silence_s=5.0)
 TIMEOUT_S = 60.0

@@ -1,6 +1,5 @@
 """Certificates of the user's own instead of a token."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ft_run.rendezvous.trust.credentials import FileTrust
 from ft_run.rendezvous.trust.handshake_errors import HandshakeError
 from ft_run.rendezvous.trust.wire import open_channel
 from ft_run.tests.harness.closed_wire import OTHER, TOKEN, Node, door, run, shown, status
+from msgspec.structs import replace
 
 
 class Folder:
@@ -135,7 +135,7 @@ def test_a_node_with_a_foreign_certificate_is_told_that_the_master_does_not_trus
     monkeypatch.setattr(certificates, "WIRE_NAME", "localhost")
     files.write(key_pair(TOKEN))
     foreign = Folder(tmp_path_factory.mktemp("foreign"))
-    foreign.write(dataclasses.replace(key_pair(OTHER), authority=key_pair(TOKEN).authority))
+    foreign.write(replace(key_pair(OTHER), authority=key_pair(TOKEN).authority))
     trust = foreign.trust()
     trust.wire_name = None
 
