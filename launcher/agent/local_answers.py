@@ -1,12 +1,23 @@
 """What an agent, or ``ft-run master``, answers on its local socket."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from msgspec import Struct
 
 from ...rendezvous.master.master import Master
 from ...rendezvous.protocol.endpoint import Endpoint
 from ..version import VERSION
+
+
+class Request(Struct, frozen=True):
+    """A request of ``ft-run status`` or ``ft-run stacks``."""
+
+    ask: str = ""
+    """``job``, ``status`` or ``stacks``."""
+    ranks: tuple[int, ...] = ()
+    """Of ``stacks``; empty: all."""
 
 
 class LocalAnswers:
@@ -33,19 +44,19 @@ class LocalAnswers:
         self._about, self._endpoints = about, endpoints
         self._master, self._report, self._is_over = master, report, is_over
 
-    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request: ``{"ask": "job"}``, ``status`` or ``stacks``."""
+    async def answer(self, request: Request) -> dict[str, Any]:
+        """Return the answer to a request."""
         master = self._master()
-        match request.get("ask"):
+        match request.ask:
             case "job":
                 return {"job": self._job()}
             case "status" if master is not None:
                 return {"status": await self._status(master)}
             case "stacks" if master is not None:
-                return {"stacks": await _stacks(master, request.get("ranks"))}
+                return {"stacks": await _stacks(master, request.ranks)}
             case "status" | "stacks":
                 return {"error": "the master of this job is in another process"}
-        return {"error": f"invalid value {request.get('ask')!r} for ask: expected job"}
+        return {"error": f"invalid value {request.ask!r} for ask: expected job"}
 
     async def last(self) -> dict[str, Any] | None:
         """Return the answer for those that are connected when the job has ended."""
@@ -68,12 +79,11 @@ class LocalAnswers:
         return status_dict(await job_status(master, VERSION, self._report()))
 
 
-async def _stacks(master: Master, ranks: object) -> dict[str, Any]:
+async def _stacks(master: Master, ranks: Sequence[int]) -> dict[str, Any]:
     from ...rendezvous.diagnosis.hang import group_stacks
     from ..reporting.stack_answer import stacks_answer
 
     found = await master.whereabouts()
-    wanted = set(ranks) if isinstance(ranks, list) else set()
-    stacks = [stack for stack in found.stacks if not wanted or stack.rank in wanted]
+    stacks = [stack for stack in found.stacks if not ranks or stack.rank in ranks]
     groups = [(group.ranks, group.stack) for group in group_stacks(stacks)]
     return stacks_answer(master.group.round, groups, found.silent)

@@ -10,25 +10,25 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import msgspec
 
 from ...events.event import Event, LogMessage, Severity
 from ...training.worker.agent_socket import is_trusted
 from ..machine.user_folder import SOCKET_SUFFIX, user_folder
-
-if TYPE_CHECKING:
-    from .local_answers import LocalAnswers
+from .local_answers import LocalAnswers, Request
 
 _REQUEST_MAX_BYTES: Final = 64 * 1024
 _CONNECTIONS_MAX: Final = 16
-"""At the same time; more are closed at once."""
+"""At the same time. A new one replaces the oldest without a request, or is closed at once."""
 _PENDING: Final = 16
 
 
 class LocalSocket:
     """A socket in the user's folder, to which other users cannot connect."""
 
-    def __init__(self, new_answers: "Callable[[], LocalAnswers]") -> None:
+    def __init__(self, new_answers: Callable[[], LocalAnswers]) -> None:
         """Create it; ``listen`` opens the socket.
 
         Args:
@@ -39,6 +39,8 @@ class LocalSocket:
         self._server: asyncio.AbstractServer | None = None
         self._path: Path | None = None
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._silent: dict[asyncio.Task[None], None] = {}
+        """Those of ``_open`` that have not sent a request, the oldest first."""
 
     async def listen(self, name: str) -> None:
         """Listen at a name in the user's folder.
@@ -86,26 +88,32 @@ class LocalSocket:
         task = asyncio.current_task()
         assert task is not None
         peer = writer.get_extra_info("socket")
+        if len(self._open) >= _CONNECTIONS_MAX and self._silent:
+            oldest = next(iter(self._silent))
+            self._open.pop(oldest).close()
+            del self._silent[oldest]
         if len(self._open) >= _CONNECTIONS_MAX or not is_trusted(peer):
             writer.close()
             return
-        self._open[task] = writer
+        self._open[task], self._silent[task] = writer, None
         if self._answers is None:
             self._answers = self._new_answers()
         try:
             while request := await reader.readline():
+                self._silent.pop(task, None)
                 writer.write(_line(await _answered(request, self._answers)))
                 await writer.drain()
         except (ConnectionError, ValueError, asyncio.CancelledError):
             pass  # the client disconnected, its line is too long, or this agent ends
         finally:
-            del self._open[task]
+            self._open.pop(task, None)
+            self._silent.pop(task, None)
             writer.close()
 
 
 @contextlib.asynccontextmanager
 async def answering(
-    name: str, new_answers: "Callable[[], LocalAnswers]", note: Callable[[Event], None]
+    name: str, new_answers: Callable[[], LocalAnswers], note: Callable[[Event], None]
 ) -> AsyncIterator[None]:
     """Answer on a socket meanwhile; without one if it cannot be created.
 
@@ -127,15 +135,14 @@ async def answering(
         local.close()
 
 
-async def _answered(line: bytes, answers: "LocalAnswers") -> dict[str, Any]:
+async def _answered(line: bytes, answers: LocalAnswers) -> dict[str, Any]:
     try:
-        request = json.loads(line)
-    except ValueError:
-        request = None
-    if not isinstance(request, dict):
-        return {"error": "invalid request: expected a JSON object"}
+        request = msgspec.json.decode(line, type=Request)
+    except (ValueError, RecursionError) as error:
+        return {"error": f"invalid request: {error}"}
     return await answers.answer(request)
 
 
 def _line(answer: Mapping[str, Any]) -> bytes:
+    # Unlike msgspec, json escapes half of a surrogate pair: a byte of a path that is no text.
     return json.dumps(answer, separators=(",", ":")).encode() + b"\n"

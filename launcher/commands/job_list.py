@@ -1,13 +1,12 @@
 """The list of the jobs of this host."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...events.node import nodes_wanted
 from ...printable import printable
 from ..history.steps import is_late, rate
 from ..reporting.live_status import duration
-from .local_jobs import LocalJob
+from .local_jobs import About, LocalJob
 
 _TITLES = ("JOB", "PID", "NODE", "PHASE", "NODES", "RESTARTS", "STEP", "STEPS/S", "UP", "SCRIPT")
 
@@ -23,26 +22,26 @@ def print_jobs(jobs: Sequence[LocalJob]) -> None:
 
 def _row(job: LocalJob) -> tuple[str, ...]:
     about = job.about
-    if not about:
+    if about is None:
         return ("-", str(job.pid), "-", "no answer", *["-"] * (len(_TITLES) - 4))
-    wanted = nodes_wanted(about["min_nodes"], about["max_nodes"])
+    wanted = nodes_wanted(about.min_nodes, about.max_nodes)
     cells = (
         job.job_id or "-",
         str(job.pid),
-        about["node_id"],
-        about["phase"],
-        f"{about['nodes']}/{wanted}",
-        f"{about['restarts']}/{about['max_restarts']}",
+        about.node_id,
+        about.phase,
+        f"{about.nodes}/{wanted}",
+        f"{about.restarts}/{about.max_restarts}",
         *_steps(about),
-        duration(about["uptime_s"]),
-        about["script"],
+        duration(about.uptime_s),
+        about.script,
     )
     return tuple(printable(str(cell)) for cell in cells)
 
 
-def _steps(about: dict[str, Any]) -> tuple[str, str]:
-    if about["steps"] is None:
+def _steps(about: About) -> tuple[str, str]:
+    if about.steps is None or about.steps_per_s is None or about.idle_s is None:
         return "-", "-"
-    late = is_late(about["steps_per_s"], about["idle_s"])
-    shown = f"none for {duration(about['idle_s'])}" if late else rate(about["steps_per_s"])
-    return str(about["steps"]), shown
+    late = is_late(about.steps_per_s, about.idle_s)
+    shown = f"none for {duration(about.idle_s)}" if late else rate(about.steps_per_s)
+    return str(about.steps), shown

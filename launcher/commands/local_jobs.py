@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from ...errors import RendezvousError, UsageError
 from ..flags.values import shown
@@ -41,7 +43,7 @@ class LocalConnection:
             RendezvousError: the agent is gone, or refuses the request.
         """
         try:
-            self._writer.write(json.dumps(request).encode() + b"\n")
+            self._writer.write(msgspec.json.encode(request) + b"\n")
             await self._writer.drain()
         except OSError as error:
             raise RendezvousError("the ft-run of the job has ended.") from error
@@ -55,11 +57,9 @@ class LocalConnection:
         """
         try:
             line = await self._reader.readline()
-            answer = json.loads(line) if line else None
-        except (OSError, ValueError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise RendezvousError("the ft-run of the job has ended.")
+            answer = msgspec.convert(json.loads(line), dict[str, Any])
+        except (OSError, ValueError, RecursionError):
+            raise RendezvousError("the ft-run of the job has ended.") from None
         if (error := answer.get("error")) is not None:
             raise RendezvousError(f"the ft-run of the job answers: {error}.")
         return answer
@@ -78,19 +78,42 @@ async def connect(path: Path) -> LocalConnection:
     return LocalConnection(*await asyncio.open_unix_connection(path, limit=_ANSWER_MAX_BYTES))
 
 
+class About(Struct, frozen=True):
+    """What an agent, or ``ft-run master``, answers about its job; times in seconds."""
+
+    job_id: str = ""
+    script: str = ""
+    phase: str = ""
+    round: int = -1
+    nodes: int = 0
+    min_nodes: int = 0
+    max_nodes: int = 0
+    restarts: int = 0
+    max_restarts: int = 0
+    steps: int | None = None
+    steps_per_s: float | None = None
+    idle_s: float | None = None
+    uptime_s: float = 0.0
+    node_id: str = ""
+    pid: int = 0
+    endpoints: tuple[str, ...] = ()
+    """Of the master; empty: a job of a single node."""
+    hosts_master: bool = False
+
+
 class LocalJob(Struct, frozen=True):
     """An agent on this host."""
 
     path: Path
     """Of its socket."""
     pid: int
-    about: dict[str, Any]
-    """What it answers; empty: nothing within two seconds."""
+    about: About | None
+    """None: no answer within two seconds."""
 
     @property
     def job_id(self) -> str:
         """The id of its job; empty: not known."""
-        return str(self.about.get("job_id", ""))
+        return self.about.job_id if self.about is not None else ""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -98,12 +121,17 @@ class LocalJob(Struct, frozen=True):
 
         Of endpoints only the ports: ``ft-run master`` may listen at all addresses.
         """
-        endpoints = self.about.get("endpoints") or [str(self.pid)]
+        endpoints = (self.about.endpoints if self.about is not None else ()) or (str(self.pid),)
         return self.job_id, *(endpoint.rpartition(":")[2] for endpoint in endpoints)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known of it, as JSON values."""
-        return {"pid": self.pid} | self.about
+        return {"pid": self.pid} | (asdict(self.about) if self.about is not None else {})
+
+    @property
+    def hosts_master(self) -> bool:
+        """Whether the master of its job is in its process."""
+        return self.about is not None and self.about.hosts_master
 
     async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
         """Send one request; return the answer.
@@ -139,7 +167,9 @@ class LocalCalls:
         """Connect, to receive the end of the job."""
         try:
             self._news = await connect(self._job.path)
-        except OSError as error:
+            # A connection without a request may be closed in favor of another one.
+            await asyncio.wait_for(self._news.ask(ask="job"), self._timeout_s)
+        except (OSError, asyncio.TimeoutError) as error:
             raise RendezvousError("the ft-run of the job has ended.") from error
         return self
 
@@ -184,13 +214,14 @@ async def _look(path: Path) -> LocalJob | None:
         return None
     try:
         answer = await asyncio.wait_for(connection.ask(ask="job"), _ANSWER_S)
-    except RendezvousError:  # it has ended meanwhile
+        about = msgspec.convert(answer.get("job"), About)
+    except (RendezvousError, msgspec.ValidationError):  # it has ended, or is no agent
         return None
     except asyncio.TimeoutError:
-        return LocalJob(path, connection.pid, {})
+        about = None
     finally:
         connection.close()
-    return LocalJob(path, connection.pid, answer.get("job") or {})
+    return LocalJob(path, connection.pid, about)
 
 
 def _remove(path: Path) -> None:
@@ -202,7 +233,7 @@ def distinct(jobs: Sequence[LocalJob]) -> list[LocalJob]:
     """Return one agent of each job, that with the master if it is on this host."""
     best: dict[object, LocalJob] = {}
     for job in jobs:
-        if job.key not in best or job.about.get("hosts_master"):
+        if job.key not in best or job.hosts_master:
             best[job.key] = job
     return list(best.values())
 

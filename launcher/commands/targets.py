@@ -108,8 +108,8 @@ async def one_target(options: JobOptions) -> Target:
 
 def _target_of(job: LocalJob, jobs: Sequence[LocalJob] = ()) -> Target:
     """Return where to ask about a job: the agent with the master, or the master elsewhere."""
-    endpoints = job.about.get("endpoints")
-    if endpoints and not job.about.get("hosts_master"):
+    endpoints = job.about.endpoints if job.about is not None else ()
+    if endpoints and not job.hosts_master:
         first, *others = map(Endpoint.parse, endpoints)
         return Target(jobs, endpoint=replace(first, others=tuple(others)))
     return Target(jobs, job)

@@ -9,6 +9,8 @@ from ...training.worker.agent_socket import address_of, is_trusted
 
 _WAITING_MAX = 128
 """The number of simultaneous requests of workers."""
+_CONNECTIONS_MAX = 1024
+"""At the same time, far above the loops of a node's workers; more are closed at once."""
 
 
 class WorkerSocket:
@@ -55,7 +57,7 @@ class WorkerSocket:
             connection, _ = server.accept()
         except OSError:
             return
-        if not is_trusted(connection):
+        if len(self._connections) >= _CONNECTIONS_MAX or not is_trusted(connection):
             connection.close()
             return
         connection.setblocking(False)

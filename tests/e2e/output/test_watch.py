@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ft_run.launcher.agent.local_answers import LocalAnswers
+from ft_run.launcher.agent.local_answers import LocalAnswers, Request
 from ft_run.launcher.agent.local_socket import LocalSocket
 from ft_run.launcher.reporting.status_answer import status_dict
 from ft_run.rendezvous.protocol.status import NodeStatus, StatusReply
@@ -95,8 +95,8 @@ class FakeAgent(LocalAnswers):
         if tasks:
             await asyncio.wait(tasks)
 
-    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if request["ask"] == "job":
+    async def answer(self, request: Request) -> dict[str, Any]:
+        if request.ask == "job":
             return {"job": {"job_id": self.job_id, "hosts_master": True}}
         if self.is_slow.is_set():
             await self._go_on.wait()

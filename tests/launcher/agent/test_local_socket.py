@@ -8,18 +8,18 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ft_run.errors import RendezvousError, UsageError
 from ft_run.events.event import Event, Severity
-from ft_run.launcher.agent.local_answers import LocalAnswers
+from ft_run.launcher.agent.local_answers import LocalAnswers, Request
 from ft_run.launcher.agent.local_socket import LocalSocket, answering
 from ft_run.launcher.commands import local_jobs
-from ft_run.launcher.commands.local_jobs import LocalJob, connect, distinct, find_jobs, named
+from ft_run.launcher.commands.local_jobs import About, LocalJob, connect, distinct, find_jobs, named
 from ft_run.launcher.machine import user_folder
+from msgspec import convert
 
 ABOUT = {"job_id": "j", "endpoints": []}
 
@@ -35,8 +35,8 @@ class Answers(LocalAnswers):
     def __init__(self) -> None:
         """Ask no master."""
 
-    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"job": ABOUT} if request["ask"] == "job" else {"error": "not here"}
+    async def answer(self, request: Request) -> dict[str, Any]:
+        return {"job": ABOUT} if request.ask == "job" else {"error": "not here"}
 
     async def last(self) -> dict[str, Any]:
         return {"status": "over"}
@@ -52,7 +52,7 @@ def test_what_agents_say_is_found_and_dead_sockets_are_removed(folder: Path) -> 
         dead.close()
         assert stat.S_IMODE((folder / "one.sock").stat().st_mode) == 0o600
         jobs = await find_jobs()
-        assert [job.about for job in jobs] == [ABOUT, ABOUT]
+        assert [job.about for job in jobs] == [convert(ABOUT, About)] * 2
         assert {job.pid for job in jobs} == {os.getpid()}
         assert set(os.listdir(folder)) == {"one.sock", "two.sock"}
         assert (await jobs[0].ask(60, ask="job"))["job"] == ABOUT
@@ -81,14 +81,26 @@ def test_those_that_are_connected_receive_the_last_answer(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("line", [b"\n", b"[1]\n", b"\xff\n", b"{}" * 9 + b"\n"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"[1]\n",
+        b"\xff\n",
+        b"{}" * 9 + b"\n",
+        b"[" * 50_000 + b"\n",
+        b'{"ranks":[[0]]}\n',
+        b'{"ask":[]}\n',
+    ],
+    ids=len,
+)
 def test_a_request_that_is_none_is_refused(folder: Path, line: bytes) -> None:
     async def scene() -> None:
         local = LocalSocket(Answers)
         await local.listen("a")
         reader, writer = await asyncio.open_unix_connection(folder / "a.sock")
         writer.write(line)
-        assert "expected a JSON object" in json.loads(await reader.readline())["error"]
+        assert "invalid request" in json.loads(await reader.readline())["error"]
         writer.write(b"x" * 1_000_000)  # no line at all: it is disconnected
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
@@ -111,6 +123,40 @@ def test_more_connections_than_a_few_are_closed(folder: Path) -> None:
         local.close()
         for one in (*opened, more):
             one.close()
+
+    asyncio.run(scene())
+
+
+def test_silent_connections_make_room_and_others_stay(folder: Path) -> None:
+    async def scene() -> None:
+        local = LocalSocket(Answers)
+        await local.listen("a")
+        watching = await connect(folder / "a.sock")
+        await watching.ask(ask="job")
+        silent = [await connect(folder / "a.sock") for _ in range(40)]
+        assert [job.about for job in await find_jobs()] == [convert(ABOUT, About)]
+        assert await watching.ask(ask="job") == {"job": ABOUT}
+        local.close()
+        for one in (watching, *silent):
+            one.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("answer", [b'{"job":[3]}', b'{"job":{"job_id":7}}', b"[" * 50_000, b"{}"])
+def test_a_socket_with_another_answer_hides_no_job(folder: Path, answer: bytes) -> None:
+    async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(answer + b"\n")
+        writer.close()
+
+    async def scene() -> None:
+        local = LocalSocket(Answers)
+        await local.listen("a")
+        other = await asyncio.start_unix_server(nonsense, folder / "b.sock")
+        assert [job.about for job in await find_jobs()] == [convert(ABOUT, About)]
+        local.close()
+        other.close()
 
     asyncio.run(scene())
 
@@ -197,7 +243,7 @@ def test_an_agent_that_does_not_answer_is_listed_by_its_process(
 
         async def scene() -> None:
             (job,) = await find_jobs()
-            assert (job.pid, job.about) == (os.getpid(), {})
+            assert (job.pid, job.about) == (os.getpid(), None)
             with pytest.raises(RendezvousError, match="may be stopped"):
                 await job.ask(0.05, ask="status")
 
@@ -205,7 +251,7 @@ def test_an_agent_that_does_not_answer_is_listed_by_its_process(
 
 
 def job(pid: int, job_id: str, *endpoints: str, hosts: bool = True) -> LocalJob:
-    about = {"job_id": job_id, "endpoints": list(endpoints), "hosts_master": hosts}
+    about = About(job_id=job_id, endpoints=endpoints, hosts_master=hosts)
     return LocalJob(Path("x"), pid, about)
 
 
