@@ -110,7 +110,7 @@ class StepFold:
         self._rate = 0.0 if is_late(rate, idle_s) else rate
         if self._rate and at_s - self._rated_at_s >= MINUTE_S:
             self._rated_at_s = at_s
-            self._hours.setdefault(world_size, BestHour()).add(1 / rate)
+            self._hours.setdefault(world_size, BestHour()).add(1 / rate, record.get("reports", 1))
 
     def _waits(self, record: Record) -> None:
         """Take how long the workers have waited for data; the longest wait of a rank counts."""

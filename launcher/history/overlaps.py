@@ -43,7 +43,8 @@ class Overlaps:
         training_s = record.get("phases", {}).get(_TRAINING, 0.0)
         steps = record["steps"] >= 0, record.get("counted_steps", 0)
         if self._steps is not None and self._steps[0] == steps[0] and steps[1] >= self._steps[1]:
-            self._slow.add(max(0.0, training_s - self._training_s), steps[1] - self._steps[1])
+            more_s, more = max(0.0, training_s - self._training_s), steps[1] - self._steps[1]
+            self._slow.add(more_s, more, record.get("reports", 1))
         self._training_s, self._steps = training_s, steps
         waits: Sequence[float] = record.get("data_wait_s", ())
         waited_s = max(waits, default=0.0)
@@ -60,12 +61,13 @@ class BestHour:
         self._best_s: float | None = None
         """Of the hours that have ended."""
 
-    def add(self, step_s: float) -> None:
-        """Add the time of a step in a minute."""
-        self._minutes.append(step_s)
-        if len(self._minutes) == _HOUR_MINUTES:
-            self._best_s = self.step_s
-            self._minutes.clear()
+    def add(self, step_s: float, minutes: int = 1) -> None:
+        """Add the time of a step in a minute, or its mean over several."""
+        for _ in range(minutes):
+            self._minutes.append(step_s)
+            if len(self._minutes) == _HOUR_MINUTES:
+                self._best_s = self.step_s
+                self._minutes.clear()
 
     @property
     def step_s(self) -> float | None:
@@ -92,14 +94,14 @@ class SlowSteps:
         """Of mean step times."""
         self._total = (0.0, 0)
 
-    def add(self, training_s: float, steps: int) -> None:
-        """Add training between two reports."""
+    def add(self, training_s: float, steps: int, minutes: int = 1) -> None:
+        """Add training between two reports, or between more of them, for that many minutes."""
         seconds, count = self._open[0] + training_s, self._open[1] + steps
         self._open = seconds, count
         if seconds < MINUTE_S or not count:
             return
         self._open, self._total = (0.0, 0), (self._total[0] + seconds, self._total[1] + count)
-        self._hours.add(seconds / count)
+        self._hours.add(seconds / count, minutes)
 
     @property
     def seconds(self) -> float | None:

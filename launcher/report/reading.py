@@ -11,13 +11,16 @@ import re
 import resource
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct, field
 
 from ...errors import UsageError
 from ...events.record import VERSION, Record
+from ...events.workers import RoundProgressed
 from ..flags.values import shown
 from ..history.accounting import seconds_of
 from .validity import Check, checks
@@ -30,12 +33,24 @@ _ODD: Final = re.compile(
 )
 """A line with a number that may be no finite one or too large, or with half of a character."""
 _UPTIME_MAX_S: Final = 1e9
+_ALL_MAX_BYTES: Final = 1 << 20
+"""Size of a file of which all reports of progress are read: those of some two days."""
+_READ_BYTES: Final = 1 << 20
+_PROGRESSED: Final = b'"round.progressed"'
 _RENAMED: Final = b'"agent.renamed"'
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", re.ASCII)
 _UNNAMED_MAX: Final = 100
 """A start has a few; a file that never names its node is not held in memory."""
 _SAME_START_S: Final = 2.0
 _EXPECTED: Final = "expected files of --events, or a folder that has events*.jsonl"
+
+
+class _Progress(RoundProgressed, frozen=True, kw_only=True):
+    """A line with a report of progress; reports of one stretch differ in amounts only."""
+
+    kind: str = field(name="name")
+    version: int
+    node: str
 
 
 class Reading(Struct):
@@ -121,7 +136,7 @@ def merged(files: Sequence[str], reading: Reading, job: str | None = None) -> It
             raise UsageError(
                 f"events of several jobs, {several}: expected those of one job, or --rdzv-id ID."
             )
-        reading.events += 1
+        reading.events += record.get("reports", 1)
         yield record
     if not reading.events:
         of = f" of job {shown(job)}" if job is not None else ""
@@ -135,11 +150,13 @@ def _records(
     has_event, torn = False, 0
     unnamed: list[tuple[bytes, dict[str, Any]]] = []
     """Of an ``ft-run`` that does not have the id of its node yet."""
-    for line in _lines(path):
+    for line, reports in _thinned(path):
         record = _record(line)
         if record is None:
             torn += bool(line.strip())
             continue
+        if reports > 1:
+            record["reports"] = reports
         has_event = True
         if job is not None and record["job"] not in ("", job):
             continue
@@ -168,6 +185,38 @@ def _records(
     if torn and not has_event:
         raise UsageError(f"no line of {shown(path)} is an event in JSON: {_EXPECTED}.")
     reading.torn += torn
+
+
+def _thinned(path: str) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines; of many reports of progress, one for several, with their number.
+
+    The amounts in a report are sums since the start of the round. The first and the last report of
+    a stretch stay.
+    """
+    every = 1 + os.path.getsize(path) // _ALL_MAX_BYTES
+    decode = msgspec.json.Decoder(_Progress).decode
+    stretch: tuple[object, ...] = ()
+    held, count = b"", 0
+    for line in _lines(path):
+        now: tuple[object, ...] = ()
+        if every > 1 and _PROGRESSED in line:
+            try:
+                at = decode(line)
+                now = at.kind, at.version, at.node, at.round, at.node_rank, at.doing
+            except (ValueError, RecursionError):
+                pass  # it is read, and counted, as any other line
+        if now and now == stretch:
+            held, count = line, count + 1
+            if count == every:
+                yield held, count
+                held, count = b"", 0
+            continue
+        if held:
+            yield held, count
+        yield line, 1
+        stretch, held, count = now, b"", 0
+    if held:
+        yield held, count
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -213,7 +262,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def _lines(path: str) -> Iterator[bytes]:
+def _lines(path: str, containing: bytes = b"") -> Iterator[bytes]:
     try:
         # To open a FIFO would wait for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -221,23 +270,36 @@ def _lines(path: str) -> Iterator[bytes]:
                 raise UsageError(
                     f"cannot read events from {shown(path)}: it is not a regular file; {_EXPECTED}."
                 )
+            if containing and not _contains(file, containing):
+                return
             while line := file.readline(_LINE_MAX):
-                yield line
+                if containing in line:
+                    yield line
     except OSError as error:
         raise UsageError(
             f"cannot read events from {shown(path)}: {error.strerror}; {_EXPECTED}."
         ) from error
 
 
+def _contains(file: BufferedReader, part: bytes) -> bool:
+    """Return whether a file has a part; if so, it is at its start afterwards."""
+    last = b""
+    while data := file.read(_READ_BYTES):
+        if part in last + data:
+            file.seek(0)
+            return True
+        last = data[-len(part) :]
+    return False
+
+
 def _renamed(path: str) -> list[tuple[str, str, float]]:
     """Return which nodes the master has renamed: the first id, the other one, and their start."""
     found = []
-    for line in _lines(path):
-        if _RENAMED in line:
-            record = _record(line)
-            if record is not None and record["name"] == "agent.renamed":
-                began_s = _began_s(record)
-                found.append((str(record.get("proposed")), str(record.get("given")), began_s))
+    for line in _lines(path, _RENAMED):
+        record = _record(line)
+        if record is not None and record["name"] == "agent.renamed":
+            began_s = _began_s(record)
+            found.append((str(record.get("proposed")), str(record.get("given")), began_s))
     return found
 
 

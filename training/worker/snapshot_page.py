@@ -103,13 +103,21 @@ class Destination(NamedTuple):
     """Whether to write one when the job ends or this node leaves."""
 
 
+_TYPES = (str, int, bool)
+"""Of the fields of ``Destination``."""
+
+
 def read_destinations(page: memoryview) -> dict[int, Destination]:
     """Return the destinations of checkpoints by owner, the last one written last."""
     length, checksum = _LENGTH.unpack_from(page, _DESTINATIONS_START)
     data = bytes(page[_DESTINATIONS_START + _LENGTH.size :][:length])
     if not length or zlib.crc32(data) != checksum:
         return {}
-    return {owner: Destination(*fields) for owner, fields in json.loads(data)}
+    try:
+        found = {int(owner): Destination(*fields) for owner, fields in json.loads(data)}
+    except (ValueError, TypeError, RecursionError):
+        return {}  # a script can write to the page
+    return {owner: one for owner, one in found.items() if tuple(map(type, one)) == _TYPES}
 
 
 def write_destination(page: memoryview, owner: int, destination: Destination) -> bool:

@@ -84,13 +84,8 @@ def test_those_that_are_connected_receive_the_last_answer(folder: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b"\n",
-        b"[1]\n",
-        b"\xff\n",
-        b"{}" * 9 + b"\n",
-        b"[" * 50_000 + b"\n",
-        b'{"ranks":[[0]]}\n',
-        b'{"ask":[]}\n',
+        *(b"\n", b"[1]\n", b"\xff\n", b"{}" * 9 + b"\n", b"[" * 50_000 + b"\n"),
+        *(b'{"ranks":[[0]]}\n', b'{"ask":[]}\n'),
     ],
     ids=len,
 )

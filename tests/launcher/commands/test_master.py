@@ -5,6 +5,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+from ft_run.launcher.agent.local_answers import Request
 from ft_run.launcher.commands.master import _LoneMaster
 from ft_run.launcher.history.recorder import Recorder
 from ft_run.launcher.reporting.display import Display
@@ -25,7 +26,7 @@ def test_those_that_watch_receive_the_end_of_the_job_and_nothing_of_an_earlier_t
         answers = lone._answers()
         master.group.state.phase = Ending(VERDICT, math.inf, {})
         master.close()  # as the server does before it stops
-        earlier = await answers.last(), await answers.answer({"ask": "status"})
+        earlier = await answers.last(), await answers.answer(Request("status"))
         lone._verdict = VERDICT
         return earlier, await answers.last()
 

@@ -87,7 +87,7 @@ def test_steps_are_those_of_a_round_whether_the_script_counts_them_or_not() -> N
 def test_steps_count_between_two_reports_of_a_round_that_count_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    added: list[tuple[float, int]] = []
+    added: list[tuple[float, int, int]] = []
     monkeypatch.setattr(SlowSteps, "add", lambda _, *more: added.append(more))
     overlaps = Overlaps()
     overlaps.begin()
@@ -98,4 +98,4 @@ def test_steps_count_between_two_reports_of_a_round_that_count_alike(
     overlaps.add(report(230.0, 410, said=500))  # another process
     overlaps.begin()
     overlaps.add(report(300.0, 420, said=500))
-    assert added == [(60.0, 20), (0.0, 10)]
+    assert added == [(60.0, 20, 1), (0.0, 10, 1)]

@@ -208,3 +208,41 @@ def test_a_fifo_is_refused(tmp_path: Path) -> None:
     os.mkfifo(path := tmp_path / "events.jsonl")
     with pytest.raises(UsageError, match=f"{path}'?: it is not a regular file"):
         read(tmp_path)
+
+
+def progress(minute: int, **fields: Any) -> dict[str, Any]:
+    """Return a report of progress, one per minute."""
+    return {
+        "time": f"2031-01-{1 + minute // 1440:02d}T{minute // 60 % 24:02d}:{minute % 60:02d}:00Z",
+        "uptime_s": 60.0 * minute,
+        "name": "round.progressed",
+        "version": 1,
+        "job": "j",
+        "severity": "debug",
+        "attempt": 0,
+        "node": "a",
+        "round": 1,
+        "text": "",
+        "node_rank": 0,
+        "steps": minute,
+        "steps_per_s": 0.1,
+        "idle_s": 0.0,
+        "doing": "training",
+        **fields,
+    }
+
+
+def test_many_reports_of_progress_are_read_thinned_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    reports = [progress(minute) for minute in range(12_000)]
+    reports[6_000] |= {"doing": "saving"}
+    reports[7_000] |= {"steps_per_s": "much"}
+    path.write_text("".join(json.dumps(one) + "\n" for one in reports))
+    reading = Reading()
+    records = list(merged([str(path)], reading))
+    assert (reading.events, reading.torn) == (11_999, 1)
+    assert len(records) < 4_000
+    steps = [record["steps"] for record in records]
+    assert steps == sorted(steps)
+    assert {0, 5_999, 6_000, 6_001, 6_999, 7_001, 11_999} <= {*steps}
+    assert sum(record.get("reports", 1) for record in records) == 11_999
