@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 if TYPE_CHECKING:
     from .activities import activity
     from .checkpointer import Checkpointer
+    from .checkpoints.equality import CorruptStateError, UnequalStateError
     from .data.batches import ElasticBatches
     from .data.seeded import seeded
 
@@ -22,7 +23,9 @@ _T = TypeVar("_T", bool, int, float, str)
 
 __all__ = [
     "Checkpointer",
+    "CorruptStateError",
     "ElasticBatches",
+    "UnequalStateError",
     "activity",
     "preempted",
     "progress",
@@ -33,7 +36,9 @@ __all__ = [
 
 _MODULES = {
     "Checkpointer": ".checkpointer",
+    "CorruptStateError": ".checkpoints.equality",
     "ElasticBatches": ".data.batches",
+    "UnequalStateError": ".checkpoints.equality",
     "activity": ".activities",
     "seeded": ".data.seeded",
 }

@@ -9,6 +9,7 @@ from . import progress
 from .activities import activity
 from .checkpoints.checkpoint_files import CorruptCheckpointError
 from .checkpoints.coordination import Bodies, Checkpoints, DataPosition, Interval, time_s
+from .checkpoints.equality import Equality
 from .checkpoints.folder import CheckpointFolder
 from .checkpoints.rank_state import GENERATORS, RECORD, Generators, RankRecord, RankState
 from .checkpoints.snapshot_manager import SnapshotManager, StepReport
@@ -51,6 +52,8 @@ class Checkpointer:
         save_timeout: str | None = "10min",
         seed: int | None = None,
         position: Literal["step"] | None = None,
+        verify_every: int | None = None,
+        unequal: Literal["error", "warn"] = "error",
     ) -> None:
         """Check the arguments; nothing is loaded or written yet.
 
@@ -73,6 +76,11 @@ class Checkpointer:
                 of each rank are part of the state.
             position: ``"step"``: the samples follow from the number of the step, so that a state
                 without a position in the data is no reason for a warning.
+            verify_every: number of steps between comparisons of the weights and the optimizer state
+                of all ranks; None: 100, or more if they take more than 0.1% of the time. The first
+                step after each start and each checkpoint are compared too.
+            unequal: ``"error"``: a difference raises ``UnequalStateError``; ``"warn"``: it is one
+                warning, and checkpoints contain the state of rank 0.
 
         Raises:
             RuntimeError: ``init_process_group`` was not called yet, or the folder is not writable.
@@ -107,6 +115,13 @@ class Checkpointer:
         self._checkpoints = Checkpoints(self._folder, self._ranks, rank, timeout)
         self._snapshots = SnapshotManager(
             self._state, self._rank_state, self._ranks, rank, overlap=overlap
+        )
+        self._equality = Equality(
+            self._ranks,
+            self._state,
+            self._snapshots.discard,
+            unequal=unequal,
+            every=verify_every,
         )
         if self._snapshot_every:
             at_breakpoint = bool(self._checkpoint_every)
@@ -188,6 +203,8 @@ class Checkpointer:
             log("no usable snapshot or checkpoint: starting from step 0")
         if done:
             self._rank_state.report()
+        if done and source == "snapshot":
+            self._equality.resume()
         self._state.resume(done)
         self._position.resumed(done, is_logging=self._ranks.rank == 0)
         self.seed_step(done)
@@ -261,6 +278,7 @@ class Checkpointer:
             number: completed steps; the same on all ranks.
 
         Raises:
+            UnequalStateError: If the weights or the optimizer state differ between ranks.
             ValueError: As in ``restore``.
         """
         self._snapshots.begin_turn()
@@ -275,6 +293,8 @@ class Checkpointer:
         is_clean = self._bodies.end()
         self._state.warn_of_new_groups(number, is_logging=self._ranks.rank == 0)
         takes_snapshot, saves = self._find_due(number, merged)
+        if saves or self._equality.is_due(number):
+            self._equality.verify(number)
         loader_settings.agree(merged.loader)
         if saves or self._rank_state.gathered < 0:  # the first one makes room for those that follow
             self._gather(number)
@@ -353,6 +373,7 @@ class Checkpointer:
         self._snapshots.begin_turn()
         self._snapshots.wait_for_copy()
         self._bodies.warn_of_save(number)
+        self._equality.verify(number, is_changed=is_of_now)
         now = time.monotonic()
         self._checkpoint_every.restart(number, now)
         if not self._checkpoints.begin(number):

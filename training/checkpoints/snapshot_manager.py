@@ -219,6 +219,14 @@ class SnapshotManager:
         if self._own is not None:
             self._own.clear()
 
+    def discard(self) -> None:
+        """Discard everything in the memory of this rank, including shards of others."""
+        self.wait_for_copy()
+        self.wait_for_replicas()
+        for one in (self._own, *self._of_others):
+            if one is not None:
+                one.clear()
+
     def end_resuming(self) -> None:
         """Mark the step to resume from as used: later Checkpointers of this owner have none."""
         if self._own is not None:

@@ -285,10 +285,10 @@ def names_in(module: nn.Module, expected: Container[str]) -> dict[str, str]:
         expected: the names of DCP.
     """
     keys = list(module.state_dict())
-    return {key: key if key in expected else _without_wrappers(key) for key in keys}
+    return {key: key if key in expected else without_wrappers(key) for key in keys}
 
 
-def _without_wrappers(key: str) -> str:
+def without_wrappers(key: str) -> str:
     """Return a name without the parts that DDP and torch.compile add."""
     return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
 

@@ -269,7 +269,11 @@ def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
     Raises:
         ValueError: as in ``digest``.
     """
-    found = [digest(tensor) for tensor in tensors]
+    return numbers_of([digest(tensor) for tensor in tensors])
+
+
+def numbers_of(found: Sequence[torch.Tensor]) -> list[int]:
+    """Return the values of several digests, with one transfer from each device."""
     places: dict[torch.device, list[int]] = {}
     for place, value in enumerate(found):
         places.setdefault(value.device, []).append(place)

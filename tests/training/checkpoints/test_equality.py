@@ -1,0 +1,223 @@
+"""State of several ranks is compared: a difference is refused, and a corrupt rank is named."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ft_run.tests.harness.forked import run_forked
+from ft_run.training import Checkpointer
+from torch import nn
+
+PROGRAM = """
+import contextlib, io, json, os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from ft_run.training import Checkpointer
+
+torch.set_num_threads(1)
+
+
+def model_of(kind, rank, size):
+    torch.manual_seed(rank if kind == "stages" else 0)
+    if kind == "stages":
+        return nn.Linear(3, 1)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    if kind == "lacking" and rank == 1:
+        net.append(nn.Linear(1, 1))
+    if kind in ("fsdp2", "ignored"):
+        ignored = {net[2].weight} if kind == "ignored" else set()
+        fully_shard(net, mesh=init_device_mesh("cpu", (size,)), ignored_params=ignored)
+    elif kind == "hsdp":
+        fully_shard(net, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+    elif kind == "tp":
+        mesh = init_device_mesh("cpu", (size,))
+        distribute(net, mesh)
+    elif kind in ("ddp", "ema", "ema on rank 0"):
+        net = DistributedDataParallel(net)
+    return net
+
+
+def distribute(net, mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    parallelize_module(net[0], mesh, ColwiseParallel(output_layouts=torch.distributed.tensor.Replicate()))
+
+
+def weight_of(net, index):
+    layer = getattr(net, "module", net)[index].weight
+    return getattr(layer, "_local_tensor", layer)
+
+
+def disturb(change, step, rank, net, optimizer, state):
+    if change == "ema" and rank == 0:
+        state["ema"].weight.data += step
+    if change == "slightly" and (step, rank) == (0, 1):
+        weight_of(net, 0).data[0, 0] *= 1 + 1e-6
+    if change == "weight" and (step, rank) == (4, 2):
+        weight_of(net, 2).data.view(torch.int32)[0, 1] ^= 1 << 3
+    if change == "moment" and (step, rank) == (3, 0):
+        moment = optimizer.state[net.module[0].bias]["exp_avg"]
+        moment.view(torch.int32)[1] ^= 1 << 24
+    if change == "every tensor" and (step, rank) == (3, 0):
+        for parameter in net.parameters():
+            parameter.data *= 2
+    if change == "nan" and step == 3:
+        weight_of(net, 2).data.view(torch.int32)[0] = 0x7FC00000 + rank
+    if change == "shard":
+        if step == 0 and rank == 3:
+            weight_of(net, 0).data.view(torch.int32)[0] ^= 1 << 23
+
+
+def train(folder, kind, change, options, rank, size):
+    net = model_of(kind, rank, size)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    state = {"net": net, "optimizer": optimizer}
+    if kind == "ema" or (kind == "ema on rank 0" and rank == 0):
+        state["ema"] = nn.Linear(3, 1)
+    step = -1
+    try:
+        checkpointer = Checkpointer(folder, state, seed=1, position="step", **options)
+        for step in checkpointer.steps(8):
+            torch.manual_seed(100 * step + rank * (kind != "tp"))
+            optimizer.zero_grad()
+            net(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+            disturb(change, step, rank, net, optimizer, state)
+        print("done")
+    except RuntimeError as error:
+        print(f"{step} {type(error).__name__} {error}")
+
+
+folder, rank, cases = sys.argv[1:]
+rank, found = int(rank), {}
+for name, (size, kind, change, options) in json.loads(cases).items():
+    if rank < size:
+        os.environ["WORLD_SIZE"] = str(size)
+        dist.init_process_group("gloo", f"file://{folder}/{name}.store", rank=rank, world_size=size)
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
+            train(f"{folder}/{name}", kind, change, options, rank, size)
+        found[name] = written.getvalue()
+        dist.destroy_process_group()
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+EACH = {"verify_every": 1, "checkpoint_every": None}
+SAVES = {**EACH, "checkpoint_every": 3}
+CASES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
+    "ddp": (2, "ddp", "", SAVES),
+    "fsdp2": (2, "fsdp2", "", SAVES),
+    "hsdp": (4, "hsdp", "", SAVES),
+    "tp": (2, "tp", "", SAVES),
+    "ema on rank 0": (2, "ema on rank 0", "", SAVES),
+    "not a number": (2, "ddp", "nan", EACH),
+    "stages": (2, "stages", "", {"checkpoint_every": None}),
+    "plain": (2, "plain", "", {"checkpoint_every": None}),
+    "lacking": (2, "lacking", "", {"checkpoint_every": None}),
+    "ignored": (2, "ignored", "", {"checkpoint_every": None}),
+    "ema": (2, "ema", "ema", {**EACH, "verify_every": 2}),
+    "checkpoint": (2, "ema", "ema", {"verify_every": 99, "checkpoint_every": 3}),
+    "warning": (2, "stages", "", {**EACH, "unequal": "warn"}),
+    "slightly": (2, "ddp", "slightly", EACH),
+    "replica of a shard": (4, "hsdp", "shard", EACH),
+    "weight": (4, "ddp", "weight", EACH),
+    "moment": (4, "ddp", "moment", EACH),
+    "every tensor": (4, "ddp", "every tensor", EACH),
+    "two ranks": (2, "ddp", "moment", EACH),
+}
+"""By name: number of ranks, model, what happens to the state, and arguments."""
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Return the output of each rank of each case."""
+    folder = tmp_path_factory.mktemp("cases")
+    calls = [(folder, rank, json.dumps(CASES)) for rank in range(4)]
+    modules = ("torch.distributed.fsdp", "torch.distributed.checkpoint", "ft_run.training")
+    ranks = [
+        json.loads(ended.output.splitlines()[-1]) for ended in run_forked(PROGRAM, calls, modules)
+    ]
+    found = {name: [ranks[rank][name] for rank in range(case[0])] for name, case in CASES.items()}
+    found["files"] = [path.name for path in (folder / "checkpoint").glob("step-*")]
+    return found
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "hsdp", "tp", "ema on rank 0", "not a number"])
+def test_equal_state_causes_no_alarm(output: dict[str, list[str]], name: str) -> None:
+    """Batches, buffers, objects of one rank and the bits of NaN differ."""
+    for text in output[name]:
+        assert text.endswith("done\n")
+        assert "differ" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "message"),
+    [
+        ("stages", 0, "weights of 'net' differ between ranks 0 and 1 (weight)"),
+        ("plain", 0, "weights of 'net' differ between ranks 0 and 1 (0.weight)"),
+        ("lacking", 0, "3.weight of 'net' is missing on rank 0"),
+        ("ignored", 0, "weights of 'net' differ between ranks 0 and 1 (2.weight)"),
+        ("ema", 2, "weights of 'ema' differ between ranks 0 and 1 (weight)"),
+        ("checkpoint", 2, "weights of 'ema' differ between ranks 0 and 1 (weight)"),
+        ("replica of a shard", 0, "weights of 'net' differ between ranks 1 and 3 (0.weight)"),
+        ("every tensor", 3, "weights of 'net' differ between ranks 0 and 1 (0.weight)"),
+    ],
+)
+def test_unequal_state_is_refused(
+    output: dict[str, list[str]], name: str, step: int, message: str
+) -> None:
+    for text in output[name]:
+        assert re.search(rf"^{step} UnequalStateError (the )?{re.escape(message)}", text, re.M)
+        assert 'unequal="warn"' in text
+    assert not output["files"]
+
+
+def test_warning_is_one_line(output: dict[str, list[str]]) -> None:
+    assert all(text.endswith("done\n") for text in output["warning"])
+    assert output["warning"][0].count("differ") == 1
+    assert "differ" not in output["warning"][1]
+
+
+def test_slight_difference_is_a_warning_with_its_size(output: dict[str, list[str]]) -> None:
+    first, second = output["slightly"]
+    assert first.endswith("done\n")
+    assert second.endswith("done\n")
+    line = r"'net' differs slightly between ranks 0 and 1 \(0.weight\): \de-0\d"
+    assert len(re.findall(line, first)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "odd", "step", "tensor"),
+    [("weight", 2, 4, "net.2.weight"), ("moment", 0, 3, "optimizer.state.0.bias.exp_avg")],
+)
+def test_flipped_bit_is_named_with_its_rank(
+    output: dict[str, list[str]], name: str, odd: int, step: int, tensor: str
+) -> None:
+    text = output[name][odd]
+    assert f"{step} CorruptStateError {tensor} of rank {odd} has changed" in text
+    assert "host " in text
+    for rank, other in enumerate(output[name]):
+        assert "UnequalStateError" not in other
+        assert rank == odd or "CorruptStateError" not in other
+        assert "done" not in other
+
+
+def test_flipped_bit_on_one_of_two_ranks_is_unequal(output: dict[str, list[str]]) -> None:
+    for text in output["two ranks"]:
+        assert "CorruptStateError" not in text
+        assert "UnequalStateError" in text
+
+
+@pytest.mark.parametrize(
+    "options", [{"unequal": "ignore"}, {"verify_every": 0}, {"verify_every": True}], ids=str
+)
+def test_invalid_value_is_refused(tmp_path: Path, options: Any) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"for {name}: expected"):
+        Checkpointer(tmp_path, {"net": nn.Linear(1, 1)}, **options)
