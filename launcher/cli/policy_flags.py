@@ -51,10 +51,11 @@ def policy_flags() -> list[Flag]:
         FAILURES(
             "--on-failure MATCH=ACTION",
             "What to do after a failure, e.g. exit:3=fail; repeatable, the first match applies."
-            " MATCH: exit:N, exit:A-B, signal:NAME, oom, device-oom, error:REGEX, hang, node-lost"
-            " or preempted. ACTION: restart (the default), restart-free (not counted), fail (ends"
-            " the job with exit code 3), replace-node or shrink (device-oom only: the same samples"
-            " in smaller parts of ElasticBatches).",
+            " MATCH: exit:N, exit:A-B, signal:NAME, oom, device-oom, corrupt (the memory of one"
+            " rank has changed), error:REGEX, hang, node-lost or preempted. ACTION: restart (the"
+            " default), restart-free (not counted), fail (ends the job with exit code 3),"
+            " replace-node or shrink (device-oom only: the same samples in smaller parts of"
+            " ElasticBatches).",
             rule,
             multiple=True,
             ours=True,

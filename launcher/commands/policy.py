@@ -14,7 +14,7 @@ from ..flags.values import shown
 from ..reporting.standard_output import standard_output
 
 _RIGHT = (
-    "words, e.g. exit:137, signal:SIGSEGV, oom, device-oom, device-oom:16 (in a part of 16"
+    "words, e.g. exit:137, signal:SIGSEGV, oom, corrupt, device-oom, device-oom:16 (in a part of 16"
     " samples), error:TEXT (last), hang, node-lost or preempted, as in"
     " 'exit:1 error:ValueError: no data'"
 )
@@ -33,6 +33,7 @@ def explain_policy(options: PolicyOptions) -> int:
     context = Context(
         seconds_after_start=options.seconds_after_start,
         previous=failure if options.is_repeated else None,
+        was_corrupt=options.is_repeated,
     )
     decision = decide(rules, failure, context)
     with standard_output():
@@ -57,6 +58,8 @@ def failure_of(text: str) -> Failure:
             of_node = word
         elif word == "oom":
             is_oom = True
+        elif word == "corrupt":
+            colon, error = ":", "CorruptStateError"
         elif (found := re.fullmatch(r"device-oom(?::([1-9][0-9]{0,8}))?", word)) is not None:
             of_device = int(found[1] or 0)
         else:

@@ -7,6 +7,7 @@ from ..protocol.failure import Failure, FailureKind, is_collateral
 from ..protocol.messages import JobSpec, Outcome, PolicySpec
 from .blame import Ledger
 from .budget import RestartBudget
+from .matches import look_for_corrupt
 from .no_progress import ProgressRecord
 from .postmortem import Postmortem
 from .rules import SLIP_S, Action, Context, Decision, Rule, decide
@@ -44,6 +45,8 @@ class Aftermath:
         """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
         self._failed_trials = 0
         self._slip: Failure | None = None
+        self._corrupt: set[str] = set()
+        """Identities of nodes on which state was corrupted."""
         self._rules: tuple[Rule, ...] | None = None
 
     def answer(
@@ -74,7 +77,7 @@ class Aftermath:
         if postmortem.stuck is not None:
             return RoundDecision(outcome=Outcome.WORKERS_FAILED)
         failure = postmortem.cause or postmortem.preempted
-        decision = self._decision(policy, postmortem, failure, ran_s)
+        decision = self._decision(policy, postmortem, failure, ran_s, suspect)
         shrinks = decision is not None and decision.action is Action.SHRINK
         trial = failure.trial if failure is not None else ""
         is_trial = bool(trial) and self._failed_trials < _TRIALS_MAX
@@ -131,6 +134,7 @@ class Aftermath:
         postmortem: Postmortem,
         failure: Failure | None,
         ran_s: float | None,
+        suspect: str | None,
     ) -> Decision | None:
         """Return the policy's decision on a failure; None for a regroup, which it does not decide.
 
@@ -142,8 +146,11 @@ class Aftermath:
             if ran_s is not None and ran_s >= SLIP_S:
                 self._slip = None  # a round that ran separates earlier and later failures
             return None
-        context = Context(ran_s, self._slip, self.micro_batch)
+        was_corrupt = suspect in self._corrupt
+        context = Context(ran_s, self._slip, self.micro_batch, was_corrupt)
         decision = decide(self._rules_of(policy), failure, context)
+        if suspect is not None and look_for_corrupt(failure).matches:
+            self._corrupt.add(suspect)
         self._slip = failure if context.is_slip(failure) else None
         if failure is postmortem.preempted:
             if decision.action is Action.RESTART_FREE:

@@ -24,8 +24,8 @@ _REGEX_MAX = 500
 _WORKER_KINDS = (FailureKind.WORKER, FailureKind.START)
 
 RIGHT = (
-    "exit:N, exit:A-B, signal:NAME, oom, device-oom, error:REGEX, hang, node-lost or preempted, "
-    "e.g. exit:3 or error:CUDA.*memory"
+    "exit:N, exit:A-B, signal:NAME, oom, device-oom, corrupt, error:REGEX, hang, node-lost or "
+    "preempted, e.g. exit:3 or error:CUDA.*memory"
 )
 
 
@@ -109,6 +109,26 @@ def _look_for_device_oom(failure: Failure) -> Look:
     return Look(False, "no accelerator ran out of memory")
 
 
+def look_for_corrupt(failure: Failure) -> Look:
+    """``corrupt``: the state of one rank had changed, by the exception of ``Checkpointer``."""
+    matches = _is_exception("CorruptStateError", failure)
+    return Look(
+        matches, "the state of one rank was corrupted" if matches else "no state was corrupted"
+    )
+
+
+def look_for_unequal(failure: Failure) -> Look:
+    """Return whether the state differed between ranks, by the exception of ``Checkpointer``."""
+    matches = _is_exception("UnequalStateError", failure)
+    return Look(
+        matches, "the state differs between ranks" if matches else "no state differs between ranks"
+    )
+
+
+def _is_exception(name: str, failure: Failure) -> bool:
+    return any(re.match(rf"(?:\w+\.)*{name}\b", line) for line in error_lines(failure))
+
+
 def _look_for_kind(kind: FailureKind, event: str, no_event: str, failure: Failure) -> Look:
     """``node-lost``, ``preempted``, ``hang``."""
     matches = failure.kind is kind
@@ -118,6 +138,7 @@ def _look_for_kind(kind: FailureKind, event: str, no_event: str, failure: Failur
 _DEVICE_OOM = r"\bOutOfMemoryError\b|\b(CUDA|HIP|XPU)( error:)? out of memory"
 
 _KINDS: dict[str, Callable[[Failure], Look]] = {
+    "corrupt": look_for_corrupt,
     "device-oom": _look_for_device_oom,
     "oom": _look_for_oom,
     "node-lost": partial(

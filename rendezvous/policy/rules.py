@@ -15,7 +15,9 @@ from .matches import (
     BadRule,
     Look,
     Match,
+    look_for_corrupt,
     look_for_slip,
+    look_for_unequal,
     parse_match,
     same_slip,
 )
@@ -85,6 +87,8 @@ class Context(Struct, frozen=True):
     """The root cause of the previous round, if that too was a usage error after its start."""
     micro_batch: int = 0
     """Of ``ElasticBatches``, as the workers of the round were given; 0: none."""
+    was_corrupt: bool = False
+    """Whether state was corrupted before on the node of the root cause."""
 
     def is_slip(self, failure: Failure) -> bool:
         """Return whether the failure is a usage or import error soon after the start."""
@@ -121,6 +125,8 @@ class Decision(Struct, frozen=True):
 
 
 DEFAULT_SLIP = "repeated usage or import error=fail"
+DEFAULT_UNEQUAL = "unequal state=fail"
+DEFAULT_CORRUPT = "corrupt twice on one node=fail"
 DEFAULT_PREEMPTED = "preempted=restart-free"
 DEFAULT_REST = "everything else=restart"
 
@@ -166,6 +172,15 @@ def _default(failure: Failure, context: Context, passed_over: list[PassedOver]) 
     if is_repeated:
         return Decision(Action.FAIL, DEFAULT_SLIP, words, True, tuple(passed_over))
     passed_over.append(PassedOver(DEFAULT_SLIP, words))
+    unequal = look_for_unequal(failure)
+    if unequal.matches:
+        return Decision(Action.FAIL, DEFAULT_UNEQUAL, unequal.words, True, tuple(passed_over))
+    passed_over.append(PassedOver(DEFAULT_UNEQUAL, unequal.words))
+    corrupt = look_for_corrupt(failure)
+    if corrupt.matches and context.was_corrupt:
+        return Decision(Action.FAIL, DEFAULT_CORRUPT, corrupt.words, True, tuple(passed_over))
+    words = "the first time on this node" if corrupt.matches else corrupt.words
+    passed_over.append(PassedOver(DEFAULT_CORRUPT, words))
     if failure.kind is FailureKind.PREEMPTED:
         words = "the node is being preempted"
         return Decision(Action.RESTART_FREE, DEFAULT_PREEMPTED, words, True, tuple(passed_over))

@@ -315,6 +315,8 @@ def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["is_default"]
     assert [over["rule"] for over in told["passed_over"]] == [
         "repeated usage or import error=fail",
+        "unequal state=fail",
+        "corrupt twice on one node=fail",
         "preempted=restart-free",
     ]
     again = ("--after", "2s", "--again", "--json")
@@ -333,6 +335,11 @@ def test_explain_says_why_an_error_without_words_is_no_typo(
     ) in told
     assert "action for 'exit:1': restart: " in told
     assert "action for 'exit:2': fail: " in explain(capsys, "--explain", "exit:2", *again)
+
+
+def test_explain_describes_corrupt_state(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "action for 'corrupt': restart: " in explain(capsys, "--explain", "corrupt")
+    assert "action for 'corrupt': fail: " in explain(capsys, "--explain", "corrupt", "--again")
 
 
 def test_explain_reads_the_same_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

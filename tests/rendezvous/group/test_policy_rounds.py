@@ -69,6 +69,19 @@ def test_a_free_restart_is_not_counted_but_spaced() -> None:
     assert scene.last("a", Verdict).exit_code == exit_codes.WORKERS_FAILED
 
 
+def test_corrupt_state_ends_the_job_the_second_time_on_one_node() -> None:
+    scene = running(2, restarts=9)
+    corrupt = worker_failure(0, message="CorruptStateError: net.weight of rank 0 has changed")
+    fail_and_stop(scene, "a", corrupt, "b")
+    fail_and_stop(scene, "b", replace(corrupt, rank=1), "a")
+    fail_and_stop(scene, "a", worker_failure(0, code=4), "b")
+    assert scene.assignment("a").restarts == 3
+    fail_and_stop(scene, "a", corrupt, "b")
+    verdict = scene.last("a", Verdict)
+    assert verdict.outcome is Outcome.POLICY_ENDED
+    assert "default rule corrupt twice on one node=fail" in verdict.sentence
+
+
 def test_smaller_parts_cost_no_restart_no_delay_and_no_blame() -> None:
     policy = rules("device-oom=shrink", max_node_failures=1, max_no_progress=1)
     scene = running(1, names="ab", restarts=0, policy=policy)

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from ft_run.rendezvous.policy.matches import BadRule
 from ft_run.rendezvous.policy.rules import (
+    DEFAULT_CORRUPT,
     DEFAULT_PREEMPTED,
     DEFAULT_REST,
     DEFAULT_SLIP,
+    DEFAULT_UNEQUAL,
     Action,
     Context,
     Rule,
@@ -31,6 +33,10 @@ def matches(match: str, failure: Failure) -> bool:
     return Rule.parse(f"{match}=fail").match.look(failure).matches
 
 
+CORRUPT = recorded("CorruptStateError: net.0.weight of rank 2 has changed")
+UNEQUAL = recorded("UnequalStateError: the weights of 'net' differ")
+
+
 @pytest.mark.parametrize(
     ("match", "hits", "misses"),
     [
@@ -48,6 +54,9 @@ def matches(match: str, failure: Failure) -> bool:
           worker_failure(0, stderr_tail="a\ntorch.OutOfMemoryError: HIP out of memory\nb\n"),
           recorded("AcceleratorError: CUDA error: out of memory")],
          [OOM, LOST, recorded("MemoryError"), recorded("ValueError: no")]),
+        ("corrupt",
+         [CORRUPT, worker_failure(0, stderr_tail="a\nft_run.x.CorruptStateError: net.weight\n")],
+         [OOM, LOST, UNEQUAL, recorded("ValueError: CorruptStateError")]),
         ("node-lost", [LOST], [GONE, OOM]),
         ("preempted", [GONE], [LOST, OOM]),
         ("error:CUDA.*memory",
@@ -159,6 +168,18 @@ def test_defaults_come_after_the_users_rules_in_their_order() -> None:
     for failure in (LOST, OOM, worker_failure(0, code=2), recorded("ValueError: no")):
         decision = decide([], failure, Context())
         assert (decision.rule, decision.action) == (DEFAULT_REST, Action.RESTART)
+
+
+def test_unequal_state_ends_the_job_and_corrupt_state_when_it_repeats() -> None:
+    decision = decide([], UNEQUAL, Context())
+    assert (decision.action, decision.rule) == (Action.FAIL, DEFAULT_UNEQUAL)
+    assert (
+        decide([Rule.parse("error:Unequal=restart")], UNEQUAL, Context()).action is Action.RESTART
+    )
+    assert decide([], CORRUPT, Context()).rule == DEFAULT_REST
+    decision = decide([], CORRUPT, Context(was_corrupt=True))
+    assert (decision.action, decision.rule) == (Action.FAIL, DEFAULT_CORRUPT)
+    assert decide([], recorded("ValueError: no"), Context(was_corrupt=True)).rule == DEFAULT_REST
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from ft_run.training import Checkpointer
 
@@ -34,19 +36,14 @@ def model_of(kind, rank, size):
         ignored = {net[2].weight} if kind == "ignored" else set()
         fully_shard(net, mesh=init_device_mesh("cpu", (size,)), ignored_params=ignored)
     elif kind == "hsdp":
-        fully_shard(net, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+        names = ("replicas", "shards")
+        fully_shard(net, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=names))
     elif kind == "tp":
-        mesh = init_device_mesh("cpu", (size,))
-        distribute(net, mesh)
+        layer = ColwiseParallel(output_layouts=Replicate())
+        parallelize_module(net[0], init_device_mesh("cpu", (size,)), layer)
     elif kind in ("ddp", "ema", "ema on rank 0"):
         net = DistributedDataParallel(net)
     return net
-
-
-def distribute(net, mesh):
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
-    parallelize_module(net[0], mesh, ColwiseParallel(output_layouts=torch.distributed.tensor.Replicate()))
 
 
 def weight_of(net, index):
@@ -139,7 +136,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Return the output of each rank of each case."""
     folder = tmp_path_factory.mktemp("cases")
     calls = [(folder, rank, json.dumps(CASES)) for rank in range(4)]
-    modules = ("torch.distributed.fsdp", "torch.distributed.checkpoint", "ft_run.training")
+    modules = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "ft_run.training")
     ranks = [
         json.loads(ended.output.splitlines()[-1]) for ended in run_forked(PROGRAM, calls, modules)
     ]
