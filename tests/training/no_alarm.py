@@ -343,7 +343,7 @@ def unfreezing_and_schedulers() -> tuple[dict[str, Any], Body]:
 
 
 def _mean(gradient: Any) -> torch.Tensor:
-    found = gradient.clone()
+    found: torch.Tensor = gradient.clone()
     dist.all_reduce(found)
     return found / dist.get_world_size()
 
