@@ -4,35 +4,42 @@ A difference is an error before rank 0's values are saved for all. A tensor that
 changed is corrupt there. Buffers, extra states and other objects may differ (``rank_state.py``).
 """
 
-import hashlib
 import os
 import socket
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..ranks import Ranks
 from ..worker.log import log
-from .copying import local
+from .common_tensors import (
+    OF_ALL,
+    SLOTS,
+    CommonTensors,
+    Row,
+    checksum,
+    common_tensors,
+    differs,
+    distance,
+    plain,
+    precision,
+    summary,
+    tensors_of,
+)
 from .state import State, without_wrappers
-from .values import digest, numbers_of
 
 _EVERY_STEPS = 100
 _COST_MAX = 0.001
 """Share of the time that comparisons may take before they become rarer."""
+_COST_LOGGED_S = 0.01
 _SMALL = 1e-5
 """Relative difference of a tensor that is only a warning: kernels of different GPUs round
 differently, which has been measured as 2e-7 of the weights after 10,000 steps of AdamW."""
 _NAMES_MAX = 64
-_SLOTS = 3
-"""Number of sets of ranks that are compared per object."""
 
 
 class UnequalStateError(RuntimeError):
@@ -41,41 +48,6 @@ class UnequalStateError(RuntimeError):
 
 class CorruptStateError(RuntimeError):
     """Raised on the only rank whose state differs from all others' and was equal before."""
-
-
-class _Share(NamedTuple):
-    """Tensors of one object of which the same ranks have the same data."""
-
-    holders: tuple[int, ...]
-    """These ranks; empty for all ranks."""
-    digests: dict[str, int]
-    """Digest of each tensor, by key."""
-
-
-class _Tensors(NamedTuple):
-    """Tensors of one object that several ranks should have in common."""
-
-    values: dict[str, torch.Tensor]
-    """This rank's part of each tensor, by key."""
-    shares: list[_Share]
-    is_sharded: bool
-    """Whether other tensors of the object differ between ranks by design."""
-
-
-class _Row(NamedTuple):
-    """Digests of one tensor on the ranks that hold it."""
-
-    key: int
-    """Checksum of the key."""
-    by_rank: dict[int, int]
-
-    @property
-    def odd(self) -> int | None:
-        """The only rank that differs from all others, of at least three; None if there is none."""
-        (_, times), *rest = Counter(self.by_rank.values()).most_common()
-        if not rest or len(self.by_rank) < 3 or times != len(self.by_rank) - 1:
-            return None
-        return next(rank for rank, value in self.by_rank.items() if value == rest[0][0])
 
 
 class Equality:
@@ -159,11 +131,14 @@ class Equality:
         names = [name for name in self._names if name not in self._settled]
         if self._ranks.size == 1 or not names or (self._verified == step and not is_changed):
             return
-        found = {name: self._tensors_of(name) for name in names}
-        _synchronize(found)
+        found = {name: tensors_of(self._state, name) for name in names}
+        _synchronize(value for one in found.values() for _, value in one)
         begin = time.monotonic()
-        digests = {name: self._shares_of(name, one) for name, one in found.items()}
-        row = [number for one in digests.values() for number in _summary(one.shares)]
+        digests = {
+            name: common_tensors(one, self._ranks.size, self._common.get(name))
+            for name, one in found.items()
+        }
+        row = [number for one in digests.values() for number in summary(one.shares)]
         took_s, since_s = time.monotonic() - begin, begin - self._verified_s
         times = [int(one * 1e6) for one in (took_s, self._exchange_s, since_s)]
         begin = time.monotonic()
@@ -172,77 +147,45 @@ class Equality:
         steps, self._verified = step - self._verified, step
         if self._verified_s and not self._is_fixed and steps > 0:
             cost_us = max(row[0] for row in rows) + min(row[1] for row in rows)
-            self._limit_cost(cost_us / max(1, rows[0][2]) * steps)
-        width = 2 * _SLOTS
+            self._limit_cost(cost_us / 1e6, rows[0][2] / 1e6 / steps)
+        width = 2 * SLOTS
         places = ((n, 3 + index * width) for index, n in enumerate(names))
         differing = [
-            name for name, place in places if _differs([r[place : place + width] for r in rows])
+            name for name, place in places if differs([r[place : place + width] for r in rows])
         ]
         was_equal, self._was_equal = self._was_equal, frozenset(names) - {*differing}
+        corrupt: list[tuple[str, int]] = []
         for name in differing:
             if name not in self._settled:
-                self._explain(name, digests[name], was_equal=name in was_equal, all_of=differing)
+                corrupt += self._explain(name, digests[name], name in was_equal, differing)
+        if corrupt:
+            self._refuse_corrupt(corrupt, differing)
         self._verified_s = time.monotonic()
 
-    def _tensors_of(self, name: str) -> list[tuple[str, torch.Tensor]]:
-        """Return the weights of a module, or the state of an optimizer, by key."""
-        if name in self._state.optimizers:
-            return [*_leaves(self._state.optimizers[name].collect(), "")]
-        module: nn.Module = self._state.objects[name]
-        weights = {key for key, _ in module.named_parameters(remove_duplicate=False)}
-        return [
-            (key, value)
-            for key, value in module.state_dict().items()
-            if key in weights and isinstance(value, torch.Tensor)
-        ]
-
-    def _shares_of(self, name: str, tensors: list[tuple[str, torch.Tensor]]) -> _Tensors:
-        """Return the tensors that several ranks should have in common, with their digests."""
-        common = self._common.get(name)
-        values: dict[str, torch.Tensor] = {}
-        places: dict[str, tuple[int, ...]] = {}
-        scalars: list[torch.Tensor] = []
-        is_sharded = False
-        for key, value in tensors:
-            holders = _holders(value, self._ranks.size)
-            is_sharded |= bool(holders)
-            if len(holders) == 1 or (
-                not holders and common is not None and _sum(key) not in common
-            ):
-                continue
-            try:
-                scalars.append(digest(value))
-            except ValueError:  # without data, e.g. the state of an 8-bit optimizer
-                continue
-            values[key], places[key] = local(value).detach(), holders
-        shares: dict[tuple[int, ...], _Share] = {}
-        for (key, holders), number in zip(places.items(), numbers_of(scalars), strict=True):
-            shares.setdefault(holders, _Share(holders, {})).digests[key] = number
-        order = sorted(shares.values(), key=_precedence)
-        return _Tensors(values, order[:_SLOTS], is_sharded)
-
-    def _limit_cost(self, cost: float) -> None:
+    def _limit_cost(self, cost_s: float, step_s: float) -> None:
         """Compare half as often if it takes too long.
 
         Args:
-            cost: time of a comparison, in steps.
+            cost_s: time of a comparison.
+            step_s: time of a step.
         """
-        if cost / self._every <= _COST_MAX:
+        share = cost_s / max(step_s * self._every, 1e-6)
+        if share <= _COST_MAX:
             return
-        if self._ranks.rank == 0 and not self._has_logged_cost:
-            log(
-                f"comparing the state of the ranks every {self._every} steps takes "
-                f"{cost / self._every:.1%} of the time: it is done more rarely, until it takes "
-                f"{_COST_MAX:.1%}; verify_every sets a fixed number of steps"
+        if not self._has_logged_cost and cost_s >= _COST_LOGGED_S:
+            self._has_logged_cost = True
+            self._log(
+                f"comparing the state of the ranks every {self._every} steps takes {share:.1%} of "
+                f"the time: it is done more rarely, until it takes {_COST_MAX:.1%}; verify_every "
+                "sets a fixed number of steps"
             )
-        self._has_logged_cost = True
         self._every *= 2
 
     # --- differences -----------------------------------------------------------------------------
 
     def _explain(
-        self, name: str, tensors: _Tensors, *, was_equal: bool, all_of: Sequence[str]
-    ) -> None:
+        self, name: str, tensors: CommonTensors, was_equal: bool, all_of: Sequence[str]
+    ) -> list[tuple[str, int]]:
         """Find the first tensor of an object that differs, and raise or warn.
 
         Args:
@@ -250,9 +193,12 @@ class Equality:
             tensors: its tensors on this rank.
             was_equal: whether it was equal in the last comparison.
             all_of: names of all objects that differ.
+
+        Returns:
+            The tensor and the rank if it is corrupt.
         """
         table, partial = self._gather(tensors)
-        keys = {_sum(key): key for key in tensors.values}
+        keys = {checksum(key): key for key in tensors.values}
         if partial:
             if self._ranks.maximum(int(tensors.is_sharded))[0]:
                 shared = {row.key for row in table if len(row.by_rank) == self._ranks.size}
@@ -261,26 +207,25 @@ class Equality:
                 key = self._key_of(partial[0], keys)
                 lack = next(r for r in range(self._ranks.size) if r not in partial[0].by_rank)
                 self._refuse(f"{key} of {name!r} is missing on rank {lack}", name, all_of)
-                return
+                return []
         differing = [row for row in table if len({*row.by_rank.values()}) > 1]
         if not differing:
-            return
+            return []
         first, odd = differing[0], {row.odd for row in differing}
         key = self._key_of(first, keys)
         # One special rank of the script, or kernels that round differently, change most tensors.
         if was_equal and len(odd) == 1 and 2 * len(differing) <= max(2, len(table)):
             rank = odd.pop()
             if rank is not None:
-                self._refuse_corrupt(f"{name}.{key}", rank, all_of)
-                return
+                return [(f"{name}.{key}", rank)]
         one = min(first.by_rank)
         other = next(r for r, value in first.by_rank.items() if value != first.by_rank[one])
-        mine = next((v for k, v in tensors.values.items() if _sum(k) == first.key), None)
-        size = self._difference(mine if self._ranks.rank in first.by_rank else None, one)
+        mine = next((v for k, v in tensors.values.items() if checksum(k) == first.key), None)
+        size, limit = self._difference(mine if self._ranks.rank in first.by_rank else None, one)
         where = f"between ranks {one} and {other} ({key})"
         if size <= 0:  # e.g. 0.0 and -0.0
-            return
-        if size <= max(_SMALL, self._precision_of(mine)):
+            return []
+        if size <= max(_SMALL, limit):
             self._warn_of_small(f"the state of {name!r} differs slightly {where}: {size:.0e}")
         elif name in self._state.optimizers:  # e.g. DDP's join, in which some ranks step less often
             self._settled.add(name)
@@ -290,11 +235,12 @@ class Equality:
             )
         else:
             self._refuse(f"the weights of {name!r} differ {where}", name, all_of)
+        return []
 
-    def _gather(self, tensors: _Tensors) -> tuple[list[_Row], list[_Row]]:
+    def _gather(self, tensors: CommonTensors) -> tuple[list[Row], list[Row]]:
         """Return the digests of all ranks by tensor, and the tensors that some ranks lack."""
         mine = [
-            (_sum(repr(share.holders)), _sum(key), number)
+            (checksum(repr(share.holders)), checksum(key), number)
             for share in tensors.shares
             for key, number in share.digests.items()
         ]
@@ -308,41 +254,36 @@ class Equality:
             for share, key, number in entries:
                 if share:
                     table.setdefault((share, key), {})[rank] = number
-        rows = {place: _Row(place[1], by_rank) for place, by_rank in table.items()}
-        of_all = _sum(repr(()))
+        rows = {place: Row(place[1], by_rank) for place, by_rank in table.items()}
         partial = [
             row
             for (share, _), row in rows.items()
-            if share == of_all and len(row.by_rank) < self._ranks.size
+            if share == OF_ALL and len(row.by_rank) < self._ranks.size
         ]
         return [row for row in rows.values() if row not in partial], partial
 
-    def _key_of(self, row: _Row, keys: dict[int, str]) -> str:
+    def _key_of(self, row: Row, keys: dict[int, str]) -> str:
         """Return the key of a tensor, which perhaps only other ranks have."""
         return without_wrappers(self._ranks.first_text(keys.get(row.key)) or "")
 
-    def _precision_of(self, tensor: torch.Tensor | None) -> float:
-        """Return the relative distance of adjacent values of a tensor."""
-        has_precision = tensor is not None and tensor.is_floating_point()
-        own = torch.finfo(tensor.dtype).eps if has_precision and tensor is not None else 0.0
-        return self._ranks.maximum(int(own * 1e15))[0] / 1e15
-
-    def _difference(self, tensor: torch.Tensor | None, first: int) -> float:
-        """Return the largest distance of a tensor from that of one rank, relative to its norm.
+    def _difference(self, tensor: torch.Tensor | None, first: int) -> tuple[float, float]:
+        """Return the largest distance of a tensor from that of one rank, and its precision.
 
         Args:
             tensor: tensor of this rank; None if the rank does not have it.
             first: rank with which to compare.
         """
-        data = torch.empty(0) if tensor is None else _plain(tensor)
-        size = data.nbytes
-        received = torch.zeros(self._ranks.maximum(size)[0], dtype=torch.uint8)
-        received[:size] = data.view(-1).view(torch.uint8)
+        data = torch.empty(0) if tensor is None else plain(tensor)
+        (size,) = self._ranks.maximum(data.nbytes)
+        received = torch.zeros(size, dtype=torch.uint8)
+        received[: data.nbytes] = data.view(-1).view(torch.uint8)
         self._ranks.broadcast(received, first)
-        share = 0.0
+        found = 0.0
         if tensor is not None:
-            share = _distance(data, received.view(data.dtype)) if size == len(received) else 1.0
-        return self._ranks.maximum(int(share * 1e15))[0] / 1e15
+            found = distance(data, received.view(data.dtype)) if data.nbytes == size else 1.0
+        shares = (found, precision(tensor))
+        largest = self._ranks.maximum(*(int(share * 1e15) for share in shares))
+        return largest[0] / 1e15, largest[1] / 1e15
 
     def _refuse(self, text: str, name: str, all_of: Sequence[str]) -> None:
         advice = (
@@ -356,10 +297,17 @@ class Equality:
         self._end()
         raise UnequalStateError(f'{text}: {advice}; unequal="warn" continues as before')
 
-    def _refuse_corrupt(self, key: str, rank: int, all_of: Sequence[str]) -> None:
-        """Raise on the rank with the wrong tensor; the others wait until it has ended."""
+    def _refuse_corrupt(self, found: Sequence[tuple[str, int]], all_of: Sequence[str]) -> None:
+        """Raise on the rank with the wrong tensors; the others wait until it has ended.
+
+        Args:
+            found: tensors and their rank; a wrong moment of an optimizer makes a weight wrong.
+            all_of: names of all objects that differ.
+        """
+        rank = found[0][1]
+        keys = " and ".join(key for key, of in found if of == rank)
         text = (
-            f"{key} of rank {rank} has changed to a value that no other rank has: its memory, GPU "
+            f"{keys} of rank {rank} has changed to a value that no other rank has: its memory, GPU "
             "or CPU is faulty"
         )
         if self._warns:
@@ -387,91 +335,10 @@ class Equality:
             log(text)
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of nested dictionaries and lists, with their keys."""
-    if isinstance(value, torch.Tensor):
-        yield path.removeprefix("."), value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}.{index}")
-
-
-def _holders(value: torch.Tensor, size: int) -> tuple[int, ...]:
-    """Return the ranks that have the same data as this rank; empty for all ranks."""
-    if not isinstance(value, DTensor):
-        return ()
-    coordinates = value.device_mesh.get_coordinate()
-    if coordinates is None:
-        return (-1,)
-    index = tuple(
-        slice(None) if isinstance(placement, Replicate) else coordinate
-        for placement, coordinate in zip(value.placements, coordinates, strict=True)
-    )
-    found = tuple(sorted(value.device_mesh.mesh[index].flatten().tolist()))
-    return () if len(found) == size else found
-
-
-def _precedence(share: _Share) -> tuple[bool, int, tuple[int, ...]]:
-    """Return the order of shares: large sets of ranks first, all ranks before them."""
-    return bool(share.holders), -len(share.holders), share.holders
-
-
-def _summary(shares: Sequence[_Share]) -> list[int]:
-    """Return an identifier and a digest of each share, padded with zeros."""
-    found = [
-        number
-        for share in shares
-        for number in (_sum(repr(share.holders)), _sum(repr(sorted(share.digests.items()))))
-    ]
-    return found + [0] * (2 * _SLOTS - len(found))
-
-
-def _differs(rows: Sequence[Sequence[int]]) -> bool:
-    """Return whether ranks differ in a share that they have in common.
-
-    Args:
-        rows: ``_summary`` of each rank.
-    """
-    found: dict[int, int] = {}
-    of_all = _sum(repr(()))
-    pairs = [pair for row in rows for pair in zip(row[::2], row[1::2], strict=True) if pair[0]]
-    count = sum(share == of_all for share, _ in pairs)
-    return 0 < count < len(rows) or any(found.setdefault(*pair) != pair[1] for pair in pairs)
-
-
-def _sum(text: str) -> int:
-    """Return a checksum of 62 bits, never 0."""
-    whole = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(whole, "little") >> 2 | 1
-
-
-@torch.no_grad()
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor on the CPU, in contiguous memory."""
-    any_tensor: Any = tensor
-    if is_traceable_wrapper_subclass(any_tensor) and hasattr(any_tensor, "dequantize"):
-        tensor = any_tensor.dequantize()
-    return tensor.to("cpu", copy=True).contiguous()
-
-
-def _distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Return the distance of two tensors relative to the norm of the second, 1.0 at most."""
-    kind = torch.complex128 if mine.is_complex() else torch.float64
-    mine, theirs = mine.view(-1).to(kind), theirs.to(kind)
-    is_same = (mine == theirs) | (mine.isnan() & theirs.isnan())
-    distance = float(torch.where(is_same, 0, mine - theirs).abs().norm())
-    norm = float(theirs.norm())
-    share = distance / norm if norm > 0 else float(distance > 0)
-    return min(share, 1.0) if share == share else 1.0
-
-
-def _synchronize(found: dict[str, list[tuple[str, torch.Tensor]]]) -> None:
+def _synchronize(tensors: Iterable[torch.Tensor]) -> None:
     """Wait for the GPUs, so that the time of their last step is not the time of a comparison."""
     cuda: Any = torch.cuda
-    for device in {value.device for one in found.values() for _, value in one if value.is_cuda}:
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         cuda.synchronize(device)
 
 
