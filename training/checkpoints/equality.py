@@ -213,11 +213,12 @@ class Equality:
             return []
         first, odd = differing[0], {row.odd for row in differing}
         key = self._key_of(first, keys)
-        # One special rank of the script, or kernels that round differently, change most tensors.
-        if was_equal and len(odd) == 1 and 2 * len(differing) <= max(2, len(table)):
-            rank = odd.pop()
-            if rank is not None:
-                return [(f"{name}.{key}", rank)]
+        corrupt = odd.pop() if was_equal and len(odd) == 1 else None
+        # Kernels that round differently, and a rank that the script treats differently, change
+        # most tensors.
+        is_single = 2 * len(differing) <= max(2, len(table))
+        if corrupt is not None and is_single:
+            return [(f"{name}.{key}", corrupt)]
         one = min(first.by_rank)
         other = next(r for r, value in first.by_rank.items() if value != first.by_rank[one])
         mine = next((v for k, v in tensors.values.items() if checksum(k) == first.key), None)
@@ -233,6 +234,8 @@ class Equality:
                 f"the state of {name!r} differs {where}, although the weights are equal: "
                 f"checkpoints contain that of rank {one}"
             )
+        elif corrupt:  # rank 0 is rather treated differently by the script
+            return [(f"{name}.{key}", corrupt)]
         else:
             self._refuse(f"the weights of {name!r} differ {where}", name, all_of)
         return []

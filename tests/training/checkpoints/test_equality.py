@@ -61,7 +61,7 @@ def disturb(change, step, rank, net, optimizer, state):
     if change == "moment" and (step, rank) == (3, 0):
         moment = optimizer.state[net.module[0].bias]["exp_avg"]
         moment.view(torch.int32)[1] ^= 1 << 24
-    if change == "every tensor" and (step, rank) == (3, 0):
+    if change.startswith("every tensor") and (step, rank) == (3, int(change[-1])):
         for parameter in net.parameters():
             parameter.data *= 2
     if change == "nan" and step == 3:
@@ -125,7 +125,8 @@ CASES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
     "replica of a shard": (4, "hsdp", "shard", EACH),
     "weight": (4, "ddp", "weight", EACH),
     "moment": (4, "ddp", "moment", EACH),
-    "every tensor": (4, "ddp", "every tensor", EACH),
+    "rank 0": (4, "ddp", "every tensor of 0", EACH),
+    "rank 2": (4, "ddp", "every tensor of 2", EACH),
     "two ranks": (2, "ddp", "moment", EACH),
 }
 """By name: number of ranks, model, what happens to the state, and arguments."""
@@ -163,7 +164,7 @@ def test_equal_state_causes_no_alarm(output: dict[str, list[str]], name: str) ->
         ("ema", 2, "weights of 'ema' differ between ranks 0 and 1 (weight)"),
         ("checkpoint", 2, "weights of 'ema' differ between ranks 0 and 1 (weight)"),
         ("replica of a shard", 0, "weights of 'net' differ between ranks 1 and 3 (0.weight)"),
-        ("every tensor", 3, "weights of 'net' differ between ranks 0 and 1 (0.weight)"),
+        ("rank 0", 3, "weights of 'net' differ between ranks 0 and 1 (0.weight)"),
     ],
 )
 def test_unequal_state_is_refused(
@@ -191,7 +192,11 @@ def test_slight_difference_is_a_warning_with_its_size(output: dict[str, list[str
 
 @pytest.mark.parametrize(
     ("name", "odd", "step", "tensor"),
-    [("weight", 2, 4, "net.2.weight"), ("moment", 0, 3, "optimizer.state.0.bias.exp_avg")],
+    [
+        ("weight", 2, 4, "net.2.weight"),
+        ("moment", 0, 3, "optimizer.state.0.bias.exp_avg"),
+        ("rank 2", 2, 3, "net.module.0.weight"),
+    ],
 )
 def test_flipped_bit_is_named_with_its_rank(
     output: dict[str, list[str]], name: str, odd: int, step: int, tensor: str
