@@ -195,7 +195,7 @@ def test_slight_difference_is_a_warning_with_its_size(output: dict[str, list[str
     [
         ("weight", 2, 4, "net.2.weight"),
         ("moment", 0, 3, "optimizer.state.0.bias.exp_avg"),
-        ("rank 2", 2, 3, "net.module.0.weight"),
+        ("rank 2", 2, 3, "net.0.weight"),
     ],
 )
 def test_flipped_bit_is_named_with_its_rank(
