@@ -26,9 +26,6 @@ def different_facts(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[s
     Where no value has the majority, every node is reported except those of a group larger than any
     other: no value is known to be right. A value that only some nodes have differs, too. Nodes
     without any of the values are not compared: an earlier leader has received theirs.
-
-    Args:
-        facts: of the nodes that have answered, by name.
     """
     facts = {node: mine for node, mine in facts.items() if not mine.keys().isdisjoint(_COMPARED)}
     for name in COMPARED_FACTS:

@@ -42,10 +42,6 @@ class GpuTimer:
         The GPU is kept busy until the work is queued: an idle one would record the first event at
         once, and then wait for the host, whose time would count.
 
-        Args:
-            launch: starts the work, and need not wait.
-            what: name of the work.
-
         Raises:
             TimedOutError: the work does not end.
         """

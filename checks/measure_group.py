@@ -149,7 +149,6 @@ class GroupProbe:
         return self._slowest(min(piece.timed() for _ in range(repetitions)))
 
     def _slowest(self, value: float) -> float:
-        """Return the largest of the workers' values, which is the same on all of them."""
         agreed = torch.tensor([value], dtype=torch.float64, device=self._device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         if self._on_gpu:

@@ -128,7 +128,6 @@ def is_slow(results: Results, metric: str, node: str) -> bool:
 
 
 def _first_pairs(results: Results) -> tuple[Meeting, ...]:
-    """Pair the new nodes with nodes known to be good, or with each other."""
     fresh = [node for node in results.sound if node not in results.vouched]
     known = [node for node in results.sound if node in results.vouched]
     if len(known) >= len(fresh):

@@ -242,7 +242,6 @@ class CheckWorker:
 
 
 def _environ_of_node(config: CheckWorkerConfig) -> Mapping[str, str]:
-    """Return the environment in which the GPUs of all workers of the node are visible."""
     if config.devices is None:
         return os.environ
     return os.environ | {"CUDA_VISIBLE_DEVICES": config.devices}

@@ -15,7 +15,6 @@ def nodes_wanted(min_nodes: int, max_nodes: int) -> str:
 
 
 def _and_leaves(workers: int) -> str:
-    """Return what a node that leaves does with so many workers."""
     return f"stopping {workers} worker(s) and leaving the job" if workers else "leaving the job"
 
 

@@ -78,7 +78,6 @@ def documented_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 @functools.cache
 def _bodies(module: str) -> dict[str, list[ast.stmt]]:
-    """Return the source of the classes of a module by name."""
     tree = ast.parse(inspect.getsource(importlib.import_module(module)))
     return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 

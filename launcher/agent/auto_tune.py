@@ -45,11 +45,7 @@ class Machine(NamedTuple):
 
     @classmethod
     def of(cls, workers: int) -> "Machine":
-        """Return this machine.
-
-        Args:
-            workers: of this node.
-        """
+        """Return this machine."""
         limit = read_cpu_limit()
         return cls(limit.cpus if limit is not None else os.cpu_count() or 1, workers)
 
@@ -206,7 +202,6 @@ class AutoTune:
 
 
 def _table(tried: Sequence[Tried]) -> str:
-    """Return what was tried, a line each."""
     lines = ["Tried by --auto-tune on:"]
     for one in tried:
         found = one.outcome

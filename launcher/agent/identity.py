@@ -61,7 +61,6 @@ class NodeIdentity:
             self._file = None
 
     def _claim_number(self, job_id: str) -> tuple[int | None, int]:
-        """Return the locked file and its number; no file where none can be created."""
         # Two ids with the same checksum only skip numbers. Each network namespace is a host.
         name = f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}.{_network()}"
         taken: set[int] = set()
@@ -92,14 +91,7 @@ class NodeIdentity:
 def node_spec(
     identity: NodeIdentity, options: LaunchOptions, address: str, commands: WorkerCommands
 ) -> NodeSpec:
-    """Return the properties of this node that are sent to the master.
-
-    Args:
-        identity: proposed to the master.
-        options: of this node.
-        address: at which other nodes reach this node.
-        commands: of its workers.
-    """
+    """Return the properties of this node that are sent to the master."""
     return NodeSpec(
         node_id=identity.node_id,
         incarnation=identity.incarnation,

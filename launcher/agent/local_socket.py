@@ -29,11 +29,7 @@ class LocalSocket:
     """A socket in the user's folder, to which other users cannot connect."""
 
     def __init__(self, new_answers: Callable[[], LocalAnswers]) -> None:
-        """Create it; ``listen`` opens the socket.
-
-        Args:
-            new_answers: returns the answers; called when the first process connects.
-        """
+        """Create it; ``listen`` opens the socket."""
         self._new_answers = new_answers
         self._answers: LocalAnswers | None = None
         self._server: asyncio.AbstractServer | None = None
@@ -115,13 +111,7 @@ class LocalSocket:
 async def answering(
     name: str, new_answers: Callable[[], LocalAnswers], note: Callable[[Event], None]
 ) -> AsyncIterator[None]:
-    """Answer on a socket meanwhile; without one if it cannot be created.
-
-    Args:
-        name: of the socket, unique on this host.
-        new_answers: returns the answers; called when the first process connects.
-        note: receives the event if there is no socket.
-    """
+    """Answer on a socket meanwhile; without one if it cannot be created."""
     local = LocalSocket(new_answers)
     try:
         await local.listen(name)

@@ -84,9 +84,6 @@ async def unless_asked(
         signals: the signals that end the wait; ignored signals stay ignored.
         timeout_s: the maximum wait.
         times: the number of signals that end the wait.
-
-    Returns:
-        Whether a signal ended the wait.
     """
     loop = asyncio.get_running_loop()
     asked, left = asyncio.Event(), times

@@ -164,7 +164,6 @@ class Supervisor:
             self._stopping.close()
 
     def _stop_of(self, group: WorkerGroup) -> GroupStop:
-        """Return the stop of the current group; the first order to stop it creates it."""
         if self._stopping is None:
             self._stopping = GroupStop(
                 group, self._spawner, self._shutdown_timeout_s, self._post, self._note

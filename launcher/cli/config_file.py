@@ -101,7 +101,6 @@ def with_checks(
 def _texts(
     table: Mapping[str, Any], flags: Sequence[Flag], where: str, more: Sequence[str] = ()
 ) -> dict[str, tuple[str, str]]:
-    """Return the text of each value and its origin, by the keys of flags."""
     known = {flag.spelling[2:]: flag for flag in flags}
     texts: dict[str, tuple[str, str]] = {}
     for name, value in table.items():

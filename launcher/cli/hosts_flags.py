@@ -172,7 +172,6 @@ def _refuse_counts(low: int, count: int) -> None:
 
 
 def _refuse_one_node(wanted: Given, count: int) -> None:
-    """Refuse options that are valid for a single node only."""
     if count > 1 and wanted["standalone"]:
         raise UsageError(
             f"--standalone is for one node, but there are {count} hosts; expected one host,"

@@ -42,13 +42,6 @@ def launch_policy(
 ) -> PolicySpec | None:
     """Return the policy of a job to start; None if all of it is the default.
 
-    Args:
-        given: the flags and variables.
-        config: the file.
-        rendezvous: the options of the rendezvous.
-        is_watched: the steps of workers are known.
-        can_hang: hangs are detected.
-
     Raises:
         UsageError: as ``policy_of``, or an option has no effect beside the others.
     """

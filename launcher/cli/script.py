@@ -78,7 +78,6 @@ def _refuse_missing_program(program: str, environ: Mapping[str, str]) -> None:
 
 
 def _advice(script: str) -> str:
-    """Return a hint for a script that does not exist."""
     if os.path.isfile(f"{script}.py"):
         return f" did you mean {script}.py?"
     if os.path.basename(script).startswith("python"):

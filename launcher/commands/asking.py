@@ -57,7 +57,6 @@ class MasterCalls:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect."""
         await self._channel.close()
 
     async def status(self) -> dict[str, Any]:

@@ -46,10 +46,6 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
 
     It collects all information and forks all processes that are needed before the event loop.
 
-    Args:
-        options: what to run.
-        conclude: called with the agent when the job is over for this node.
-
     Raises:
         FtRunError: an error that a user can cause, with an exit code.
     """

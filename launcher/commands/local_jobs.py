@@ -174,7 +174,6 @@ class LocalCalls:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect."""
         self._news.close()
 
     async def status(self) -> dict[str, Any]:

@@ -221,7 +221,6 @@ class _LoneMaster:
 
 
 def _serve_metrics(server: "MetricsServer") -> Callable[[Master], None]:
-    """Serve the metrics of the masters of this process; return what they call after each event."""
     from ..metrics.job_metrics import JobMetrics
     from ..metrics.master_metrics import master_samples
     from ..metrics.server import on_loop

@@ -11,9 +11,6 @@ from ..reporting.standard_output import standard_output
 def make_token(options: TokenOptions) -> int:
     """Write a new token into a file or to standard output, or the CA certificate of one.
 
-    Returns:
-        The exit code.
-
     Raises:
         UsageError: it cannot be written, or the token cannot be used.
     """

@@ -22,10 +22,6 @@ def read_environments(
 
     Slurm sets no rank and no count where ``mpirun`` has started this process (``slurm.read``).
 
-    Args:
-        environ: the environment.
-        own_name: returns the full name of this host; called if no variable has it.
-
     Raises:
         UsageError: the values of an environment are invalid, or it needs another start command.
     """

@@ -55,12 +55,6 @@ class Variables:
     """The variables of the environment; an empty one counts as not set."""
 
     def __init__(self, environ: Mapping[str, str], own_name: Callable[[], str]) -> None:
-        """Read nothing yet.
-
-        Args:
-            environ: the environment.
-            own_name: returns the full name of this host, as others can resolve it.
-        """
         self._environ = environ
         self.own_name = own_name
 

@@ -109,7 +109,6 @@ def _threads(measured: Measured) -> Advice | None:
 
 
 def _whole(idle: float) -> int:
-    """Return how many can be used, of that many on average."""
     return int(idle + 1 - _IDLE)
 
 

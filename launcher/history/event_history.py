@@ -23,7 +23,6 @@ class EventHistory:
     """Follows the records of this process."""
 
     def __init__(self) -> None:
-        """Start before the first record."""
         self._waiting: list[Record] = []
         self._history: JobHistory | None = None
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES_KEPT)

@@ -95,7 +95,6 @@ def _is_sound(record: Record) -> bool:
 
 
 def _with(sums: Measured, last: Record, record: Record) -> Measured:
-    """Return the sums with what is between two records of a round."""
     more = {name: record[name] - last[name] for name in _SUMS}
     passed_s = record["uptime_s"] - last["uptime_s"]
     if min(passed_s, *more.values()) < 0:

@@ -134,7 +134,6 @@ class RelayClient:
         return has_ended
 
     def _receive(self) -> None:
-        """Take one event from the relay; returns at once if there is none."""
         try:
             packet = self._control.recv(PACKET_MAX_BYTES)
         except BlockingIOError:
@@ -167,7 +166,6 @@ class RelayClient:
             self._tell(RelayLost(self.pid, len(self._open)))
 
     def _send(self, packet: bytes, fds: Iterable[int] = ()) -> bool:
-        """Send one packet; return False if the relay is gone or does not take it."""
         if self.is_lost:
             return False
         self._control.settimeout(_SEND_TIMEOUT_S)

@@ -274,11 +274,7 @@ def _select_nvidia(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> tuple
 
 
 def name_mig_devices(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment that names the MIG devices, if there are any, one for each worker.
-
-    Args:
-        environ: may name their GPUs.
-    """
+    """Return an environment that names the MIG devices, if there are any, one for each worker."""
     found = find_accelerators(AcceleratorKind.NVIDIA, environ)
     names = [device.identifier for device in found.devices]
     if not any(name.startswith("MIG-") for name in names):

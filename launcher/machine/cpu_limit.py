@@ -138,7 +138,6 @@ def _count_machine_cpus(root: Path) -> int:
 
 
 def _tightest_quota(root: Path) -> _Quota | None:
-    """Return the tightest quota on this process; the innermost of equal ones."""
     membership = read_membership(root, "cpu")
     if membership is None:
         return None

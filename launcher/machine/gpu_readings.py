@@ -41,7 +41,6 @@ class GpuReader:
     """Reads the GPUs; the library must be open."""
 
     def __init__(self, nvml: Nvml) -> None:
-        """Find the visible GPUs, and begin to listen for Xid errors."""
         self._nvml = nvml
         gpus = library.read_gpus(nvml)
         self._gpus = [gpus[index] for index in library.visible_gpus(gpus, os.environ)]

@@ -239,7 +239,6 @@ def _neighbors() -> list[str]:
 
 
 def _own_ipv6() -> list[str]:
-    """Return the global IPv6 addresses of this host."""
     with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         rows = [line.split() for line in file]
         return [str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if row[3] == "00"]

@@ -34,7 +34,6 @@ class Gpus:
     """Asks the process that reads the GPUs; it is started by the first scrape."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._command: Sequence[str] = nvml.READINGS
         self._is_there: bool | None = None
         self._process: subprocess.Popen[bytes] | None = None

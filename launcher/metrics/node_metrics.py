@@ -57,13 +57,7 @@ class NodeEndpoint:
         self._fold = NodeFold()
 
     def serve(self, agent: Observed, recorder: Recorder, history: EventHistory) -> None:
-        """Answer scrapes from now on, in their threads.
-
-        Args:
-            agent: its workers and snapshots.
-            recorder: of this node.
-            history: has the events of this node.
-        """
+        """Answer scrapes from now on, in their threads."""
         loop = asyncio.get_running_loop()
         read = partial(self._read, agent, recorder, history)
 
@@ -83,7 +77,6 @@ class NodeEndpoint:
     async def _read(
         self, agent: Observed, recorder: Recorder, history: EventHistory
     ) -> tuple[Samples, dict[int, int]]:
-        """Return the samples, and the process ids by rank."""
         recorder.note_suspension()
         progress = agent.progress()
         folded = history.folded()

@@ -48,7 +48,6 @@ class Request(threading.Thread):
     """Sends one text; ``join`` it."""
 
     def __init__(self, server: StatusServer, text: bytes) -> None:
-        """Start."""
         # The interpreter does not wait at its end for a thread that is a daemon.
         super().__init__(name="ft-run trainjob", daemon=True)
         self._server, self._text = server, text
@@ -97,7 +96,6 @@ def _send(server: StatusServer, text: bytes) -> None:
 
 
 def _refused(status: int) -> NotSentError:
-    """Return what an answer other than 200 means."""
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else "refused"
     is_grave = 400 <= status < 500 and status not in _LATER
     return NotSentError(f"{status} {phrase}", Severity.WARNING if is_grave else Severity.DEBUG)

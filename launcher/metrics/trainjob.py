@@ -163,13 +163,7 @@ class TrainJobProgress:
 def trainjob_progress(
     environ: Mapping[str, str], agent: "Observed", note: Callable[[Event], None]
 ) -> TrainJobProgress | None:
-    """Return what sends the progress of this node's rank 0; None: Kubeflow does not request it.
-
-    Args:
-        environ: has the variables of Kubeflow.
-        agent: has the workers.
-        note: receives the event of a failure.
-    """
+    """Return what sends the progress of this node's rank 0; None: Kubeflow does not request it."""
     url, ca, token = (environ.get(name, "") for name in (URL, CA_FILE, TOKEN_FILE))
     if not (url and ca and token) or environ.get(DISABLED, "").upper() == "TRUE":
         return None

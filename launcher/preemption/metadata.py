@@ -30,7 +30,6 @@ class Service:
     """A metadata service."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Create the service; this sends no request."""
         self._host, self._port = host, port
 
     async def get(

@@ -83,7 +83,6 @@ class CheckCrew:
         plan: CrewPlan,
         fork_server_changed: Callable[[ForkServerEvent], None] = lambda _: None,
     ) -> None:
-        """Create a crew; no worker is started before the first order."""
         self._spawner = spawner
         self._plan = plan
         self._node, self._workers = plan.worker.node, plan.worker.local_world_size
@@ -218,11 +217,7 @@ class CheckCrew:
             port.close()
 
     async def _answers(self, asked: list[CheckMember], deadline: float) -> bool:
-        """Wait until all workers have replied, or waiting for the others is useless.
-
-        Returns:
-            Whether the wait ended before the deadline.
-        """
+        """Wait until all workers have replied, or waiting for the others is useless."""
         loop = asyncio.get_running_loop()
         limit = deadline
         while not self._spawner_gone:
@@ -236,7 +231,6 @@ class CheckCrew:
         return loop.time() < deadline
 
     async def _kill(self) -> None:
-        """Kill all workers; return when none is left."""
         limit_s = _KILL_GPUS_S if self._plan.has_gpus else _KILL_S
         deadline = asyncio.get_running_loop().time() + limit_s
         if not self._empty and not self._spawner_gone:

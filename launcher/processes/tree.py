@@ -186,7 +186,6 @@ def _catches(pid: int, number: int, *masks: str) -> bool:
 
 
 def _is_shell(pid: int) -> bool:
-    """Return whether a process is a shell; it is assumed to be one if that is not readable."""
     try:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:

@@ -22,13 +22,6 @@ class WorkerSocket:
         answer: Callable[[socket.socket], object],
         gone: Callable[[socket.socket], object] = lambda _: None,
     ) -> None:
-        """Listen to nothing yet.
-
-        Args:
-            what: the purpose of the socket.
-            answer: called with a connection that has data.
-            gone: called with a connection that is closed.
-        """
         self._what, self._answer, self._gone = what, answer, gone
         self._server: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

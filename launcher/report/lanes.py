@@ -20,7 +20,6 @@ class PhaseNames:
     """The names of phases, and of the activities that workers report, by their numbers."""
 
     def __init__(self) -> None:
-        """Start with the phases of a node."""
         self._numbers = {phase.value: number for number, phase in enumerate(Phase)}
 
     def __iter__(self) -> Iterator[str]:

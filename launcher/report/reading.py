@@ -282,7 +282,6 @@ def _lines(path: str, containing: bytes = b"") -> Iterator[bytes]:
 
 
 def _contains(file: BufferedReader, part: bytes) -> bool:
-    """Return whether a file has a part; if so, it is at its start afterwards."""
     last = b""
     while data := file.read(_READ_BYTES):
         if part in last + data:

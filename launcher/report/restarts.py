@@ -75,7 +75,6 @@ class RestartTimes:
     """The fold; ``add`` records in order of time."""
 
     def __init__(self) -> None:
-        """Start before the first event."""
         self.restarts: list[RestartParts] = []
         self._last = 0, -1
         """The run and the round of the last restart."""
@@ -126,7 +125,6 @@ class RestartTimes:
             self._goes_on(record, accounting)
 
     def _decided(self, record: Record, at_s: float, run: int) -> None:
-        """Begin a restart when its first node reports it."""
         if (run, record["round"]) <= self._last:
             return
         self._last = run, record["round"]

@@ -141,7 +141,6 @@ def _parts(restart: RestartParts) -> Iterator[str]:
 
 
 def _failures(summary: JobSummary) -> Iterator[str]:
-    """Return the last failure, if the job has not trained since."""
     failures = summary.restarts.failures
     if not failures:
         return

@@ -19,7 +19,6 @@ class FullScreen:
     """Standard output as a full screen, and single keys of standard input."""
 
     def __init__(self) -> None:
-        """Change nothing yet."""
         self._console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False)
         self._modes: list[Any] | None = None
         """Of standard input before; None: it is no terminal."""

@@ -29,11 +29,6 @@ def report_time(display: Display, recorder: Recorder, history: EventHistory) -> 
 
     The node with rank 0 shows it on its console: a table, or a line for a short job that was
     restarted. Files have the event of every node.
-
-    Args:
-        display: shows the report.
-        recorder: records the events of this node.
-        history: has them.
     """
     is_long = recorder.uptime_s >= _TABLE_FROM_S
     if not (is_long or recorder.is_written or history.is_worth_folding):

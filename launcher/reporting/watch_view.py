@@ -56,7 +56,6 @@ def view(status: Status, link: str, clock: str, width: int, height: int) -> list
 
 
 def _wrapped(text: str, width: int) -> list[Text]:
-    """Return a text on at most two lines."""
     lines = wrap(printable(text), width, subsequent_indent="  ", max_lines=2, placeholder=" …")
     return [Text(line) for line in lines]
 

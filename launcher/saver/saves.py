@@ -71,12 +71,6 @@ class Saves:
     """Writes checkpoints with the saver of this node, one at a time."""
 
     def __init__(self, report: Callable[[Event], None], job: str = "") -> None:
-        """Start no process yet.
-
-        Args:
-            report: called with events.
-            job: ID of the job.
-        """
         self._report, self._job = report, job
         self._saver = SaverClient()
         self._warned = ""

@@ -125,7 +125,6 @@ def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
 
 
 def _checksums(file: _File, tick: Callable[[], object]) -> list[Checksum]:
-    """Return the checksums of the values in a file."""
     data = memoryview(file.buffer)[: file.entry.data_bytes]
     ends = [start + length for _, start, length, *_ in file.items]
     found = checksums_of(data, ends)
@@ -134,7 +133,6 @@ def _checksums(file: _File, tick: Callable[[], object]) -> list[Checksum]:
 
 
 def _put(storage: Storage, draft: str, file: _File, tick: Callable[[], object]) -> None:
-    """Write one file."""
     data = memoryview(file.buffer)[: file.entry.data_bytes]
 
     def write_all(target: Any) -> None:

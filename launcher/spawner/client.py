@@ -66,11 +66,7 @@ class Spawned(Struct, frozen=True):
     such a worker exits with 127."""
 
     def why_not(self, programs: Sequence[str]) -> dict[int, str]:
-        """Return the reason for each worker, by local rank, that could not be started.
-
-        Args:
-            programs: the programs of the workers, by local rank.
-        """
+        """Return the reason for each worker, by local rank, that could not be started."""
         return {
             rank: explained(code, programs[rank])
             if self.pids[rank]
@@ -371,7 +367,6 @@ class SpawnerClient:
             self._on_event(event)
 
     def _report_exit(self, key: Key, exit_code: int) -> None:
-        """Report an exit that the spawner has not reported."""
         if self._on_event is not None:
             self._on_event(Exited(*key, exit_code))
 

@@ -15,9 +15,6 @@ def double_fork(count: int) -> list[int] | int:
 
     An intermediate process forks them and exits, which makes them children of the subreaper.
 
-    Args:
-        count: Number of processes, >= 1.
-
     Returns:
         In each forked process its index; in the caller their process IDs in order, or an empty list
         if one was killed before it had its own session.
@@ -46,7 +43,6 @@ def double_fork(count: int) -> list[int] | int:
 
 
 def _fork_and_exit(count: int, writer: int) -> int:
-    """Fork the processes, then exit; return only in them."""
     pids: list[int] = []
     try:
         for index in range(count):

@@ -174,9 +174,6 @@ def detoured(targets: list[int]) -> str | None:
     A module may replace a stream with another object. An object without a descriptor of its own
     writes through the previous stream. An object with another descriptor writes to the fork
     server's output.
-
-    Args:
-        targets: the descriptors that the worker is given.
     """
     for fd, name in enumerate(_STREAMS):
         with suppress(Exception):  # it has no descriptor

@@ -65,12 +65,7 @@ class Bare(NamedTuple):
 
 
 def serve(fd: int, bare: Bare) -> Program:
-    """Preload and fork workers until the spawner disconnects. Returns in a worker only.
-
-    Args:
-        fd: the socket to the spawner.
-        bare: the contents of this interpreter at its start.
-    """
+    """Preload and fork workers until the spawner disconnects. Returns in a worker only."""
     return ForkServer(socket.socket(fileno=fd), bare).serve()
 
 
@@ -192,7 +187,6 @@ class ForkServer:
         return None
 
     def _fork_all(self, workers: list[dict[str, Any]], fds: list[int]) -> Program | dict[str, Any]:
-        """Fork all workers; return a program in each worker, the answer in the fork server."""
         try:
             forked = double_fork(len(workers))
         except OSError as error:

@@ -191,7 +191,6 @@ class ForkServerHost:
         self._send({"do": "preload", **{key: self._order[key] for key in keys}})
 
     def _start_process(self) -> socket.socket:
-        """Start the process; return the socket to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         argv = [self._order["argv"][0], "-u", _MAIN, str(theirs.fileno())]
         targets = [0, 1, 2] if self._order["secluded"] else []
@@ -307,5 +306,4 @@ def _is_program(argv: list[str], python: str) -> bool:
 
 
 def _forked(request: Request) -> list[dict[str, Any]]:
-    """Return the workers of a request, which precede its services."""
     return [worker for worker in request["workers"] if not worker["service"]]

@@ -123,7 +123,6 @@ class Spawner:
                 os.write(2, self._last_words)
 
     def _wait(self) -> set[int]:
-        """Return the file descriptors that are readable."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -236,7 +235,6 @@ class Spawner:
     def _spawned(
         self, request: dict[str, Any], pids: list[int], errors: Sequence[tuple[int, int]]
     ) -> None:
-        """Supervise what was started, and report it to the agent."""
         number, workers = request["round"], request["workers"]
         self.send({"event": "spawned", "round": number, "pids": pids, "errors": errors})
         for pid, worker in zip(pids, workers, strict=True):
@@ -284,7 +282,6 @@ class Spawner:
                 self._fork_server.reaped(code)
 
     def _left(self) -> list[int]:
-        """Return the workers and their descendants."""
         found = descendants(os.getpid())
         # Queried afterwards, so that what the fork server has just started counts as its own.
         spared = self._fork_server.spared(found)
@@ -305,12 +302,7 @@ def _now() -> float:
 
 
 def spawner_main(channel: socket.socket, guard: int) -> NoReturn:
-    """Run the spawner until the agent has exited; never returns.
-
-    Args:
-        channel: the socket to the agent.
-        guard: process id of the guard, from which this process was forked.
-    """
+    """Run the spawner until the agent has exited; never returns."""
     status = 1
     try:
         leave_terminal()

@@ -32,14 +32,7 @@ class ControlPlane:
         self._asked: dict[int, asyncio.Task[Mapping[str, Any]]] = {}
 
     def ask(self, rank: int, pid: int, backends: Collection[str], file: str) -> bool:
-        """Request the dumps of a worker; return whether its server accepts connections.
-
-        Args:
-            rank: of the worker.
-            pid: its process ID.
-            backends: those of its process groups.
-            file: where torch writes the dumps.
-        """
+        """Request the dumps of a worker; return whether its server accepts connections."""
         path = f"{self._sockets}{pid}"
         if not self._sockets or not _accepts(path):
             return False
@@ -91,7 +84,6 @@ async def _collect(path: str, backends: Collection[str], file: str, found: dict[
 
 
 async def _written(file: str, before: object, backend: str) -> Any:
-    """Return the dump of a backend, as soon as its file is complete."""
     from . import recorded
 
     while True:

@@ -65,7 +65,6 @@ def _is_in_backward(frames: Sequence[re.Match[str]]) -> bool:
 
 
 def _is_of_torch(frames: Sequence[re.Match[str]]) -> bool:
-    """Whether frames are those of a thread that torch has started."""
     return bool(frames) and not frames[-1]["file"].endswith("threading.py")
 
 

@@ -38,9 +38,6 @@ def record_collectives(environ: MutableMapping[str, str]) -> str:
     torch keeps the last 2,000 collectives by default, but only with a pipe or a socket are they
     dumped on request.
 
-    Args:
-        environ: the environment of the workers, which is changed.
-
     Raises:
         OSError: no folder can be created.
     """
@@ -93,7 +90,6 @@ class FlightRecorders:
 
 
 def _write_to_pipe(path: str) -> bool:
-    """Return whether the pipe exists and a process reads from it."""
     with suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -201,7 +201,6 @@ def _backend(entry: Mapping[str, Any]) -> str:
 
 
 def _named(backend: str) -> str:
-    """Return the name of a backend, which a worker may have set to anything, for a message."""
     return backend if re.fullmatch(r"[\w.-]{1,30}", backend) else "another backend"
 
 

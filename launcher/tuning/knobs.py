@@ -25,7 +25,6 @@ def of_loader(cpus: float, workers: int) -> tuple[Knob, ...]:
 
 
 def _beside(value: int, *, most: int) -> Sequence[int]:
-    """Return twice and half a value, of those that differ from it and are >= 1."""
     found = [] if value >= most else [min(2 * value, most)]
     if value > 1:
         found.append(value // 2)

@@ -89,13 +89,6 @@ class Trial:
     """Compares two settings by ``run``, a generator that takes readings and yields orders."""
 
     def __init__(self, old: Values, new: Values, budget: Budget) -> None:
-        """Prepare a trial.
-
-        Args:
-            old: the settings in effect.
-            new: those to try.
-            budget: is charged.
-        """
         self._settings = {"A": old, "B": new}
         self._budget = budget
         self._arm = "A"
@@ -106,11 +99,7 @@ class Trial:
         """In the present span."""
 
     def run(self, reading: Reading) -> Generator[Order, Reading, Outcome]:
-        """Compare, and return with the settings of the outcome in effect.
-
-        Args:
-            reading: with the old settings in effect.
-        """
+        """Compare, and return with the settings of the outcome in effect."""
         self._reading = self._span = reading
         outcome = Outcome(False, "")
         try:
@@ -146,7 +135,6 @@ class Trial:
             raise _RejectedError("faster at first, but not in the second measurement")
 
     def _block(self, arm: str) -> Generator[Order, Reading, None]:
-        """Measure a block, again if it is disturbed."""
         if arm != self._arm:
             yield from self._switch(arm)
         while not (yield from self._last(RULES.block_steps, RULES.block_s)):

@@ -34,12 +34,6 @@ class Tuner:
     """The trials of a job."""
 
     def __init__(self, knobs: Sequence[Knob], kept: Values) -> None:
-        """Begin without any measurement.
-
-        Args:
-            knobs: settings, in the order in which they are tried.
-            kept: values that an earlier job has accepted.
-        """
         self.knobs, self.budget = knobs, Budget()
         self.tried: list[Tried] = []
         self.kept: Values = kept
@@ -134,7 +128,6 @@ class Tuner:
         return min(max(1.0, rest_s), _IDLE_S)
 
     def _candidates(self, values: Values) -> list[tuple[Knob, int]]:
-        """Return what is left to try, in order."""
         return [
             (knob, value)
             for knob in self.knobs

@@ -50,14 +50,7 @@ class Measuring:
         training_s: float,
         steps: int,
     ) -> TuningMeasured:
-        """Return the sums of this round.
-
-        Args:
-            at: the round.
-            watches: of the workers, by local rank.
-            training_s: for which the first worker has trained.
-            steps: that it has completed.
-        """
+        """Return the sums of this round."""
         loading = [watch.loading() for watch in watches if watch is not None]
         slowest = max(filter(None, loading), key=lambda one: one.wait_s, default=None)
         first = watches[0].computing() if watches[0] is not None else None

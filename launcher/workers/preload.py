@@ -144,11 +144,7 @@ class Preload:
             self._may_learn = not self._modules
 
     def learn(self, group: "WorkerGroup") -> None:
-        """Preload what all workers of this node had imported by their first step, once.
-
-        Args:
-            group: the workers, of which at least one has done a step.
-        """
+        """Preload what all workers of this node had imported by their first step, once."""
         if not self._may_learn:
             return
         self._may_learn = False

@@ -134,7 +134,6 @@ class SharedWork:
         self._report_later()
 
     def _report_later(self) -> None:
-        """Set the clock for what has changed."""
         at = self.node.due_at()
         if at < self._ticks_at:
             if self._timer is not None:

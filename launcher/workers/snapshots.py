@@ -177,14 +177,7 @@ class HeldSnapshots:
         return NodeShards(tuple(shards[n] for n in ranks), places[0], self._attempt("end"))
 
     def _shards(self, local_rank: int, owner: int, step: int, attempt: str) -> NodeShards | None:
-        """Return one replicated shard, or the shards of all workers here; None: they do not match.
-
-        Args:
-            local_rank: of a worker that has a shard.
-            owner: owner of the snapshot.
-            step: of the snapshot.
-            attempt: distinguishes attempts of a round.
-        """
+        """Return one replicated shard, or those of all workers here; None if they do not match."""
         destination = self._memory[local_rank].destination(owner)
         mine = self._memory[local_rank].shard(owner, step, local_rank)
         if destination is None or mine is None:
@@ -200,7 +193,6 @@ class HeldSnapshots:
         return NodeShards(shards, destination, self._attempt(attempt) if len(shards) < size else "")
 
     def _attempt(self, name: str) -> str:
-        """Return an attempt that is equal on all nodes of this round and in no other round."""
         import hashlib  # only now: it loads OpenSSL
 
         assert self._assignment is not None
@@ -246,7 +238,6 @@ class HeldSnapshots:
         return False
 
     def _handle(self, connection: socket.socket, data: bytes) -> bool:
-        """Handle a message; return False if it is invalid."""
         if data[: len(page.MAGIC)] != page.MAGIC:
             return False
         if connection in self._local_ranks:
@@ -329,7 +320,6 @@ _Held = TypeVar("_Held", Snapshot, Replica)
 
 
 def _newest(held: Iterable[_Held]) -> tuple[_Held, ...]:
-    """Return the newest ones, by generation."""
     return tuple(sorted(held, key=lambda one: (one.generation, one.step))[-page.BUFFERS :])
 
 

@@ -203,7 +203,6 @@ class StepEvents:
 
 
 def _stepped(group: WorkerGroup) -> list[Progress]:
-    """Return the progress of the workers that have completed a step."""
     known = [watch.progress() for watch in group.watches if watch is not None]
     return [progress for progress in known if progress is not None and progress.ticks]
 

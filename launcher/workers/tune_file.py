@@ -43,7 +43,6 @@ class TuneFile:
     """The file of a job on this node; node rank 0 writes it."""
 
     def __init__(self, path: str, fingerprint: Mapping[str, Any]) -> None:
-        """Read the file, which need not exist."""
         self._path = os.path.abspath(path)
         self._fingerprint = dict(fingerprint)
         self.ignored: TuneFileIgnored | None = None
@@ -75,12 +74,7 @@ class TuneFile:
         return values
 
     def keep(self, values: TunedValues, note: Callable[[Event], None]) -> None:
-        """Write the values if they are new; atomically, readable by the owner only.
-
-        Args:
-            values: all that is known.
-            note: receives the event of a failure.
-        """
+        """Write the values if they are new; atomically, readable by the owner only."""
         if values == self.values:
             return
         self.values = values

@@ -74,11 +74,7 @@ _RUN = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?:/([0-9]{1,9}))?$")
 
 
 def examine(stacks: Sequence[RankStack]) -> Evidence | None:
-    """Return what the records of all ranks show; None: nothing is pending or nothing is recorded.
-
-    Args:
-        stacks: of all ranks of the round.
-    """
+    """Return what the records of all ranks show; None if nothing is pending or recorded."""
     world = frozenset(stack.rank for stack in stacks)
     known = {stack.rank: stack.collectives for stack in stacks if stack.collectives is not None}
     groups: dict[tuple[str, str], dict[int, GroupCollectives]] = {}
@@ -155,7 +151,6 @@ def _words(state: GroupCollectives) -> str:
 
 
 def _members(ranks: str) -> frozenset[int]:
-    """Return the ranks of a group; none: they are not known."""
     if run := _RUN.match(ranks):
         low, high, step = int(run[1]), int(run[2]), int(run[3] or 1)
         # A world has at most as many ranks as reports; the text may be any.

@@ -173,7 +173,6 @@ def _unknown(groups: tuple[Group, ...], since: str) -> HangVerdict:
 
 
 def _at(group: Group, one: str, many: str) -> str:
-    """Return which ranks are where, with the verb for one rank or for many."""
     return f"{_named(group)} {_verb(group.ranks, one, many)} {_where(group.stack)}"
 
 

@@ -114,7 +114,6 @@ class HangInquiry:
         self._hung(Hung(number, failure, stacks, found.is_alone))
 
     def _dismiss(self, number: int, found: Finding) -> None:
-        """Send all nodes of the round that no hang was found."""
         answer = NoHang(number, found.words)  # one for all nodes: encoded once
         for node in self._group.roster:
             if node.round == number and node.rank is not None and node.link is not None:

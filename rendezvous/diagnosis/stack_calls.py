@@ -70,11 +70,6 @@ class StackCalls:
     """Sends requests; concurrent calls for stacks, or for the same steps, get the same answer."""
 
     def __init__(self, send: Callable[[int, StackOrder | StepsOrder], None]) -> None:
-        """Send nothing yet.
-
-        Args:
-            send: sends a message on a stream, if connected.
-        """
         self._send = send
         self._number = 0
         self._calls: dict[int, _Call] = {}

@@ -98,7 +98,6 @@ def compare(
 def _beside_others(
     ranks: Sequence[_Rank], late: Sequence[_Rank], idle: float, may_take_long: bool
 ) -> Finding:
-    """Examine the late ranks while others make progress."""
     if any(one.gets_on and one.has_stepped for one in ranks):
         judged = [
             one.stack
@@ -115,7 +114,6 @@ def _beside_others(
 
 
 def _all_alike(ranks: Sequence[_Rank], idle: float, may_take_long: bool) -> Finding:
-    """Examine all ranks, none of which makes progress."""
     if len(ranks) > 1 and all(_is_stopped(one.stack) for one in ranks):
         return Finding(words=f"no step for {idle:.0f} s, but all ranks are stopped by a signal")
     for one in ranks:
@@ -125,12 +123,7 @@ def _all_alike(ranks: Sequence[_Rank], idle: float, may_take_long: bool) -> Find
 
 
 def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
-    """Return a hang as a failure.
-
-    Args:
-        verdict: the verdict on the hang.
-        stacks: of all ranks.
-    """
+    """Return a hang as a failure."""
     culprits = [stack for stack in stacks if stack.rank in verdict.culprits]
     nodes = {stack.node_rank for stack in culprits}
     is_known = verdict.kind in (HangKind.PROCESS, HangKind.RANK) and len(nodes) == 1
@@ -175,7 +168,6 @@ def _slow(stack: RankStack, what: str, idle_s: float) -> Finding:
 
 
 def _together(looks: Sequence[Sequence[RankStack]]) -> list[_Rank]:
-    """Return each rank in all samples."""
     first = {stack.rank: stack for stack in looks[0]}
     last, moved = dict(first), set()
     for stack in (stack for look in looks[1:] for stack in look):

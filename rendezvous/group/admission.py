@@ -76,12 +76,7 @@ def _bad_rule(job: JobSpec) -> str | None:
 
 
 def difference(given: JobSpec, agreed: JobSpec) -> str | None:
-    """Return a one-line text on how a node's options differ from the job's; None where they agree.
-
-    Args:
-        given: the options of the node.
-        agreed: the options of the job.
-    """
+    """Return a line on how a node's options differ from the job's; None if they agree."""
     if given.job_id != agreed.job_id:
         return (
             f"--rdzv-id {given.job_id!r} is not the job of this master ({agreed.job_id!r}); use "

@@ -38,13 +38,6 @@ class Drains:
     """The planned changes of the world of the round that runs."""
 
     def __init__(self, state: JobState, out: Outbox, rounds: Rounds) -> None:
-        """Begin without any.
-
-        Args:
-            state: what is known of the job.
-            out: where messages go.
-            rounds: ends the round.
-        """
         self._state, self._roster, self._out = state, state.roster, out
         self._rounds = rounds
         self._preempted: dict[str, _Preemption] = {}
@@ -130,7 +123,6 @@ class Drains:
             self._steps, self._told, self._dismissed = {}, {}, {}
 
     def _leaving(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return which of these nodes are being preempted."""
         return [node for node in nodes if node.spec.node_id in self._preempted]
 
     def _saved(self, nodes: Mapping[str, Node]) -> int | None:

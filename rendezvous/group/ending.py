@@ -90,13 +90,6 @@ class Ending:
     def __init__(
         self, verdict: Verdict, until: float, savings: Mapping[str, Saving] | None = None
     ) -> None:
-        """Start with no node notified.
-
-        Args:
-            verdict: how the job ended.
-            until: as below.
-            savings: what nodes save, by identity.
-        """
         self.verdict = verdict
         self._savings = savings or {}
         self.until = until

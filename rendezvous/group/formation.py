@@ -22,14 +22,6 @@ class Formation:
     """Forms the rounds."""
 
     def __init__(self, state: JobState, out: Outbox, waiting: WaitingNodes, rounds: Rounds) -> None:
-        """Begin with no round.
-
-        Args:
-            state: what is known of the job.
-            out: where messages go.
-            waiting: where the nodes wait.
-            rounds: what a round becomes when it is formed.
-        """
         self._state, self._roster, self._out = state, state.roster, out
         self._waiting, self._rounds = waiting, rounds
 
@@ -61,7 +53,6 @@ class Formation:
             self._rounds.finish(Outcome.RENDEZVOUS_FAILED, now, self._waiting.not_enough())
 
     def _fit(self) -> list[Node]:
-        """Return the nodes that are known to be fit for the next world."""
         return self._rounds.gate.fit(self._roster.ready_nodes())
 
     def _give_up(self, node: Node) -> None:

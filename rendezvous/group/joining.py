@@ -107,7 +107,6 @@ class Joining:
         return next(staying, None)
 
     def _may_attend(self, link: int, attend: Attend, now: float) -> bool:
-        """Return whether a node belongs to this job and may be in it; if not, tell it."""
         sentence = self._refusal(attend)
         if sentence is not None and self._is_of_a_running_job(attend):
             self._yield_to(attend, now)

@@ -34,10 +34,6 @@ def resumption(members: Sequence[Node], line: Line) -> Resumption | None:
 
     A state of which each node has its own shards is preferred to a newer one that some node has to
     receive: a replicated state from any node, a sharded one from the nodes that hold replicas.
-
-    Args:
-        members: nodes of the next round, by node rank.
-        line: the last round.
     """
     held = [_held(node, line) for node in members]
     order = _order(members, line)
@@ -69,10 +65,6 @@ def savings(nodes: Sequence[Node], line: Line) -> dict[str, Saving]:
 
     They belong to the newest state with all shards available. A node saves its own shards; those of
     lost nodes come from a replica. A replicated state is not assigned: one of its nodes saves it.
-
-    Args:
-        nodes: the connected nodes.
-        line: the last round.
     """
     held = [one for node in nodes for one in _left(node, line).held]
     replicated = {State(one.owner, one.step) for one in held if one.is_replicated}
@@ -94,7 +86,6 @@ def savings(nodes: Sequence[Node], line: Line) -> dict[str, Saving]:
 
 
 def _left(node: Node, line: Line) -> Snapshots:
-    """Return the snapshots that a node holds of a round."""
     snapshots = node.offer.snapshots
     is_of_it = snapshots is not None and (snapshots.round, snapshots.formed_by) == line
     return snapshots if snapshots is not None and is_of_it else Snapshots(*line, ())
@@ -106,7 +97,6 @@ def _held(node: Node, line: Line) -> dict[State, Snapshot]:
 
 
 def _order(nodes: Sequence[Node], line: Line) -> list[State]:
-    """Return all states of a round, the newest first."""
     generations: dict[State, int] = {}
     for node in nodes:
         left = _left(node, line)

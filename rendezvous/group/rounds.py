@@ -259,7 +259,6 @@ class Rounds:
             self.wait(node, now)
 
     def _keep_ranks(self, absent: dict[int, str]) -> None:
-        """Give a node that was or will be restarted its old rank."""
         for rank, name in absent.items():
             node = self._roster.get(name)
             if node is not None:
@@ -282,7 +281,6 @@ class Rounds:
             self._roster.move(node, NodePhase.DONE)
 
     def _judge(self, taken: TakenOver, running: Running) -> None:
-        """Stop the round that was taken over, if it cannot continue."""
         if running.rank0_is_done:
             pass  # the job has succeeded, whatever happened to the others
         elif taken.finding is TakeoverState.FAILED:

@@ -86,11 +86,7 @@ class JobState:
         return self.aftermath.budget.used(self.restarts, self.policy, self.now)
 
     def usable(self, sizes: Sizes) -> int:
-        """Return how many of these nodes a world of this job takes; 0 when they are too few.
-
-        Args:
-            sizes: the number of nodes of each segment.
-        """
+        """Return how many of these nodes a world of this job takes; 0 when they are too few."""
         assert self.job is not None
         job = self.job
         if len(self.roster) < job.min_nodes:

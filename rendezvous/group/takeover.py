@@ -204,7 +204,6 @@ class Takeover:
         return True
 
     def _claim_of(self, node: Node, round_number: int) -> Claim | None:
-        """Return what a node claims, if that is to have been in a round."""
         claim = self._claims.get(node.spec.node_id)
         is_of_it = claim is not None and claim.round == round_number and not is_spare(claim)
         return claim if is_of_it else None
@@ -380,7 +379,6 @@ class Takeover:
 
 
 def _age(claim: Claim) -> tuple[int, int]:
-    """Return what tells which of two rounds is newer."""
     return claim.term, claim.round
 
 

@@ -146,7 +146,6 @@ class WaitingNodes:
         return tuple(names[:_MISSING_NAMED])
 
     def _missing_units(self, job: JobSpec, ready: Sizes) -> list[str]:
-        """Return what is missing where the nodes are enough, but not those of each segment."""
         count = ready.total() if job.node_unit > 1 else 0
         if count < job.min_nodes or self._state.usable(ready):
             return []

@@ -247,7 +247,6 @@ class SharedWork:
         return node.phase in IN_ROUND and node.round == number == self._state.round
 
     def _of(self, claim: WorkClaim) -> Work | str:
-        """Return the work that a claim is about, or why it cannot be shared."""
         if not claim.grain or not all(
             are_bounds(bounds, claim.pieces) for bounds in (claim.confirmed, claim.held)
         ):

@@ -107,7 +107,6 @@ def order_by_segment(
 def _assigned(
     pools: Mapping[str, Sequence[Node]], count: int, unit: int, last: Mapping[int, str]
 ) -> list[tuple[str, int | None]]:
-    """Return the segment of each unit of the world, and which unit of the last one it continues."""
     room = {segment: len(pool) // unit for segment, pool in pools.items()}
     survivors = Counter(
         (candidate.rank // unit, segment)
@@ -171,12 +170,7 @@ def _previous_rank(node: Node) -> int | None:
 
 
 def form(base: Assignment, members: Sequence[Node]) -> list[Assignment]:
-    """Return the part of a world that each member gets.
-
-    Args:
-        base: has what is the same for all.
-        members: by node rank.
-    """
+    """Return the part of a world that each member gets."""
     role_sizes: Counter[str] = Counter()
     for node in members:
         role_sizes[node.spec.role] += node.spec.local_world_size

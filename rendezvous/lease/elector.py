@@ -121,11 +121,7 @@ class Elector:
         return replace(answer, host=self._own)
 
     def observe(self, term: int, now: float) -> LeaseAsk | None:
-        """Record that a node has followed a leader of that term; a leader of a lower one resigns.
-
-        Returns:
-            the request to send to all other hosts.
-        """
+        """Record that a node follows a leader of that term; a leader of a lower one resigns."""
         if not self.acceptor.is_plausible(term):
             return None
         self.acceptor.learn(term)
@@ -206,7 +202,6 @@ class Elector:
 
     @property
     def _last_number(self) -> int:
-        """The number of the last request."""
         return self._number if self._attempt is None else self._attempt.ask.number
 
     def _next_number(self) -> int:

@@ -10,7 +10,6 @@ class Search:
     """Chooses the host that a node tries next."""
 
     def __init__(self, hosts: int) -> None:
-        """Start with the first of so many hosts."""
         self._hosts = hosts
         self.target = 0
         """The host to try."""

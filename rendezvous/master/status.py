@@ -10,13 +10,7 @@ from .master import Master
 
 
 async def job_status(master: Master, version: str, report: str = "") -> StatusReply:
-    """Return the status of a job.
-
-    Args:
-        master: the master of the job.
-        version: that of ft-run.
-        report: JSON, from the events of this process.
-    """
+    """Return the status of a job."""
     group, verdict = master.group, master.group.verdict
     # When the job has ended there are no workers to query.
     progress = await master.steps() if verdict is None else Whereabouts((), ())

@@ -125,7 +125,6 @@ def check(message: object) -> None:
 
 @functools.cache
 def _checks_of(kind: type) -> tuple[tuple[str, _Check], ...]:
-    """Return the fields of a message that have bounds, and the check of each."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = ((name, _check_of(hint, f"{kind.__name__}.{name}")) for name, hint in hints.items())
     return tuple((name, one) for name, one in found if one is not None)

@@ -23,7 +23,6 @@ class HostAddresses:
     """The addresses of hosts, by endpoint."""
 
     def __init__(self) -> None:
-        """Start without addresses."""
         self._known: dict[tuple[str, int], list[Address]] = {}
         self._own: set[tuple[str, int]] = set()
         self._without_dns: set[tuple[str, int]] = set()

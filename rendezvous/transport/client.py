@@ -198,7 +198,6 @@ class GrpcLink:
             attempts += 1
 
     async def _attend_once(self, *, probes: bool) -> str:
-        """Attend until the stream ends; return why it ended."""
         endpoint = self._endpoints[self._search.target]
         self._opened_s = fencing.now()
         if probes and (why := await why_unreachable(endpoint)) is not None:

@@ -208,7 +208,6 @@ class MasterServer:
     async def _serve(
         self, attend: Attend, master: Master, context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> None:
-        """Serve an attending node until its stream ends."""
         outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
         handler = asyncio.current_task()
         assert handler is not None
@@ -310,7 +309,6 @@ class MasterServer:
 
 
 def _describe(reply: pb.StatusReply, succession: "Succession") -> None:
-    """Add the leader to an answer."""
     reply.hosts.extend(map(str, succession.endpoints))
     leader = succession.leader()
     if leader is not None:
@@ -371,7 +369,6 @@ def _connections() -> tuple[str, int]:
 
 
 def _raise_open_files_limit() -> None:
-    """Raise the limit: each stream is one open file, and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):

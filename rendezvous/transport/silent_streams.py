@@ -21,7 +21,6 @@ class SilentStreams:
         """The tasks that serve them, oldest first."""
 
     def __len__(self) -> int:
-        """Return the number of streams."""
         return len(self._waiting)
 
     async def first_word(self, read: Callable[[], Awaitable[Any]]) -> bytes:
