@@ -1,8 +1,6 @@
 """What NVIDIA's driver reports of the GPUs of this process, read by processes of their own.
 
-A process reads when a line arrives at its standard input, and prints the readings as a line of
-JSON. It ends with its input (``nvml`` has the commands). One process for all readings, since Xid
-errors are reported to those only that were listening.
+The results are lines of JSON; ``nvml`` has the commands.
 """
 
 import ctypes
@@ -12,33 +10,16 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from . import nvml as library
-from .nvml import Nvml, NvmlFailedError, NvmlGpu, ask
+from .nvml import Nvml, NvmlFailedError
 
 _LOOK_S: Final = 1.0
 
 
-class GpuReading(NamedTuple):
-    """One GPU; None: its driver does not support the value, or the GPU is lost."""
-
-    number: int
-    """As NVML and nvidia-smi count."""
-    uuid: str
-    utilization: float | None = None
-    """Share of the last sample period in which a kernel ran."""
-    memory_used_bytes: int | None = None
-    memory_bytes: int | None = None
-    temperature_celsius: float | None = None
-    power_watts: float | None = None
-    ecc_corrected: int | None = None
-    """Since the driver was loaded."""
-    ecc_uncorrected: int | None = None
-
-
 class GpuReader:
-    """Reads the GPUs; the library must be open."""
+    """Reads the Xid errors of the visible GPUs; the library must be open."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -57,10 +38,6 @@ class GpuReader:
                     handle, nvml.nvmlEventTypeXidCriticalError, self._events
                 )
 
-    def readings(self) -> list[GpuReading]:
-        """Return the readings of all visible GPUs."""
-        return [self._reading(gpu) for gpu in self._gpus]
-
     def xids(self) -> Iterator[tuple[str, int]]:
         """Yield the UUID of the GPU and the number of each Xid error since the last call."""
         nvml = self._nvml
@@ -73,27 +50,6 @@ class GpuReader:
         """Return the number of a GPU; -1: not known."""
         return next((gpu.nvml_index for gpu in self._gpus if gpu.uuid == uuid), -1)
 
-    def _reading(self, gpu: NvmlGpu) -> GpuReading:
-        nvml = self._nvml
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(gpu.nvml_index)
-            rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
-            memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-            power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-            ecc = [ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, kind, 0) for kind in (0, 1)]
-            return GpuReading(
-                gpu.nvml_index,
-                gpu.uuid,
-                rates and rates.gpu / 100,
-                memory and memory.used,
-                memory and memory.total,
-                ask(nvml, "nvmlDeviceGetTemperature", handle, 0),
-                power_mw and power_mw / 1000,
-                *ecc,
-            )
-        except nvml.NVMLError:
-            return GpuReading(gpu.nvml_index, gpu.uuid)
-
 
 def _address(handle: Any) -> int | None:
     """Return what two handles of the same GPU have in common: they are pointers."""
@@ -101,7 +57,7 @@ def _address(handle: Any) -> int | None:
 
 
 def main() -> None:
-    """Do what the argument says: ``gpus``, ``watch`` or, without one, print readings."""
+    """Do what the argument says: ``gpus`` or ``watch``."""
     try:
         nvml = library.load_nvml()
         if nvml is None:
@@ -115,16 +71,11 @@ def main() -> None:
         print(json.dumps({"error": str(error)}), flush=True)
 
 
-def _serve(nvml: Nvml, what: str = "readings") -> None:
+def _serve(nvml: Nvml, what: str) -> None:
     if what == "gpus":
         print(json.dumps({"answer": library.read_gpus(nvml)}))
-        return
-    reader = GpuReader(nvml)
-    if what == "watch":
-        _watch(nvml, reader)
-        return
-    for _ in sys.stdin:
-        print(json.dumps({"answer": [reader.readings(), list(reader.xids())]}), flush=True)
+    else:
+        _watch(nvml, GpuReader(nvml))
 
 
 def _watch(nvml: Nvml, reader: GpuReader, asking: int = 0) -> None:

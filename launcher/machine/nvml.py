@@ -22,18 +22,17 @@ _OTHER_DRIVERS: Final = ("/dev/kfd", "/dev/davinci_manager")
 DEADLINE_S: Final = 15.0
 """For one query. Without the persistence daemon a driver initialises each GPU first: seconds."""
 
-READINGS: Final = (
+_READER: Final = (
     *(sys.executable, "-c"),
     # -c puts the working directory first on the path; its modules must not replace a library.
     "import sys; sys.path[:] = filter(None, sys.path);"
     "from ft_run.launcher.machine.gpu_readings import main; main()",
 )
-"""The command of a process that prints the readings of the GPUs when a line arrives, which need not
-be loaded to start it."""
-WATCH: Final = (*READINGS, "watch")
-"""Of one that prints the memory in use then, and Xid errors as they come."""
-GPUS: Final = (*READINGS, "gpus")
-"""Of one that prints the result of ``read_gpus``, and ends."""
+WATCH: Final = (*_READER, "watch")
+"""The command of a process that prints the memory in use at each byte of input, and Xid errors
+as they come."""
+GPUS: Final = (*_READER, "gpus")
+"""The command of a process that prints the result of ``read_gpus``, and ends."""
 
 NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED = 3, 4, 15, 16
 """Codes of ``nvmlReturn_t``."""

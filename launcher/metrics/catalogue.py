@@ -15,7 +15,6 @@ class Source(enum.Enum):
     NODE = "nodes"
     MASTER = "master"
     """The ``ft-run`` process that hosts the master."""
-    GPU = "nodes with NVIDIA GPUs"
 
 
 class Metric(NamedTuple):
@@ -132,36 +131,6 @@ RANK_CPU: Final = _metric(
 )
 RANK_MEMORY: Final = _metric(
     "rank_resident_memory_bytes", "Resident memory of the worker process.", Source.NODE, "rank"
-)
-
-NVML_UP: Final = _metric(
-    "nvml_up", "Whether NVIDIA's driver answered the last query (1) or not (0).", Source.GPU
-)
-GPU_UTILIZATION: Final = _metric(
-    "gpu_utilization_ratio",
-    "Share of the last sample period in which a kernel ran.",
-    Source.GPU,
-    *("gpu", "uuid"),
-)
-GPU_MEMORY_USED: Final = _metric(
-    "gpu_memory_used_bytes", "Device memory in use.", Source.GPU, "gpu", "uuid"
-)
-GPU_MEMORY: Final = _metric("gpu_memory_bytes", "Device memory.", Source.GPU, "gpu", "uuid")
-GPU_TEMPERATURE: Final = _metric(
-    "gpu_temperature_celsius", "Temperature of the GPU.", Source.GPU, "gpu", "uuid"
-)
-GPU_POWER: Final = _metric("gpu_power_watts", "Power draw.", Source.GPU, "gpu", "uuid")
-GPU_ECC: Final = _metric(
-    "gpu_ecc_errors_total",
-    "Memory errors since the driver was loaded, by kind: corrected or uncorrected.",
-    Source.GPU,
-    *("gpu", "uuid", "kind"),
-)
-GPU_XID: Final = _metric(
-    "gpu_xid_errors_total",
-    "Xid errors that the driver has reported since the first scrape.",
-    Source.GPU,
-    *("gpu", "uuid", "xid"),
 )
 
 METRICS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -15,7 +15,6 @@ from ..stacks.collect import AskedWorker
 from ..version import VERSION
 from . import catalogue as c
 from .catalogue import Samples
-from .gpus import Gpus
 from .job_metrics import CAUSES, JobMetrics
 from .server import MetricsServer, on_loop
 from .step_counts import StepCounts
@@ -51,7 +50,6 @@ class NodeEndpoint:
 
     def __init__(self, server: MetricsServer) -> None:
         self._server = server
-        self._gpus = Gpus()
         self.job = JobMetrics()
         """Follows the master, if it is in this process."""
         self._fold = NodeFold()
@@ -64,15 +62,13 @@ class NodeEndpoint:
         def collect() -> Samples:
             samples, pids = on_loop(loop, read)
             add_processes(samples, pids)
-            self._gpus.add(samples)
             return samples
 
         self._server.serve(collect)
 
     def close(self) -> None:
-        """Stop listening, and end the process that reads the GPUs."""
+        """Stop listening."""
         self._server.close()
-        self._gpus.close()
 
     async def _read(
         self, agent: Observed, recorder: Recorder, history: EventHistory
