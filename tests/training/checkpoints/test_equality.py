@@ -41,6 +41,12 @@ def model_of(kind, rank, size):
     elif kind == "tp":
         layer = ColwiseParallel(output_layouts=Replicate())
         parallelize_module(net[0], init_device_mesh("cpu", (size,)), layer)
+    elif kind == "shards":  # as in Megatron: plain tensors, each rank has a part of the rows
+        torch.manual_seed(rank)
+        net[0] = nn.Linear(3, 4)
+    elif kind == "experts":
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["2.weight"])
+        net = DistributedDataParallel(net)
     elif kind in ("ddp", "ema", "ema on rank 0"):
         net = DistributedDataParallel(net)
     return net
@@ -71,6 +77,12 @@ def disturb(change, step, rank, net, optimizer, state):
             weight_of(net, 0).data.view(torch.int32)[0] ^= 1 << 23
 
 
+def reduce(net, left_out):
+    for name, parameter in net.named_parameters():
+        if not name.startswith(left_out):
+            dist.all_reduce(parameter.grad)
+
+
 def train(folder, kind, change, options, rank, size):
     net = model_of(kind, rank, size)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -84,6 +96,8 @@ def train(folder, kind, change, options, rank, size):
             torch.manual_seed(100 * step + rank * (kind != "tp"))
             optimizer.zero_grad()
             net(torch.randn(4, 3)).square().mean().backward()
+            if kind in ("shards", "norms"):
+                reduce(net, "0" if kind == "shards" else "1")
             optimizer.step()
             disturb(change, step, rank, net, optimizer, state)
         print("done")
@@ -117,6 +131,9 @@ CASES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
     "stages": (2, "stages", "", {"checkpoint_every": None}),
     "plain": (2, "plain", "", {"checkpoint_every": None}),
     "lacking": (2, "lacking", "", {"checkpoint_every": None}),
+    "shards": (2, "shards", "", {"checkpoint_every": None}),
+    "experts": (2, "experts", "", {"checkpoint_every": None}),
+    "norms": (2, "norms", "", {"checkpoint_every": None}),
     "ignored": (2, "ignored", "", {"checkpoint_every": None}),
     "ema": (2, "ema", "ema", {**EACH, "verify_every": 2}),
     "checkpoint": (2, "ema", "ema", {"verify_every": 99, "checkpoint_every": 3}),
@@ -160,6 +177,9 @@ def test_equal_state_causes_no_alarm(output: dict[str, list[str]], name: str) ->
         ("stages", 0, "weights of 'net' differ between ranks 0 and 1 (weight)"),
         ("plain", 0, "weights of 'net' differ between ranks 0 and 1 (0.weight)"),
         ("lacking", 0, "3.weight of 'net' is missing on rank 0"),
+        ("shards", 0, "weights of 'net' differ between ranks 0 and 1 (0.weight)"),
+        ("experts", 0, "weights of 'net' differ between ranks 0 and 1 (2.weight)"),
+        ("norms", 0, "weights of 'net' differ between ranks 0 and 1 (1.weight)"),
         ("ignored", 0, "weights of 'net' differ between ranks 0 and 1 (2.weight)"),
         ("ema", 2, "weights of 'ema' differ between ranks 0 and 1 (weight)"),
         ("checkpoint", 2, "weights of 'ema' differ between ranks 0 and 1 (weight)"),
