@@ -35,7 +35,7 @@ def digest(model):
     return hashlib.sha256(b"".join(values)).hexdigest()
 """
 SCRIPT = f"""{TRAINING}
-import os, sys
+import os, sys, threading
 import torch.distributed as dist
 from ft_run.training import Checkpointer
 
@@ -54,6 +54,8 @@ for step in checkpointer.steps(20):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
     optimizer.step()
+    while step == at and not os.path.exists(f"{{folder}}/go"):
+        threading.Event().wait(0.01)
     marks = [name for name in os.listdir(folder) if name.startswith("corrupted")]
     if step == at and rank == odd and len(marks) < times:
         open(f"{{folder}}/corrupted-{{len(marks)}}", "w").close()
@@ -90,6 +92,7 @@ def digests(*commands: "Command") -> set[str]:
 def run(ft: "Launcher", ranks: int, name: str, *args: object, restarts: int = 2) -> "Command":
     folder = ft.folder / name
     folder.mkdir()
+    (folder / "go").touch()
     job = ("--standalone", "--nproc-per-node", ranks, "--max-restarts", restarts)
     return ft.run(*job, *PRELOAD, ft.script(SCRIPT, f"{name}.py"), folder, *args)
 
@@ -126,6 +129,7 @@ def test_node_with_corrupt_memory_is_replaced(ft: "Launcher", free_port: int) ->
     )
     script = ft.script(SCRIPT, "train.py")
     nodes = start_nodes(ft, free_port, 3, *rule, script, folder, "moment", 12, 2)
+    (folder / "go").touch()
     codes = [node.wait() for node in nodes]
     assert sorted(codes) == [0, 0, exit_codes.NODE_EXCLUDED]
     assert codes[0] == 0
