@@ -4,8 +4,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Callable
-
-from msgspec import Struct
+from typing import NamedTuple
 
 
 class Stream(enum.Enum):
@@ -28,8 +27,8 @@ class Route(enum.Enum):
     """A pipe to the relay, which writes the log file and the console."""
 
 
-class StreamPlan(Struct, frozen=True):
-    """Where one stream of one worker goes."""
+class StreamPlan(NamedTuple):
+    """Where one stream of one worker goes. The relay, which has no site-packages, uses it too."""
 
     route: Route
     path: str | None = None

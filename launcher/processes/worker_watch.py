@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from ...training.worker import page_layout as layout
 from ...training.worker import phases, recorders, starter
 from .shared_memory import shared_file, shared_page
@@ -14,7 +12,7 @@ from .shared_memory import shared_file, shared_page
 _STARTER = str(Path(starter.__file__).parent)
 
 
-class Progress(Struct, frozen=True):
+class Progress(NamedTuple):
     """The progress of a worker."""
 
     pid: int

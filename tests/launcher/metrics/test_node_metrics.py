@@ -14,7 +14,6 @@ from ft_run.launcher.metrics import catalogue as c
 from ft_run.launcher.metrics.catalogue import Samples
 from ft_run.launcher.metrics.node_metrics import NodeEndpoint, NodeFold, add_account, add_processes
 from ft_run.launcher.processes.worker_watch import Progress
-from msgspec.structs import replace
 
 MONOTONIC_S, WALL_S = 5_000.0, 1_780_000_000.0
 
@@ -62,7 +61,7 @@ def test_the_wait_for_data() -> None:
     first, second = worker(0, progress(10, 5, 0.0)), progress(10, 5, 0.0)
     samples = scraped(NodeFold(), 0.0, first, worker(1, second))
     assert samples[c.DATA_WAIT] == {(): 0.0}
-    slow = replace(second, data_wait=0.25)
+    slow = second._replace(data_wait=0.25)
     samples = scraped(NodeFold(), 0.0, first, worker(1, slow, 2.5))
     assert samples[c.DATA_WAIT] == {(): 0.25}
     assert samples[c.RANK_DATA_WAIT] == {("1",): 2.5}
