@@ -293,7 +293,7 @@ class Checkpointer:
         is_clean = self._bodies.end()
         self._state.warn_of_new_groups(number, is_logging=self._ranks.rank == 0)
         takes_snapshot, saves = self._find_due(number, merged)
-        if saves or self._equality.is_due(number):
+        if self._equality.is_due(number):
             self._equality.verify(number)
         loader_settings.agree(merged.loader)
         if saves or self._rank_state.gathered < 0:  # the first one makes room for those that follow

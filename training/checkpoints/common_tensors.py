@@ -178,8 +178,8 @@ def distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     mine, theirs = mine.view(-1).to(kind), theirs.to(kind)
     is_same = (mine == theirs) | (mine.isnan() & theirs.isnan())
     length = float(torch.where(is_same, 0, mine - theirs).abs().norm())
-    norm = float(theirs.norm())
-    share = length / norm if norm > 0 else float(length > 0)
+    norm = float(theirs[theirs.isfinite()].norm())
+    share = length / norm if norm > 0 else float(length != 0)
     return min(share, 1.0) if share == share else 1.0
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ft_run.tests.harness.forked import run_forked
 from ft_run.training import Checkpointer
+from ft_run.training.checkpoints.common_tensors import distance
 from torch import nn
 
 PROGRAM = """
@@ -234,6 +236,29 @@ def test_flipped_bit_on_one_of_two_ranks_is_unequal(output: dict[str, list[str]]
     for text in output["two ranks"]:
         assert "CorruptStateError" not in text
         assert "UnequalStateError" in text
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected"),
+    [
+        ([3.0, 4.0], [3.0, 4.0], 0.0),
+        ([3.0, 4.5], [3.0, 4.0], 0.1),
+        ([-3.0, -4.0], [3.0, 4.0], 1.0),
+        ([0.0, 1.0], [-0.0, 1.0], 0.0),
+        ([1.0], [0.0], 1.0),
+        ([NAN, INFINITY], [NAN, INFINITY], 0.0),
+        ([NAN, 4.5], [NAN, 4.0], 0.125),
+        ([NAN, 4.0], [3.0, 4.0], 1.0),
+        ([INFINITY, 4.0], [-INFINITY, 4.0], 1.0),
+    ],
+)
+def test_distance_is_relative_and_ignores_common_nan(
+    mine: list[float], theirs: list[float], expected: float
+) -> None:
+    assert distance(torch.tensor(mine), torch.tensor(theirs)) == expected
 
 
 @pytest.mark.parametrize(
