@@ -89,7 +89,9 @@ class _Walk:
                 self.visit(name, inner, depth + 1)
         elif isinstance(value, _STATEFUL) and id(value) not in self._parts:
             self._add(kind, value.state_dict())
-        elif isinstance(value, torch.Generator | random.Random) or is_numpy:
+        elif isinstance(value, torch.Generator):
+            self._add(kind, value.get_state())
+        elif isinstance(value, random.Random) or is_numpy:
             self._add(kind, value)
         for part, inner in list(_inside(value).items()):
             self.visit(f"{name}.{part}", inner, depth + 1)

@@ -44,7 +44,9 @@ class RehearseOptions(Struct, frozen=True):
         one_of(*ROWS),
         multiple=True,
     )
-    nodes: str = _OPTIONS.option("1", "--nodes 1|2", "Number of agents.", one_of("1", "2"))
+    nodes: str = _OPTIONS.option(
+        "1", "--nodes 1|2", "Number of agents on this machine (default: 1).", one_of("1", "2")
+    )
     ignore: tuple[str, ...] = _OPTIONS.option(
         (), "--ignore NAME", "Variable that may differ after a restart; repeatable.", multiple=True
     )

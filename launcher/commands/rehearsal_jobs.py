@@ -115,7 +115,8 @@ class Jobs:
     def end(self) -> None:
         """End the agents that still run; they end their workers."""
         for agent in self._agents:
-            agent.terminate()
+            agent.send_signal(signal.SIGINT)
+            agent.terminate()  # the second signal: nothing is saved
         for agent in self._agents:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(_END_S)

@@ -85,7 +85,7 @@ def test_variables_of_the_script_are_found() -> None:
     model, augment, rows = nn.Linear(2, 1), Augment(), [1.0]
     ema = torch.optim.swa_utils.AveragedModel(model)
     scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), 1.0), 2)
-    generator, words = torch.Generator(), {"a": 1}
+    generator, words, empty = torch.Generator(), {"a": 1}, list[int]()
     loader: Any = DataLoader([1, 2], generator=generator)  # type: ignore[arg-type]  # any sequence
     count = 0
 
@@ -98,6 +98,11 @@ def test_variables_of_the_script_are_found() -> None:
     state = {"model": model, "totals": PlainValue("totals", in_state)}
     before = _read(state)
     assert "in_state" not in before
+    assert all(
+        _read(state)["generator (Generator)"] == before["generator (Generator)"] for _ in range(5)
+    )
+    assert "empty" in before  # it may have items before a restart
+    assert empty == []
     counted()
     augment.rng.random()
     augment.calls += 1

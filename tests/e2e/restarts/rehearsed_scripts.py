@@ -41,7 +41,7 @@ from ft_run.training import Checkpointer, ElasticBatches
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -92,11 +92,12 @@ def make_rate():
 
 rate = make_rate()
 """
+# Plain values: tensors of a loader's process need a socket with a short name in TMPDIR.
 _LOADER = """
 generator = torch.Generator().manual_seed(3)
 loader = DataLoader(
-    TensorDataset(inputs), 4, shuffle=True, generator=generator,
-    num_workers=1, persistent_workers=True,
+    inputs.tolist(), 4, shuffle=True, generator=generator,
+    num_workers=1, persistent_workers=True, collate_fn=list,
 )
 
 
@@ -110,7 +111,7 @@ iterator = batches()
 _ELASTIC = """
 data = ElasticBatches(64, 4, seed=3)
 loader = DataLoader(
-    TensorDataset(inputs), batch_sampler=data, num_workers=1, persistent_workers=True
+    inputs.tolist(), batch_sampler=data, num_workers=1, persistent_workers=True, collate_fn=list
 )
 """
 _CALLBACK = """
@@ -190,11 +191,11 @@ SCRIPTS = {
     ),
     "persistent workers": Script(
         _LOADER,
-        "(batch,) = next(iterator)\nmodel.weight.grad += batch.mean(0)",
+        "model.weight.grad += torch.tensor(next(iterator)).mean(0)",
         "generator (Generator)",
         right_before=_ELASTIC,
         right_body="for part in data.parts(loader, step):\n"
-        "    model.weight.grad += part.batch[0].mean(0)",
+        "    model.weight.grad += torch.tensor(part.batch).mean(0)",
         right='"data": data',
     ),
     "callback before the restore": Script(
