@@ -5,9 +5,8 @@ A missing value (no permission, another kind of device) counts neither for nor a
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
-
-from msgspec import Struct
 
 from .records import Fact
 
@@ -26,7 +25,8 @@ class Finding(NamedTuple):
     text: str
 
 
-class _Rule(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Rule:
     """A rule: ``name`` counts against a node when ``is_bad``.
 
     ``name`` is a pattern for the whole name of the value. In ``text``, ``{0}`` is what the pattern

@@ -17,10 +17,9 @@ without keys applies to every check worker that has the variable. Nothing else i
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
-
-from msgspec import Struct
 
 from .records import Phase
 
@@ -46,7 +45,8 @@ class InjectedError(RuntimeError):
     """Raised in a check worker by the fault ``fail``."""
 
 
-class Fault(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Fault:
     """One fault; None in a selector matches every value."""
 
     kind: FaultKind

@@ -4,6 +4,7 @@ It is an ``Examination`` of ``rendezvous``. The master passes in the answers of 
 time. The plan and the verdict are those of ``plan`` and ``verdict``.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
@@ -245,7 +246,7 @@ class Ladder:
         if self._step is None:
             return
         # A node's own report is trusted, except for its name and its order.
-        self._records[node_id] = replace(record, node=node_id, phase=self._step.phase)
+        self._records[node_id] = dataclasses.replace(record, node=node_id, phase=self._step.phase)
 
     def _close_step(self) -> None:
         if self._step is not None:

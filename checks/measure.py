@@ -9,10 +9,9 @@ it allows in the long run (``cpu_share``), also where a busy machine leaves less
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
-
-from msgspec import Struct
 
 from ..launcher.machine.cpu_limit import quota_cpus
 from .records import Level, Phase
@@ -22,7 +21,8 @@ Clock = Callable[[], float]
 _LEAST_REPETITIONS: Final = 3
 
 
-class Budget(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Budget:
     """Time limit of each measurement, in seconds, and the maximum size of a message."""
 
     compute_s: float

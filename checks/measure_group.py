@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not declared
 
-from ..rendezvous.protocol.check_messages import CheckOrder
 from ..training.gloo import gloo_towards
 from .faults import ActiveFaults
 from .gpu_timer import GpuTimer
 from .measure import Budget
 from .measure_device import WrongValueError
+from .worker_config import Order
 
 HOST: Final = torch.device("cpu")
 _LATENCY_BYTES: Final = 8 * 4
@@ -46,7 +46,7 @@ class GroupProbe:
 
     def __init__(
         self,
-        order: CheckOrder,
+        order: Order,
         rank: int,
         limit_s: float,
         device: torch.device,

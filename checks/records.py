@@ -9,9 +9,8 @@ import enum
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
-
-from msgspec import Struct, field
 
 Fact = str | int | float
 Metrics = Mapping[str, float]
@@ -66,7 +65,8 @@ class Level(enum.Enum):
     FULL = "full"
 
 
-class Record(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Record:
     """The result of one order on one node."""
 
     node: str

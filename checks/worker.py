@@ -15,11 +15,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from msgspec.structs import replace
-
-from ..rendezvous.protocol.check_messages import CheckOrder
 from . import fact_rules
 from .facts import collect_facts, kind_of_gpus
 from .faults import VARIABLE, ActiveFaults, parse_faults
@@ -37,6 +35,7 @@ from .worker_config import (
     STAGE,
     CheckWorkerConfig,
     Delivery,
+    Order,
     first_words,
 )
 
@@ -127,7 +126,7 @@ class CheckWorker:
             facts[fact_rules.WARNINGS] = "; ".join(warnings)
         return replace(record, facts=facts, failure="; ".join(fatal))
 
-    def _solo(self, order: CheckOrder) -> tuple[Metrics, dict[str, Fact]]:
+    def _solo(self, order: Order) -> tuple[Metrics, dict[str, Fact]]:
         device, faults = self._begin(order)
         from .measure_device import DeviceProbe
 
@@ -169,7 +168,7 @@ class CheckWorker:
 
         return GpuTimer(self._give_up_at)
 
-    def _together(self, order: CheckOrder) -> Metrics:
+    def _together(self, order: Order) -> Metrics:
         device, faults = self._begin(order)
         with self._group(order, device, faults) as group:
             self._enter(SMALL)
@@ -179,7 +178,7 @@ class CheckWorker:
 
     @contextmanager
     def _group(
-        self, order: CheckOrder, device: "torch.device", faults: ActiveFaults
+        self, order: Order, device: "torch.device", faults: ActiveFaults
     ) -> "Iterator[GroupProbe]":
         from .measure_group import HOST, GroupProbe
 
@@ -196,7 +195,7 @@ class CheckWorker:
         with GroupProbe(order, rank, limit_s, device, budget, faults, self._timer()) as group:
             yield group
 
-    def _begin(self, order: CheckOrder) -> "tuple[torch.device, ActiveFaults]":
+    def _begin(self, order: Order) -> "tuple[torch.device, ActiveFaults]":
         """Return the device and the faults of this order.
 
         Raises:
@@ -221,7 +220,7 @@ class CheckWorker:
 
     # --- the crew ----------------------------------------------------------------------------
 
-    def _answer(self, order: CheckOrder, record: Record) -> None:
+    def _answer(self, order: Order, record: Record) -> None:
         word = FAREWELL if self._must_end else ANSWER
         self._write_line(f"{word} {order.number} {record_to_json(record)}")
 
@@ -242,6 +241,7 @@ class CheckWorker:
 
 
 def _environ_of_node(config: CheckWorkerConfig) -> Mapping[str, str]:
+    """Return the environment in which the GPUs of all workers of the node are visible."""
     if config.devices is None:
         return os.environ
     return os.environ | {"CUDA_VISIBLE_DEVICES": config.devices}

@@ -8,14 +8,11 @@ output:
     farewell NUMBER RECORD  the same, and it exits: it cannot clean up after the order
 """
 
+import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Final
-
-import msgspec
-from msgspec import Struct, field
-
-from ..rendezvous.protocol.check_messages import CheckOrder
 
 STAGE: Final = "stage"
 ANSWER: Final = "answer"
@@ -68,10 +65,26 @@ def first_words(text: str) -> str:
     return f"{first[: REASON_MAX // 2]} ({_LAST_ERROR.lower()} {' '.join(last.split())})"
 
 
-class Delivery(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Order:
+    """``CheckOrder`` in a check worker, whose interpreter may lack the packages of messages."""
+
+    number: int
+    phase: str
+    level: str
+    rank_offset: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    deadline_s: float
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
     """An order on its way from the agent to a check worker."""
 
-    order: CheckOrder
+    order: Order
     unix_time_s: float = 0.0
     """The node's clock when the order arrived there; 0 where it was not read."""
 
@@ -84,15 +97,17 @@ class Delivery(Struct, frozen=True):
 
     def to_json(self) -> str:
         """Return the order as one line."""
-        return msgspec.json.encode(self).decode()
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str | bytes) -> "Delivery":
         """Return the order of a line."""
-        return msgspec.json.decode(text, type=Delivery)
+        parts = json.loads(text)
+        return Delivery(**parts | {"order": Order(**parts["order"])})
 
 
-class CheckWorkerConfig(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CheckWorkerConfig:
     """The configuration with which a check worker is started."""
 
     node: str
@@ -125,9 +140,9 @@ class CheckWorkerConfig(Struct, frozen=True):
 
     def to_json(self) -> str:
         """Return the configuration as a command-line argument."""
-        return msgspec.json.encode(self).decode()
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> "CheckWorkerConfig":
         """Return the configuration of a command-line argument."""
-        return msgspec.json.decode(text, type=CheckWorkerConfig)
+        return CheckWorkerConfig(**json.loads(text))

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from msgspec import Struct
-
 from .cgroups import Mount, Parts, own_directory, read_membership, read_mounts, read_text
 
 _ROOT: Final = Path("/")
@@ -20,7 +18,7 @@ _NUMBER: Final = re.compile(r"0*[1-9][0-9]{0,18}")
 """Positive, and no larger than the kernel's 64 bits."""
 
 
-class CpuLimit(Struct, frozen=True):
+class CpuLimit(NamedTuple):
     """How many CPUs this process may use at once, and the source of that number.
 
     ``cpus`` is at least 1. ``source`` is text for the log, e.g.

@@ -19,6 +19,7 @@ from ...checks.worker_config import (
     STARTUP_STAGES,
     WAITING,
     Delivery,
+    Order,
     no_answer,
 )
 from ...rendezvous.protocol.check_messages import CheckOrder
@@ -46,7 +47,7 @@ class CheckMember:
         self._buffer = bytearray()
         self._errors = bytearray()
         self._stage = stage
-        self._order: CheckOrder | None = None
+        self._order: Order | None = None
         self._record: Record | None = None
         self._end = ""
         """How the process ended, as text."""

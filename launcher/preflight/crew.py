@@ -11,14 +11,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict
 
 from ...checks.merge import merge
 from ...checks.records import Phase, Record
-from ...checks.worker_config import NOT_CARRIED_OUT, STARTING, WAITING, CheckWorkerConfig, Delivery
+from ...checks.worker_config import (
+    NOT_CARRIED_OUT,
+    STARTING,
+    WAITING,
+    CheckWorkerConfig,
+    Delivery,
+    Order,
+)
 from ...rendezvous.protocol.check_messages import CheckOrder
 from ..machine.network import PortReservation
 from ..processes import RUN_MODULE
@@ -198,7 +206,7 @@ class CheckCrew:
         """Send the workers their order; their store's port is reserved meanwhile."""
         now = time.time()
         if Phase(order.phase) not in (Phase.FACTS, Phase.SOLO):
-            yield Delivery(order, now)
+            yield Delivery(Order(**asdict(order)), now)
             return
         # Workers that replace others, which hung with a partner, must be ready for the next
         # partner. The node's own all-reduce is already measured, and NCCL is slow to start.
@@ -206,7 +214,7 @@ class CheckCrew:
         port = PortReservation(lambda: _LOOPBACK, None)
         try:
             own = replace(
-                order,
+                Order(**asdict(order)),
                 rank_offset=0,
                 world_size=1 if is_replaced else self._workers,
                 master_addr=_LOOPBACK,

@@ -9,10 +9,9 @@ crew is stopped before training workers start, so that no check worker holds a d
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from ... import exit_codes
 from ...errors import NodeUnfitError

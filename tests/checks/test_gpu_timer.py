@@ -11,8 +11,8 @@ import pytest
 from ft_run.checks.faults import ActiveFaults, parse_faults
 from ft_run.checks.measure import BUDGETS, Budget, settled_time_s
 from ft_run.checks.records import Level, Phase
+from ft_run.checks.worker_config import Order
 from ft_run.launcher.machine.locality import near, near_cpus
-from ft_run.rendezvous.protocol.check_messages import CheckOrder
 
 SHORT = Budget(0.01, 0.01, 0.01, 0.01, 0.01, 64 << 20, 8 << 20)
 
@@ -223,7 +223,7 @@ def group(lab, monkeypatch):
     lazy = LazyGroup(lab.gpu)
     monkeypatch.setattr("torch.distributed.all_reduce", lazy.all_reduce)
     monkeypatch.setattr(measure_group, "time", SimpleNamespace(perf_counter=lambda: lab.gpu.host_s))
-    order = CheckOrder(1, "pair", "light", 0, 2, "127.0.0.1", 1, 9.0)
+    order = Order(1, "pair", "light", 0, 2, "127.0.0.1", 1, 9.0)
     faults = ActiveFaults((), "n0", 0, Phase.PAIR)
     device, timer = torch.device("cpu"), lab.timer()
     probe = measure_group.GroupProbe(order, 0, 9.0, device, SHORT, faults, timer)

@@ -3,6 +3,7 @@
 ``slow`` marks what goes through all of them for up to 64 nodes.
 """
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
@@ -477,7 +478,9 @@ def test_a_node_that_seems_slow_is_measured_with_a_third_partner_where_there_is_
     third = results.steps[-2]  # before all
     assert third.step.phase is Phase.SUSPECTS
     fast = {"latency_us": 50.0, "bandwidth_gb_per_s": 1.0}
-    records = {name: replace(record, metrics=fast) for name, record in third.records.items()}
+    records = {
+        name: dataclasses.replace(record, metrics=fast) for name, record in third.records.items()
+    }
     steps = (*results.steps[:-2], replace(third, records=records), results.steps[-1])
     verdicts = verdict(replace(results, steps=steps))
     assert set(standings(verdicts).values()) == {Standing.PASSED}

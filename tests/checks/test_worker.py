@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +16,7 @@ from ft_run.checks.worker import (
     has_gpu,
     plausible,
 )
-from ft_run.checks.worker_config import REASON_MAX, CheckWorkerConfig, Delivery, first_words
-from ft_run.rendezvous.protocol.check_messages import CheckOrder
-from msgspec.structs import replace
+from ft_run.checks.worker_config import REASON_MAX, CheckWorkerConfig, Delivery, Order, first_words
 
 
 class SeenGpus:
@@ -39,11 +38,11 @@ class SeenGpus:
 
 
 def facts_order(number, unix_time_s=0.0):
-    return Delivery(CheckOrder(number, "facts", "light", 0, 1, "", 0, 10.0), unix_time_s)
+    return Delivery(Order(number, "facts", "light", 0, 1, "", 0, 10.0), unix_time_s)
 
 
 def test_an_order_reaches_a_worker_as_it_came():
-    order = CheckOrder(7, "pair", "full", 2, 4, "fd00::1", 29500, 12.5)
+    order = Order(7, "pair", "full", 2, 4, "fd00::1", 29500, 12.5)
     delivery = Delivery(order, 1.8e9)
     line = delivery.to_json()
     assert "\n" not in line
@@ -98,7 +97,7 @@ def test_a_fact_that_rules_the_node_out_is_the_failure(answers, tmp_path):
 
 def test_a_fault_that_is_misspelt_fails_the_check(answers, monkeypatch):
     monkeypatch.setenv("FT_RUN_CHECK_FAULT", "hnag")
-    order = CheckOrder(1, "solo", "light", 0, 1, "", 0, 60.0)
+    order = Order(1, "solo", "light", 0, 1, "", 0, 60.0)
     (answer,) = answers(CheckWorkerConfig("n0", 0, 1, 0, "cpu"), Delivery(order))
     failure = "invalid fault 'hnag' in FT_RUN_CHECK_FAULT: expected one of fail, exit, hang"
     assert failure in record_from_json(answer[2]).failure
@@ -199,8 +198,7 @@ def test_the_last_error_of_nccl_is_a_part_of_the_reason():
 GPU_THAT_FAILS = """
 import os, sys, threading, time
 from ft_run.checks import worker
-from ft_run.checks.worker_config import CheckWorkerConfig, Delivery
-from ft_run.rendezvous.protocol.check_messages import CheckOrder
+from ft_run.checks.worker_config import CheckWorkerConfig, Delivery, Order
 
 class Failing(worker.CheckWorker):
     def _import_torch(self): self._has_torch = True
@@ -212,7 +210,7 @@ class Failing(worker.CheckWorker):
 def never(): time.sleep(600)
 threading._register_atexit(never)  # what waits for kernels when an interpreter ends in order
 orders, to = os.pipe()
-line = Delivery(CheckOrder(1, "solo", "light", 0, 1, "", 0, 1.0)).to_json().encode() + b"\\n"
+line = Delivery(Order(1, "solo", "light", 0, 1, "", 0, 1.0)).to_json().encode() + b"\\n"
 os.write(to, line * 2)
 Failing(CheckWorkerConfig("n0", 0, 1, 0), orders, 1).run()
 os._exit(0)
@@ -274,7 +272,7 @@ def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(mon
     one = CheckWorker(config, orders[0], answers[1])
     monkeypatch.setattr(one, "_begin", lambda _: (device, None))
     monkeypatch.setattr(measure_group, "GroupProbe", group)
-    metrics, facts = one._solo(CheckOrder(1, "solo", "light", 3, 8, "", 0, 10.0))
+    metrics, facts = one._solo(Order(1, "solo", "light", 3, 8, "", 0, 10.0))
     assert did == [
         *("compute_tflops", "GPU-a1", "memory_gb_per_s", "meet", "copy_gb_per_s"),
         *([] if is_mig else ["bandwidth_gb_per_s"]),

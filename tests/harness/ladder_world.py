@@ -1,5 +1,6 @@
 """A world of nodes, links and faults for the ladder: what each meeting would measure."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from ft_run import defaults
@@ -12,7 +13,6 @@ from ft_run.checks.verdict import Verdicts, verdict
 from ft_run.checks.worker_config import IMPORTING, SMALL, no_answer
 from ft_run.rendezvous.group.examination import CheckStep, Conclusion
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
-from msgspec.structs import replace
 
 SLOW = 4.0
 _MEETING_PHASES = (Phase.PAIR, Phase.SUSPECTS, Phase.ALL)
@@ -197,7 +197,9 @@ class Clock:
         for node in meeting:
             record = self._world.record(phase, meeting, node)
             if not in_time:
-                record = replace(record, failure=self._too_late(step, starts.get(node, 0.0)))
+                record = dataclasses.replace(
+                    record, failure=self._too_late(step, starts.get(node, 0.0))
+                )
                 self._ready[node] = self.now + took_s + pace.kill_s + pace.start_s
             elif phase is Phase.SOLO:
                 self._passed_alone.add(node)

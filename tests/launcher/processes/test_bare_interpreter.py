@@ -14,12 +14,14 @@ spec = importlib.util.spec_from_file_location(
 )
 sys.modules["ft_run"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
-importlib.import_module(f"ft_run.launcher.{sys.argv[2]}")
+importlib.import_module(f"ft_run.{sys.argv[2]}")
 """
 
 
-@pytest.mark.parametrize("module", ["logs.relay", "spawner.forkserver"])
-def test_relay_and_fork_server_need_no_other_package(module: str) -> None:
+@pytest.mark.parametrize(
+    "module", ["launcher.logs.relay", "launcher.spawner.forkserver", "checks.worker"]
+)
+def test_it_imports_no_other_package(module: str) -> None:
     command = [sys.executable, "-I", "-S", "-c", LOAD, str(ROOT), module]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
