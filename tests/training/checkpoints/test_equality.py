@@ -66,6 +66,8 @@ def disturb(change, step, rank, net, optimizer, state):
         weight_of(net, 0).data[0, 0] *= 1 + 1e-6
     if change == "weight" and (step, rank) == (4, 2):
         weight_of(net, 2).data.view(torch.int32)[0, 1] ^= 1 << 3
+    if change == "start" and (step, rank) == (0, 2):
+        weight_of(net, 2).data[0, 0] += 1
     if change == "moment" and (step, rank) == (3, 0):
         moment = optimizer.state[net.module[0].bias]["exp_avg"]
         moment.view(torch.int32)[1] ^= 1 << 24
@@ -146,6 +148,7 @@ CASES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
     "moment": (4, "ddp", "moment", EACH),
     "rank 0": (4, "ddp", "every tensor of 0", EACH),
     "rank 2": (4, "ddp", "every tensor of 2", EACH),
+    "never equal": (4, "ddp", "start", EACH),
     "two ranks": (2, "ddp", "moment", EACH),
 }
 """By name: number of ranks, model, what happens to the state, and arguments."""
@@ -186,6 +189,7 @@ def test_equal_state_causes_no_alarm(output: dict[str, list[str]], name: str) ->
         ("ema", 2, "weights of 'ema' differ between ranks 0 and 1 (weight)"),
         ("checkpoint", 2, "weights of 'ema' differ between ranks 0 and 1 (weight)"),
         ("replica of a shard", 0, "weights of 'net' differ between ranks 1 and 3 (0.weight)"),
+        ("never equal", 0, "weights of 'net' differ between ranks 0 and 2 (2.weight)"),
         ("rank 0", 3, "weights of 'net' differ between ranks 0 and 1 (0.weight)"),
     ],
 )
