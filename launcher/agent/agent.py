@@ -88,6 +88,7 @@ from ..workers.shared_work import SharedWork
 from ..workers.snapshots import HeldSnapshots, NodeOffers
 from ..workers.step_events import StepEvents
 from ..workers.worker_starter import WorkerStarter
+from .auto_tune import AutoTune, Machine
 from .claim import OwnClaim
 from .identity import NodeIdentity, node_spec
 from .lifecycle import (
@@ -222,8 +223,6 @@ class Agent:
     def _new_trials(self) -> "AutoTune | None":
         if self._options.auto_tune != "on":
             return None
-        from .auto_tune import AutoTune, Machine  # most jobs are not tuned
-
         display = self._display
         return AutoTune(
             Machine.of(self._starter.commands.local_world_size),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ... import exit_codes
+from ...checks.ladder import Ladder
 from ...errors import PortInUseError, UsageError
 from ...events.event import Event
 from ...events.master import (
@@ -375,8 +376,6 @@ def new_examiner() -> Examiner:
     known: dict[str, Known] = {}
 
     def begin(spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str]) -> Examination:
-        from ...checks.ladder import Ladder  # most masters never need it
-
         return Ladder(spec, nodes, vouched, known)
 
     return begin

@@ -6,8 +6,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from ...rendezvous.diagnosis.hang import group_stacks
 from ...rendezvous.master.master import Master
+from ...rendezvous.master.status import job_status
 from ...rendezvous.protocol.endpoint import Endpoint
+from ..reporting.stack_answer import stacks_answer
+from ..reporting.status_answer import status_dict
 from ..version import VERSION
 
 
@@ -73,16 +77,10 @@ class LocalAnswers:
         }
 
     async def _status(self, master: Master) -> dict[str, Any]:
-        from ...rendezvous.master.status import job_status
-        from ..reporting.status_answer import status_dict
-
         return status_dict(await job_status(master, VERSION, self._report()))
 
 
 async def _stacks(master: Master, ranks: Sequence[int]) -> dict[str, Any]:
-    from ...rendezvous.diagnosis.hang import group_stacks
-    from ..reporting.stack_answer import stacks_answer
-
     found = await master.whereabouts()
     stacks = [stack for stack in found.stacks if not ranks or stack.rank in ranks]
     groups = [(group.ranks, group.stack) for group in group_stacks(stacks)]

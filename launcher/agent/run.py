@@ -39,6 +39,7 @@ from ..workers.worker_starter import WorkerStarter
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity, machine_id
+from .local_answers import LocalAnswers
 from .local_socket import answering
 from .signals import hurry_on, unless_asked
 
@@ -147,8 +148,6 @@ def _new_answers(
     rendezvous: RendezvousOptions,
     report: Callable[[], str],
 ) -> "LocalAnswers":
-    from .local_answers import LocalAnswers  # most jobs receive no request
-
     only = (rendezvous.endpoint,) if rendezvous.endpoint is not None else ()
     return LocalAnswers(
         lambda: agent.status.summary() | {"node_id": identity.node_id},

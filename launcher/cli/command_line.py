@@ -12,6 +12,7 @@ from msgspec import Struct
 from ...errors import UsageError
 from ..flags.flag import HELP, Flag, flags_of
 from ..flags.values import either, nearest, shown
+from ..reporting.standard_output import say_last, standard_output
 from ..version import VERSION
 
 T = TypeVar("T", bound=Struct)
@@ -362,8 +363,6 @@ def _variable_set(flag: Flag, environ: Mapping[str, str]) -> str:
 
 def answer(text: str) -> NoReturn:
     """Print the requested text, and exit with 0."""
-    from ..reporting.standard_output import standard_output
-
     with standard_output():
         print(text, flush=True)
     raise SystemExit(0)
@@ -371,8 +370,6 @@ def answer(text: str) -> NoReturn:
 
 def say(sentences: Sequence[str]) -> None:
     """Write lines to standard error."""
-    from ..reporting.standard_output import say_last
-
     for sentence in sentences:
         say_last(f"ft-run: {sentence}")
 

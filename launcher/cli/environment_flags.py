@@ -1,7 +1,10 @@
 """``--auto-config`` and ``--dry-run``: what the environment adds to the command line."""
 
+import socket
 from collections.abc import Mapping, Sequence
+from shlex import join
 
+from ..environments.auto_config import auto_config, describe, suggestion
 from ..flags.flag import Flag
 from ..flags.headings import RENDEZVOUS
 from .command_line import CommandLine, Given, answer, say
@@ -49,18 +52,12 @@ def with_environment(
         UsageError: the environment has no number of nodes, or contradicts itself.
     """
     if given["auto_config"]:
-        from socket import getfqdn
-
-        from ..environments.auto_config import auto_config, describe
-
         texts = {key: words[-1] for key, words in given.texts.items() if given[key] is not False}
-        found = auto_config(environ, texts, getfqdn)
+        found = auto_config(environ, texts, socket.getfqdn)
         warnings.append(describe(found))
         return line.filled(given, {key: (one.text, one.source) for key, one in found.items()})
     says_one = not any(given[key] for key in _SAYS_HOW_MANY)
     if says_one and any(mark in environ for mark in _MARKS):
-        from ..environments.auto_config import suggestion
-
         warnings.extend(filter(None, (suggestion(environ),)))
     return given
 
@@ -76,8 +73,6 @@ def answer_dry_run(
 
 def resulting_command(line: CommandLine, given: Given, rest: Sequence[str]) -> str:
     """Return the command with all values as flags, without ``PET_*``, quoted for a shell."""
-    from shlex import join
-
     words = ["ft-run"]
     for flag in line.flags:
         texts = given.texts.get(flag.key, ())

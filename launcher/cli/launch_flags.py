@@ -11,6 +11,7 @@ from ..options import LaunchOptions, RendezvousOptions
 from .check_flags import training_check_flags
 from .command_line import CommandLine, Given, HelpText
 from .environment_flags import environment_flags
+from .foreign_flags import ours
 from .policy_flags import policy_flags
 from .script import COMMANDS
 from .security_flags import security_flags
@@ -124,8 +125,6 @@ def launch_command() -> CommandLine:
 
 
 def _foreign(word: str, following: list[str]) -> list[str] | None:
-    from .foreign_flags import ours  # rarely needed
-
     return ours(word, following)
 
 

@@ -20,6 +20,7 @@ from ..hosts_options import HostsOptions
 from ..log_options import LogOptions
 from ..options import LaunchOptions, ScriptMode
 from . import launch_flags, master_flags
+from .check_command import read_check
 from .check_flags import training_checks
 from .command_line import CommandLine, Given, T
 from .config_file import read_config, with_checks
@@ -67,8 +68,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         case "stacks":
             return _question(master_flags.stacks_command(), StacksOptions, rest, environ)
         case "check":
-            from .check_command import read_check
-
             return read_check(rest, environ)
         case "hosts":
             from .hosts_flags import read_hosts

@@ -1,6 +1,7 @@
 """Checks that the first word is an existing script, and suggests what was meant otherwise."""
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -66,8 +67,6 @@ def _refuse_file_as_module(module: str) -> None:
 
 
 def _refuse_missing_program(program: str, environ: Mapping[str, str]) -> None:
-    import shutil
-
     try:
         found = shutil.which(program, path=environ.get("PATH", os.defpath))
     except ValueError:  # a NUL character

@@ -8,7 +8,10 @@ from typing import Any, Final
 from ...errors import RefusedError, RendezvousError, UsageError
 from ...rendezvous.protocol.bounds import OutOfBounds, check
 from ...rendezvous.protocol.endpoint import Endpoint
+from ...rendezvous.protocol.stacks import RankStack
+from ...rendezvous.protocol.status import StatusReply
 from ...rendezvous.trust.source import TrustOptions, read_trust
+from ..reporting.stack_answer import stacks_answer
 from ..reporting.status_answer import status_dict
 
 _LEADER_S: Final = 2.0
@@ -93,9 +96,7 @@ class MasterCalls:
     async def stacks(self, ranks: Sequence[int]) -> dict[str, Any]:
         """Return the stacks of ranks, of all if none is named, with ``lines``."""
         from ...protos import rendezvous_pb2 as pb
-        from ...rendezvous.protocol.stacks import RankStack
         from ...rendezvous.transport.codec import from_part
-        from ..reporting.stack_answer import stacks_answer
 
         request = pb.StacksRequest(ranks=ranks)
         try:
@@ -201,7 +202,6 @@ def as_status(reply: Any) -> dict[str, Any]:
         OutOfBounds: If a value is not within its bounds.
         WireError: If the reply is invalid.
     """
-    from ...rendezvous.protocol.status import StatusReply
     from ...rendezvous.transport.codec import from_part
 
     status = from_part(StatusReply, reply)

@@ -17,18 +17,29 @@ from ...events.event import LogMessage, Severity
 from ...rendezvous.trust.source import read_trust
 from .. import startup
 from ..agent.signals import ignore
+from ..cli.check_flags import refuse_minimums
 from ..history.recorder import Recorder, attempt_of
 from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import RelayClient
+from ..machine.accelerators import find_devices, nvlink_domain, shown_gpus
+from ..machine.cpu_limit import allowed_cpus
+from ..machine.numa import NumaBinding, bind_workers, find_gpu_node, read_topology
 from ..machine.nvml import has_driver
 from ..machine.shortage import require_grpc_threads, too_few_files
 from ..machine.worker_count import WorkerCount, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
+from ..preflight.report_file import check_report_path
 from ..processes.tree import require_own_proc
 from ..reporting.display import Display
+from ..reporting.event_files import EventFiles
+from ..reporting.event_log import EventLog
 from ..spawner.client import SpawnerClient
 from ..stacks.flight_recorder import record_collectives
+from ..workers.check_workers import check_crew
+from ..workers.file_timers import make_file_timers
+from ..workers.measuring import Measuring
 from ..workers.preload import start_preload
+from ..workers.tune_file import TuneFile, fingerprint
 from ..workers.worker_command import WorkerCommands, check_interpreter, worker_environ
 from ..workers.worker_starter import WorkerStarter
 
@@ -68,8 +79,6 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         options = _preloaded(options, starter, display)
         new_crew = None
         if check_spawner is not None:
-            from ..workers.check_workers import check_crew
-
             new_crew = partial(
                 check_crew, options, display, check_spawner, starter, plan.gpus_shown
             )
@@ -119,8 +128,6 @@ def _check_host(options: LaunchOptions) -> None:
     """
     require_own_proc()
     if options.checks is not None:
-        from ..preflight.report_file import check_report_path
-
         check_report_path(options.checks.report)
         check_log_dir(options.checks.log_dir)
     if (too_few := too_few_files()) is not None:
@@ -212,8 +219,6 @@ def _outputs(
     """
     with ExitStack() as closing:
         if options.event_log_handler == "console":
-            from ..reporting.event_log import EventLog
-
             log = EventLog(options, plan.commands.argv(0)[0], display.line)
             recorder.add(log.add, log.NAMES)
         closing.callback(ignore, options.signals)
@@ -234,8 +239,6 @@ def _event_files(
     folder = log_dir.path if log_dir.keeps_files else None
     if options.logs.events is None and folder is None:
         return None
-    from ..reporting.event_files import EventFiles  # many jobs have none
-
     files = EventFiles(display, recorder)
     files.open(options.logs.events, folder)
     return files
@@ -261,8 +264,6 @@ def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCoun
     )
     if options.checks is not None and options.checks.spec.minimums:
         # The number of workers that ``--nproc-per-node gpu`` means is known from here on.
-        from ..cli.check_flags import refuse_minimums
-
         refuse_minimums(options.checks.spec, options.accelerator, count.count)
     return count
 
@@ -272,8 +273,6 @@ def _in_segment(options: LaunchOptions) -> LaunchOptions:
     rendezvous = options.rendezvous
     if rendezvous.segment is not None or rendezvous.node_unit == 1 or not has_driver():
         return options
-    from ..machine.accelerators import nvlink_domain
-
     return replace(options, rendezvous=replace(rendezvous, segment=nvlink_domain()))
 
 
@@ -281,43 +280,30 @@ def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
     """Return the GPUs that checks should find; called before the event loop, since it may block."""
     if options.checks is None:
         return {}
-    from ..machine.accelerators import shown_gpus
-
     return shown_gpus(options.accelerator, os.environ)
 
 
 def _file_timers(environ: dict[str, str]) -> "FileTimers | None":
     if environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
         return None  # and nothing is loaded for them
-    from ..workers.file_timers import make_file_timers
-
     return make_file_timers(environ)
 
 
 def _tune_file(options: LaunchOptions, workers: int) -> "TuneFile | None":
     if options.tune_file is None:
         return None
-    from ..workers.tune_file import TuneFile, fingerprint  # many jobs have none
-
     return TuneFile(options.tune_file, fingerprint(options, workers))
 
 
 def _measuring(options: LaunchOptions, environ: dict[str, str]) -> "Measuring | None":
     if options.auto_tune != "advise":
         return None
-    from ..machine.accelerators import find_devices  # many jobs need none of this
-    from ..workers.measuring import Measuring
-
     return Measuring(environ, find_devices(options.accelerator, os.environ))
 
 
 def _numa_cpus(options: LaunchOptions, count: WorkerCount) -> tuple[frozenset[int], ...] | None:
     if options.numa_binding is None:
         return None
-    from ..machine.accelerators import find_devices
-    from ..machine.cpu_limit import allowed_cpus
-    from ..machine.numa import NumaBinding, bind_workers, find_gpu_node, read_topology
-
     is_xpu = options.nproc_per_node == "xpu"
     devices = find_devices("xpu" if is_xpu else options.accelerator, os.environ)
     nodes = [find_gpu_node(device.pci_address) for device in devices]

@@ -25,12 +25,14 @@ from ...rendezvous.protocol.messages import JobSpec, Verdict
 from ...rendezvous.trust.source import read_trust
 from .. import startup
 from ..agent.hosting import listed_host, new_examiner, tell_if_open
+from ..agent.local_answers import LocalAnswers
 from ..agent.local_socket import answering
 from ..cli.master_flags import MasterOptions
 from ..history.event_history import EventHistory
 from ..history.recorder import Recorder, attempt_of
 from ..machine.network import own_endpoints
 from ..reporting.display import Display
+from ..reporting.event_files import EventFiles
 from ..version import VERSION
 
 if TYPE_CHECKING:
@@ -53,8 +55,6 @@ def run_master(options: MasterOptions) -> int:
     display = Display(live=False, recorder=recorder)
     with ExitStack() as closing:
         if options.events is not None:
-            from ..reporting.event_files import EventFiles
-
             files = EventFiles(display, recorder)
             files.open(options.events, None)
             closing.callback(files.close)
@@ -173,8 +173,6 @@ class _LoneMaster:
         return self._master.group.job if self._master is not None else None
 
     def _answers(self) -> "LocalAnswers":
-        from ..agent.local_answers import LocalAnswers
-
         options = self._options
         return LocalAnswers(
             self._about,

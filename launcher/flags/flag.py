@@ -7,6 +7,7 @@ follow from it.
 
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct, field
@@ -71,8 +72,6 @@ class Flag:
 
     def described(self, text: str) -> "Flag":
         """Return the same flag with another command's help."""
-        from copy import copy
-
         other = copy(self)
         other.help = text
         return other

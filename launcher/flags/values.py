@@ -9,11 +9,13 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Final
 
 from ...errors import UsageError
 from ...rendezvous.protocol import endpoint as endpoints
 from ...rendezvous.protocol.endpoint import Endpoint
+from ..machine.accelerators import ACCELERATOR_CHOICES
 
 MAX_SECONDS: Final = 1e9
 """About 30 years: more is a mistake, and would overflow the timers of grpc."""
@@ -67,8 +69,6 @@ def either(words: Sequence[str]) -> str:
 
 def nearest(word: str, known: list[str]) -> str | None:
     """Return the one of ``known`` that ``word`` most likely misspells, or None."""
-    from difflib import get_close_matches
-
     return next(iter(get_close_matches(word, known, n=1, cutoff=0.7)), None)
 
 
@@ -264,8 +264,6 @@ def nproc_per_node(text: str) -> str:
 
 def accelerator(text: str) -> str:
     """Return ``auto`` or the name of a kind of accelerator."""
-    from ..machine.accelerators import ACCELERATOR_CHOICES
-
     return one_of(*ACCELERATOR_CHOICES)(text)
 
 

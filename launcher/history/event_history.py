@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from ...events.record import Record, json_value
+from .job_summary import JobHistory
 
 if TYPE_CHECKING:
     from .job_summary import JobHistory
@@ -41,8 +42,6 @@ class EventHistory:
 
     def folded(self) -> "JobHistory":
         """Return the fold over all records."""
-        from .job_summary import JobHistory
-
         if self._history is None:
             self._history = JobHistory(_RESTARTS_KEPT)
         for record in self._waiting:

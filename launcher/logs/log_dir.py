@@ -13,6 +13,8 @@ import contextlib
 import errno
 import itertools
 import os
+import shutil
+import string
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
@@ -127,8 +129,6 @@ class LogDir:
         """Remove the folder if the user named none; one given by ``--log-dir`` always stays."""
         if self._temporary_dir is None:
             return
-        import shutil
-
         shutil.rmtree(self._temporary_dir, ignore_errors=True)
 
     def _plan(self, directory: str, local_world_size: int) -> tuple[WorkerLogs, ...]:
@@ -181,8 +181,6 @@ def console_prefix(role: str, rank: int, local_rank: int, template: str) -> byte
     """
     prefix = f"[{role}{local_rank}]:"
     if template:
-        import string
-
         prefix = string.Template(template).safe_substitute(
             role_name=role, rank=rank, local_rank=local_rank, hostname=os.uname().nodename
         )

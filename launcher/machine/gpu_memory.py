@@ -15,6 +15,7 @@ from ...events.event import Event
 from ...events.workers import GpuMemoryHeld, GpuXid
 from ...tasks import show_bug
 from . import nvml
+from .accelerators import AcceleratorKind, find_accelerators
 from .gpu_watch import GpuWatch, Used
 
 _SLACK: Final = 1_000_000_000
@@ -29,8 +30,6 @@ _XIDS_OF_KILLS: Final = frozenset({43, 45})
 
 def amd_used(root: Path = Path("/")) -> Used:
     """Return what is in use on AMD's visible GPUs, by PCI address."""
-    from .accelerators import AcceleratorKind, find_accelerators  # most agents need none
-
     found = {}
     for gpu in find_accelerators(AcceleratorKind.AMD, os.environ, root=root).devices:
         file = root / f"sys/bus/pci/devices/{gpu.pci_address}/mem_info_vram_used"

@@ -9,6 +9,7 @@ import functools
 import importlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -276,8 +277,6 @@ def gpus_by_process(command: Sequence[str] = GPUS, deadline_s: float = DEADLINE_
     Raises:
         NvmlFailedError: there is no result, or not in time.
     """
-    import subprocess
-
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ...errors import UsageError
+from .accelerators import AUTO, GPUS, AcceleratorKind, find_accelerators
+from .cpu_limit import allowed_cpus, read_cpu_limit
 
 # The modules that inspect the machine are imported where they are needed: a plain number needs none
 # of them, and they would delay the first line of a worker.
@@ -72,8 +74,6 @@ def resolve_worker_count(
         return WorkerCount(count, "fixed number")
     if nproc_per_node == "cpu":
         return _count_cpus(root)
-    from .accelerators import AUTO, AcceleratorKind, find_accelerators
-
     kinds = _kinds(nproc_per_node)
     wanted = None if accelerator == AUTO else AcceleratorKind(accelerator)
     if wanted is not None:
@@ -99,8 +99,6 @@ def resolve_worker_count(
             f"--accelerator={accelerator} finds none of its kind ({looked_at[0].source}); "
             "make one visible, or give --accelerator=cpu or a number of workers."
         )
-    from .cpu_limit import read_cpu_limit
-
     limit = read_cpu_limit(root)
     if limit is None:
         return WorkerCount(1, _NOTHING_TO_COUNT)
@@ -124,8 +122,6 @@ def omp_num_threads(
 
 def _kinds(name: str) -> "tuple[AcceleratorKind, ...]":
     """Return the kinds of accelerators that ``auto``, ``gpu`` or ``xpu`` counts, in order."""
-    from .accelerators import GPUS, AcceleratorKind
-
     if name == "xpu":
         return (AcceleratorKind.XPU,)
     return GPUS if name == "gpu" else (*GPUS, AcceleratorKind.ASCEND)
@@ -147,8 +143,6 @@ def _workers(
 
 
 def _count_cpus(root: Path) -> WorkerCount:
-    from .cpu_limit import allowed_cpus, read_cpu_limit
-
     limit = read_cpu_limit(root)
     if limit is not None:
         return WorkerCount(limit.cpus, limit.source)

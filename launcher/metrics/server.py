@@ -9,6 +9,7 @@ import hmac
 import http.server
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...rendezvous.protocol.endpoint import Endpoint, join_host_port
 from .catalogue import Samples
+from .exposition import written
 
 if TYPE_CHECKING:
     import ssl
@@ -170,8 +172,6 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Pass over a client that is gone, or no client of HTTP or TLS."""
-        import sys
-
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -203,8 +203,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return hmac.compare_digest(given.encode(), f"Bearer {bearer}".encode())
 
     def _scrape(self) -> None:
-        from .exposition import written  # loads prometheus_client, in this thread
-
         try:
             with self.server.reading:
                 assert self.server.read is not None

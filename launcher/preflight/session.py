@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
+from ...checks.records import record_to_json
 from ...errors import NodeUnfitError
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ...rendezvous.protocol.messages import Outcome, Verdict
@@ -131,8 +132,6 @@ class CheckSession:
             await asyncio.wait([useless])
             await self._crew.rest()
         # The agent of a job without checks does not load what they are written in.
-        from ...checks.records import record_to_json
-
         while (order := self._next) is not None:
             self._order, self._next, self._result = order, None, None
             self._is_of_old_stream = False

@@ -1,6 +1,8 @@
 """Output of the checks: a table, or a line for each verdict, and the report file."""
 
 from ... import exit_codes
+from ...checks.report import report_from_json
+from ...checks.table import has_to_tell, noteworthy_nodes, print_verdicts, table_text
 from ...errors import NodeUnfitError, UsageError
 from ...events.checks import ChecksEnded, NodeJudged, NodePassedWithWarning
 from ...events.event import LogMessage, Severity
@@ -43,9 +45,6 @@ def unfit(found: CheckVerdict) -> NodeUnfitError:
 
 
 def _show_report(report: str, display: Display, options: CheckOptions, *, has_table: bool) -> None:
-    from ...checks.report import report_from_json
-    from ...checks.table import has_to_tell, noteworthy_nodes, print_verdicts, table_text
-
     verdicts = report_from_json(report)
     if has_table:
         text = table_text(noteworthy_nodes(verdicts), display.columns, colour=display.colour)

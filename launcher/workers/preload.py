@@ -5,6 +5,8 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from operator import and_
 from typing import TYPE_CHECKING
 
@@ -79,9 +81,6 @@ def _refuse_missing_modules(modules: Sequence[str], script: str) -> None:
     Raises:
         UsageError: there is no such package.
     """
-    from importlib.machinery import PathFinder
-    from importlib.util import find_spec
-
     if sys.flags.ignore_environment or sys.flags.no_user_site:
         return  # workers search more folders than this process
     folders = [os.getcwd(), script, os.path.dirname(os.path.realpath(script)), *sys.path]

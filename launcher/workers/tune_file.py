@@ -9,12 +9,15 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib import metadata
 from typing import Any
 
 from msgspec import Struct
 
 from ...events.event import Event
 from ...events.tuning import TuneFileIgnored, TuneFileNotWritten
+from ..machine.accelerators import device_names
+from ..machine.cpu_limit import read_cpu_limit
 from ..options import LaunchOptions, ScriptMode
 from ..processes.regular_file import head_of_file
 
@@ -126,9 +129,6 @@ def fingerprint(options: LaunchOptions, workers: int) -> dict[str, Any]:
 
     It may ask the driver of GPUs, which takes time: call it before the event loop.
     """
-    from ..machine.accelerators import device_names
-    from ..machine.cpu_limit import read_cpu_limit
-
     rendezvous, limit = options.rendezvous, read_cpu_limit()
     return {
         "script": options.script,
@@ -153,8 +153,6 @@ def _hash_of(options: LaunchOptions) -> str:
 
 
 def _version_of(package: str) -> str:
-    from importlib import metadata
-
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

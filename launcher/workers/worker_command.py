@@ -1,6 +1,7 @@
 """The environment and the command line of each worker, as torchrun defines them."""
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,9 @@ from string import Template
 from ...errors import UsageError
 from ...rendezvous.protocol.messages import Assignment
 from ...training.worker.device_memory import VARIABLE as MICRO_BATCH
+from ..machine.accelerators import name_mig_devices
+from ..machine.cpu_limit import read_cpu_limit
+from ..machine.worker_count import omp_num_threads
 from ..options import LaunchOptions, ScriptMode
 from ..stacks.flight_recorder import VARIABLES as RECORDER_VARIABLES
 
@@ -37,8 +41,6 @@ def check_interpreter(environ: Mapping[str, str]) -> None:
     python = environ.get("PYTHON_EXEC")
     if not python:
         return
-    import shutil
-
     if shutil.which(python) is None:
         raise UsageError(
             f"PYTHON_EXEC was given {python!r}, which is not a program on the PATH or not "
@@ -48,9 +50,6 @@ def check_interpreter(environ: Mapping[str, str]) -> None:
 
 def worker_environ(options: LaunchOptions, local_world_size: int) -> dict[str, str]:
     """Return the agent's environment with the variables for every worker of this node."""
-    from ..machine.cpu_limit import read_cpu_limit
-    from ..machine.worker_count import omp_num_threads
-
     environ = dict(os.environ)
     if "OMP_NUM_THREADS" not in environ:
         limit = read_cpu_limit() if local_world_size == 1 else None
@@ -59,8 +58,6 @@ def worker_environ(options: LaunchOptions, local_world_size: int) -> dict[str, s
             environ["OMP_NUM_THREADS"] = threads
     if not options.virtual_local_rank:
         return environ
-    from ..machine.accelerators import name_mig_devices
-
     return name_mig_devices(environ)
 
 

@@ -163,7 +163,7 @@ def test_the_nvlink_domain_of_a_node(monkeypatch, gpus, domain):
 )
 def test_the_segment_of_a_node(monkeypatch, options, segment):
     monkeypatch.setattr(launch, "has_driver", lambda: True)
-    monkeypatch.setattr(accelerators, "nvlink_domain", lambda: "domain")
+    monkeypatch.setattr(launch, "nvlink_domain", lambda: "domain")
     given = f"--nnodes 2 --rdzv-endpoint h --rdzv-id j {options} -m t"
     parsed = parse(given.split(), {})
     assert isinstance(parsed, LaunchOptions)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.machine import accelerators, cpu_limit
+from ft_run.launcher.machine import accelerators, cpu_limit, worker_count
 from ft_run.launcher.machine.cpu_limit import CpuLimit
 from ft_run.launcher.machine.worker_count import (
     WorkerCount,
@@ -27,7 +27,8 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_limit, "allowed_cpus", lambda: frozenset(range(64)))
+    for module in (cpu_limit, worker_count):
+        monkeypatch.setattr(module, "allowed_cpus", lambda: frozenset(range(64)))
     monkeypatch.setattr(cpu_limit, "_count_machine_cpus", lambda _: 64)
 
 
