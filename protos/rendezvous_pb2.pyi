@@ -446,14 +446,16 @@ class Notice(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Drained(_message.Message):
-    __slots__ = ("round", "step", "number")
+    __slots__ = ("round", "step", "number", "is_fixed")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_FIXED_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     number: int
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    is_fixed: bool
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., is_fixed: bool = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("offer",)

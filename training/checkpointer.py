@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import progress
@@ -54,6 +54,7 @@ class Checkpointer:
         position: Literal["step"] | None = None,
         verify_every: int | None = None,
         unequal: Literal["error", "warn"] = "error",
+        local: Collection[str] = (),
     ) -> None:
         """Check the arguments; nothing is loaded or written yet.
 
@@ -81,6 +82,9 @@ class Checkpointer:
                 step after each start and each checkpoint are compared too.
             unequal: ``"error"``: a difference raises ``UnequalStateError``; ``"warn"``: it is one
                 warning, and checkpoints contain the state of rank 0.
+            local: names of modules and optimizers in ``state`` that each rank has of its own, e.g.
+                stages of a pipeline. The number of ranks is then fixed. Optimizers of their
+                parameters are local too.
 
         Raises:
             RuntimeError: ``init_process_group`` was not called yet, or the folder is not writable.
@@ -105,11 +109,14 @@ class Checkpointer:
         self._record = RankRecord(self._ranks)
         hidden = {RECORD: self._record} | ({GENERATORS: Generators()} if seed is None else {})
         self._state = State(state, hidden)
+        self._state.find_kinds(self._ranks, local)
         self._position = DataPosition(self._state, position)
         self._bodies = Bodies(self._state.objects, is_logging=self._ranks.rank == 0)
         self._delayed_notice = 0
         """The notice that waits for a body after which training can resume."""
-        self._rank_state = RankState(self._ranks, self._record, self._state.others)
+        others = self._state.others - self._state.kinds.local - self._state.kinds.partial
+        modules = self._state.shared_modules
+        self._rank_state = RankState(self._ranks, self._record, others, modules)
         rank = int(os.environ.get("RANK", self._ranks.rank))
         self._folder = CheckpointFolder(folder, keep, self._ranks, timeout)
         self._checkpoints = Checkpoints(self._folder, self._ranks, rank, timeout)
@@ -131,7 +138,8 @@ class Checkpointer:
             self._checkpoints.owner = self._snapshots.owner
         if self._checkpoint_every and self._snapshots.resume_step < 0:
             self._folder.check()
-        self._notice = find_notice(rank, will_save=True)
+        is_fixed = self._state.kinds.is_fixed
+        self._notice = find_notice(rank, will_save=True, is_fixed=is_fixed)
         self._tuning = loader_settings.page()
         self._done: int | None = None
         """Completed steps; None: ``restore`` was not called yet."""
@@ -396,9 +404,11 @@ class Checkpointer:
     def _gather(self, number: int) -> bool:
         """Gather the values of all ranks for a checkpoint; return whether there are any."""
         nested: dict[str, Any] = {}
+        buffers: dict[str, Any] = {}
         if self._rank_state.is_needed:
             nested = self._state.collect(only=self._state.others)
-        return self._rank_state.gather(number, nested)
+            buffers = self._state.collect_buffers()
+        return self._rank_state.gather(number, nested, buffers)
 
     def _collect_for_checkpoint(self) -> dict[str, Any]:
         """Return the nested state dict that this rank writes itself.
@@ -408,9 +418,10 @@ class Checkpointer:
         """
         state = self._state.collect()
         if self._ranks.rank == 0:
-            return state
+            return self._state.kinds.in_checkpoint(state)
         left_out = self._rank_state.written_by_rank_0(state)
-        return {name: value for name, value in state.items() if name not in left_out}
+        state = {name: value for name, value in state.items() if name not in left_out}
+        return self._state.kinds.in_checkpoint(state)
 
     def seed_step(self, number: int) -> None:
         """Seed the generators for the next step again, if ``seed`` is given.

@@ -51,7 +51,7 @@ class Ranks:
 
     def all_gather(self, *numbers: int) -> list[list[int]]:
         """Return the numbers of each rank; every rank must pass equally many."""
-        rows = torch.tensor([numbers] * self.size, dtype=torch.int64)
+        rows = torch.tensor([numbers] * self.size, dtype=torch.int64, device="cpu")
         if self.group is not None:
             dist.all_gather(list(rows), rows[self.rank].clone(), group=self.group)
         return [[int(number) for number in row] for row in rows]
@@ -70,10 +70,10 @@ class Ranks:
         first = self.minimum(self.rank if text is not None else self.size)[0]
         if first == self.size:
             return None
-        data = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        data = torch.zeros(_TEXT_BYTES, dtype=torch.uint8, device="cpu")
         if first == self.rank and text is not None:
             found = text.encode(errors="replace")[:_TEXT_BYTES]
-            data[: len(found)] = torch.tensor(list(found), dtype=torch.uint8)
+            data[: len(found)] = torch.tensor(list(found), dtype=torch.uint8, device="cpu")
         if self.group is not None:
             self.broadcast(data, first)
         return bytes(data.tolist()).rstrip(b"\0").decode(errors="ignore")
@@ -103,7 +103,7 @@ class PendingMaximum:
     """An asynchronous ``maximum``."""
 
     def __init__(self, group: Any, numbers: tuple[int, ...]) -> None:
-        self._values = torch.tensor(numbers, dtype=torch.int64)
+        self._values = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         self._work: Any = None
         if group is not None:
             self._work = dist.all_reduce(

@@ -20,9 +20,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.dropout import _DropoutNd
 
+from .checkpoints.encoding import PlainValue
 from .checkpoints.memory_files import available
 from .checkpoints.rank_state import RECORD
-from .checkpoints.values import PlainValue, bytes_of
+from .checkpoints.values import bytes_of
 from .data.batches import ElasticBatches
 from .fingerprints import fingerprint
 from .script_variables import variables

@@ -453,7 +453,7 @@ class Agent:
         self._tuning.begin(assignment)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
-        self._draining.begin()
+        self._draining.begin(assignment.round)
         self._work.begin(assignment)
         self._workers.start(assignment)
         self.status.started(assignment)

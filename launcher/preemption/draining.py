@@ -23,6 +23,9 @@ class Draining:
         self._cancelled: int | None = None
         """The number of the order that was cancelled last; a worker may still report that it has
         saved for it. None: none was, or a later one has come."""
+        self._round = 0
+        self._has_fixed = False
+        """Whether the master knows that the number of ranks is fixed."""
         self._is_ready = False
         """The workers have all exited with 0, because nodes are being preempted."""
 
@@ -30,8 +33,13 @@ class Draining:
         """Accept requests of workers."""
         self._page.listen(loop)
 
-    def begin(self) -> None:
-        """A round begins."""
+    def begin(self, number: int) -> None:
+        """Start a round.
+
+        Args:
+            number: of the round.
+        """
+        self._round, self._has_fixed = number, False
         self._order, self._cancelled, self._is_ready = None, None, False
         self._page.begin()
 
@@ -52,6 +60,9 @@ class Draining:
         if self._cancelled is not None or (before is not None and before.grows and is_other):
             self._page.withdraw()
             self._cancelled = None
+        if order.grows and self._page.is_fixed:
+            self._send(Drained(order.round, -1, order.number, is_fixed=True))
+            return False
         if order.grows and not self._page.will_save:
             self._answer()
             return False
@@ -89,6 +100,9 @@ class Draining:
         self._page.close()
 
     def _answer(self) -> None:
+        if self._page.is_fixed and not self._has_fixed:
+            self._has_fixed = True
+            self._send(Drained(self._round, -1, is_fixed=True))
         order = self._order
         if order is None:
             return

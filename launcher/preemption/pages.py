@@ -19,7 +19,8 @@ class NoticePage:
         """Start without a page.
 
         Args:
-            left: is called when a rank reports that it has saved its shard.
+            left: is called when a rank reports that it has saved its shard, or that the number of
+                ranks is fixed.
             saves: snapshots that would be lost are written to storage.
         """
         self._left, self._saves = left, saves
@@ -30,6 +31,8 @@ class NoticePage:
         self._asked: set[int] = set()
         self._steps: dict[int, int | None] = {}
         """By rank, the step of the shard that it has saved; None: not yet."""
+        self.is_fixed = False
+        """Whether only this number of ranks can load the state of a worker."""
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Accept workers' requests; if that is not possible, they receive no notice."""
@@ -44,6 +47,7 @@ class NoticePage:
         """Start a round: its workers have no notice, and none has requested notices."""
         self._asked.clear()
         self._steps.clear()
+        self.is_fixed = False
         if self._words is not None:
             for word in range(len(self._words)):
                 self._words[word] = 0
@@ -133,10 +137,13 @@ class NoticePage:
             pass  # the worker is gone
         self._workers.hang_up(connection)
 
-    def _hear(self, rank: int, kind: int, step: int) -> None:
+    def _hear(self, rank: int, kind: int, number: int) -> None:
         self._asked.add(rank)
         if kind == notices.KEEP:
             self._steps[rank] = None
-        elif kind == notices.LEFT and rank in self._steps and step >= 0:
-            self._steps[rank] = step
+            if number:
+                self.is_fixed = True
+                self._left()
+        elif kind == notices.LEFT and rank in self._steps and number >= 0:
+            self._steps[rank] = number
             self._left()

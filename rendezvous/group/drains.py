@@ -65,7 +65,9 @@ class Drains:
     def drained(self, node: Node, message: Drained) -> None:
         """Record that the workers of a node have saved their shards."""
         is_current = message.round == self._state.round == node.round
-        if is_current and message.number == self._number:  # else the order was cancelled
+        if is_current and message.is_fixed and isinstance(self._state.phase, Running):
+            self._state.phase.is_fixed = True
+        elif is_current and message.number == self._number:  # else the order was cancelled
             self._steps[node.spec.node_id] = message.step
 
     def taken_over(self) -> None:

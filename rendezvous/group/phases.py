@@ -40,6 +40,9 @@ class Running(Struct):
     grows_until: float = math.inf
     """They save it, until then at the latest the round is stopped; infinity: they do not."""
 
+    is_fixed: bool = False
+    """Whether only this number of ranks can load the workers' state: the world does not grow."""
+
     @property
     def is_growing(self) -> bool:
         """Whether a larger world is planned."""

@@ -328,6 +328,8 @@ class Rounds:
         # Where a node is done, the job is about to end: no restart for a new node.
         if not isinstance(state.phase, Running) or state.job is None or members < state.world_nodes:
             return 0
+        if state.phase.is_fixed:
+            return 0
         return state.usable(state.sizes + self.gate.may_join(loaded_only=True)) - members
 
     def plan_rescale(self, now: float) -> None:

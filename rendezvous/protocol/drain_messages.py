@@ -30,6 +30,8 @@ class Drained(Struct, frozen=True):
     """How many steps were done; -1: the workers keep no state, or have kept it themselves."""
     number: Count = 0
     """Of the order."""
+    is_fixed: bool = False
+    """Nothing was saved: only this number of ranks can load the workers' state."""
 
 
 class Drain(Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from ft_run.training.checkpoints.values import PlainValue
+from ft_run.training.checkpoints.encoding import PlainValue
 from ft_run.training.fingerprints import fingerprint
 from ft_run.training.rehearsal import Rehearsal
 from ft_run.training.script_variables import variables

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.futures import Future
 
 from .copying import local
+from .kinds import SAME, Kinds, place_of
 from .layout import RECORD_NAME, Checksum, Record, read_record
 from .storage import METADATA, Storage, file_of
 from .storage_backends import FilePart, is_url
@@ -133,7 +134,7 @@ def _on_host(part: torch.Tensor) -> torch.Tensor:
 def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
     """Return a tensor as ``_on_host`` does, in existing memory and with undefined values."""
     if not part.numel():
-        return torch.empty(part.shape, dtype=part.dtype)
+        return torch.empty(part.shape, dtype=part.dtype, device="cpu")
     data = torch.frombuffer(room, dtype=torch.uint8, count=part.nbytes)
     return data.view(part.dtype).view(part.shape)
 
@@ -230,17 +231,18 @@ def offsets_of(plan: SavePlan, items: Sequence[Any]) -> Offsets:
     return {index: (item.start, item.length) for index, item in zip(indexes, items, strict=True)}
 
 
-def plan_of(state: Mapping[str, Any]) -> tuple[SavePlan, list[str]]:
-    """Return the plan of a rank, and the flat keys of its items.
+def plan_of(state: Mapping[str, Any], kinds: Kinds = SAME) -> tuple[SavePlan, list[str]]:
+    """Return the plan of a rank, and the flat keys of its items in memory.
 
     Args:
         state: the nested state dict of this rank.
+        kinds: of the objects in it.
     """
     planner = DefaultSavePlanner()
-    planner.set_up_planner(dict(state), is_coordinator=True)
+    planner.set_up_planner(kinds.in_checkpoint(state), is_coordinator=True)
     plan = planner.create_local_plan()
     paths = (planner.mappings[write.index.fqn] for write in plan.items)
-    return plan, [".".join(map(str, path)) for path in paths]
+    return plan, [".".join((place_of(str(first)).name, *map(str, rest))) for first, *rest in paths]
 
 
 def metadata_of(plans: Sequence[SavePlan], offsets: Sequence[Offsets]) -> bytes:

@@ -25,11 +25,12 @@ from .checkpoint_files import (
     offsets_of,
     write_values,
 )
+from .encoding import put
+from .kinds import place_of
 from .layout import RECORD_NAME, Checksum, checksums_of, record_of, tag_of, this_job
 from .state import Select, State
 from .storage import METADATA, StorageThread, StorageTimeout, file_of, of_bytes, one_line
 from .storage_backends import is_url, open_storage
-from .values import put
 
 _CUDA: Any = torch.cuda
 """Untyped: the stubs differ between builds of torch."""
@@ -213,9 +214,11 @@ class CheckpointFolder:
             RuntimeError: If it cannot be read, or belongs to other objects.
         """
         reader = self._read_metadata(step)
+        saved_paths = reader.metadata.planner_data
+        state.kinds.check_size(place_of(str(first)) for first, *_ in saved_paths.values())
 
         def read() -> None:
-            paths = reader.metadata.planner_data
+            paths = state.kinds.in_memory(saved_paths)
             # Values that several ranks have stand behind the sharded ones in the metadata.
             keys = {key: reader.metadata.state_dict_metadata[key] for key in paths}
             saved = [(paths[key], *_dtype_and_shape(keys[key])) for key in keys]
@@ -230,11 +233,11 @@ class CheckpointFolder:
             groups = {key: _placeholder(keys[key]) for key in keys if state.has_groups(paths[key])}
             state.check_groups(load_nested(groups) if groups else {})  # before anything is loaded
             mine = state.prepare(saved, is_local=False)
-            flat = {
-                key: mine.get(key, _placeholder(value))
-                for key, value in keys.items()
-                if key in mine or state.is_free(paths[key])
-            }
+            flat = {}
+            for key, value in keys.items():
+                name = ".".join(map(str, paths[key]))
+                if name in mine or state.is_free(paths[key]):
+                    flat[key] = mine.pop(name) if name in mine else _placeholder(value)
             loaded.append(load_nested({**flat, **mine}))
 
         loaded: list[dict[str, Any]] = []
@@ -301,7 +304,7 @@ def _dtype_and_shape(value: Any) -> tuple[str, Sequence[int]]:
 def _placeholder(value: Any) -> Any:
     """Return a placeholder for a value, for DCP to load into."""
     if isinstance(value, TensorStorageMetadata):
-        return torch.empty(value.size, dtype=value.properties.dtype)
+        return torch.empty(value.size, dtype=value.properties.dtype, device="cpu")
     return value
 
 

@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ from .values import digest_of, has_shards, leaves, packed, unpacked
 RESERVED = "ft_run_"
 """Names in the state that begin like this are ft-run's own."""
 RECORD = f"{RESERVED}ranks"
+BUFFERS = f"{RESERVED}buffers"
+"""The key of buffers and extra state of modules among the values of a rank."""
 
 _LIMIT_BYTES = 64 << 20
 """Of the values of all ranks in a checkpoint, each as large as the largest."""
@@ -62,21 +65,25 @@ class RankRecord:
         while size < len(packed):
             size *= 2
         if self.slot is None or self.slot.numel() < size:
-            self.slot = torch.zeros(size, dtype=torch.uint8)
+            self.slot = torch.zeros(size, dtype=torch.uint8, device="cpu")
         self.slot[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
 class RankState:
     """The values that each rank keeps. All ranks call the methods together."""
 
-    def __init__(self, ranks: Ranks, record: RankRecord, names: Iterable[str]) -> None:
+    def __init__(
+        self, ranks: Ranks, record: RankRecord, names: Iterable[str], modules: Iterable[str] = ()
+    ) -> None:
         """Compare the names of the objects.
 
         Args:
             ranks: of the job.
             record: in the state.
             names: of the objects that are neither modules nor their optimizers.
+            modules: names of modules, the same on all ranks, whose buffers may differ.
         """
+        self._modules = sorted(modules)
         self._ranks, self._record = ranks, record
         self._names = tuple(sorted(set(names) - {RECORD}))
         """Of the objects that ranks compare, the same on all of them."""
@@ -127,16 +134,21 @@ class RankState:
     @property
     def is_needed(self) -> bool:
         """Whether checkpoints may have values of several ranks."""
-        return self._ranks.size > 1 and bool(self._compared or GENERATORS in self._names)
+        return self._ranks.size > 1 and bool(
+            self._compared or self._modules or GENERATORS in self._names
+        )
 
     # --- for a checkpoint ------------------------------------------------------------------------
 
-    def gather(self, step: int, nested: Mapping[str, Any]) -> bool:
+    def gather(
+        self, step: int, nested: Mapping[str, Any], buffers: Mapping[str, Mapping[str, Any]]
+    ) -> bool:
         """Put the values that differ into the record of rank 0; return whether it has changed.
 
         Args:
             step: completed steps.
             nested: the nested state dict of these objects.
+            buffers: buffers and extra state of the modules.
         """
         self.gathered = step
         if not self.is_needed:
@@ -147,22 +159,32 @@ class RankState:
             for name in self._compared
         ]
         self._keep(digests)
-        rows = self._ranks.all_gather(0, *digests)
-        columns = zip(self._compared, [*zip(*rows, strict=True)][1:], strict=True)
-        differing = [name for name, column in columns if len(set(column)) > 1]
+        of_modules = [digest_of(leaves(buffers[name])) for name in self._modules]
+        rows = self._ranks.all_gather(0, *digests, *of_modules)
+        columns = [*zip(*rows, strict=True)][1:]
+        is_different = [len(set(column)) > 1 for column in columns]
+        differing = [*compress(self._compared, is_different)]
         self._set_differing(differing)
-        sent = [name for name in self._names if name in differing or name == GENERATORS]
-        payload = serialized({name: nested[name] for name in sent}) if sent else b""
-        total = self._ranks.size * self._ranks.maximum(len(payload))[0]
-        if total > _LIMIT_BYTES:
-            self._warn(sent, total)
-            sent, payload = [], b""
-        payloads = self._ranks.gather(payload) if sent else []
+        values = {n: nested[n] for n in self._names if n in differing or n == GENERATORS}
+        modules = compress(self._modules, is_different[len(digests) :])
+        payload = self._pack(values, {name: buffers[name] for name in modules})
+        payloads = self._ranks.gather(payload) if payload else []
         if not payloads and self._record.slot is None:
             return False
         if self._ranks.rank == 0:
             self._record.put(packed(step, payloads))
         return True
+
+    def _pack(self, values: dict[str, Any], buffers: dict[str, Any]) -> bytes:
+        """Return the values that this rank sends: without buffers or all if they are too large."""
+        for of_modules in (buffers, {}) if buffers else ({},):
+            sent = {**values, **({BUFFERS: of_modules} if of_modules else {})}
+            payload = serialized(sent) if sent else b""
+            total = self._ranks.size * self._ranks.maximum(len(payload))[0]
+            if total <= _LIMIT_BYTES:
+                return payload
+            self._warn([*values, *(f"the buffers of {name}" for name in of_modules)], total)
+        return b""
 
     def _warn(self, names: Sequence[str], total: int) -> None:
         if self._ranks.rank == 0 and not self._has_warned:
@@ -207,6 +229,9 @@ class RankState:
         if not compares:
             slot = record.get("values")
             own = unpacked(slot, step, self._ranks.rank) if slot is not None else {}
+            for name, buffers in own.pop(BUFFERS, {}).items():
+                if name in self._modules and name in nested:
+                    nested[name].update(buffers)
         missing = {name for name in self._names if name in differing} - own.keys()
         nested.update(own)
         self._missing = sorted(missing & nested.keys())

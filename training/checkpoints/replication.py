@@ -126,8 +126,11 @@ class Replicas:
     ) -> None:
         size, rank = self._ranks.size, self._ranks.rank
         to, source = (rank + distance) % size, (rank - distance) % size
-        mine = theirs = torch.empty(0, dtype=torch.uint8)
-        sent, received = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+        mine = theirs = torch.empty(0, dtype=torch.uint8, device="cpu")
+        sent, received = (
+            torch.zeros(3, dtype=torch.int64),
+            torch.zeros(3, dtype=torch.int64, device="cpu"),
+        )
         if file is not None:  # else the copy failed, and this step is useless
             mine = file.all_bytes
             sent = _description(file, self._mine, step)
@@ -190,7 +193,7 @@ def broadcast_replicated(
     # A rank that has the state takes part in the broadcast with temporary memory.
     file = own if own is not None else mine.receive(lengths[0], lengths[1])
     is_used = sent is not None or own is None
-    data = file.all_bytes if is_used else torch.empty(sum(lengths), dtype=torch.uint8)
+    data = file.all_bytes if is_used else torch.empty(sum(lengths), dtype=torch.uint8, device="cpu")
     ranks.broadcast(data, source)
     if own is None:
         file.open(lengths[0], lengths[1])
@@ -233,7 +236,7 @@ def fetch_shards(
                 for start in range(0, data.numel(), _CHUNK_BYTES):
                     dist.send(data[start : start + _CHUNK_BYTES], rank, group=ranks.group)
         else:
-            described = torch.zeros(3, dtype=torch.int64)
+            described = torch.zeros(3, dtype=torch.int64, device="cpu")
             dist.recv(described, holder, group=ranks.group)
             data_bytes, layout_bytes, generation = map(int, described)
             own = mine.receive(data_bytes, layout_bytes, keep=frozenset((step,)))
@@ -247,4 +250,4 @@ def fetch_shards(
 def _description(file: SnapshotFile, held: Snapshots, step: int) -> torch.Tensor:
     """Return the numbers that precede a file: its lengths, and its generation."""
     numbers = (file.data_bytes, file.layout_bytes, held.generation_of(step))
-    return torch.tensor(numbers, dtype=torch.int64)
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -311,7 +311,7 @@ class SnapshotFile:
             if count:
                 self._views.append(data.view(dtype).view(item.shape))
             else:
-                self._views.append(torch.empty(item.shape, dtype=dtype))
+                self._views.append(torch.empty(item.shape, dtype=dtype, device="cpu"))
 
     def _forget(self) -> None:
         """Drop all views of the memory: they would keep it mapped."""

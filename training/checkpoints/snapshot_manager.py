@@ -1,25 +1,27 @@
 """Takes, replicates and restores the snapshots of all ranks, step by step."""
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..ranks import PendingMaximum, Ranks
 from ..worker.log import log
-from ..worker.snapshot_memory import SaverLink, request_memory
+from ..worker.snapshot_memory import Memory, SaverLink, request_memory
 from ..worker.snapshot_page import Destination
 from .checkpoint_files import LayoutMismatchError
 from .coordination import TURN, owner_of
 from .copying import Background
+from .encoding import PlainValue, foreign_values
+from .flat_state import FlatState
 from .optimizer_state import ParameterGroupsError
 from .rank_state import RECORD, RankState
 from .replication import FAILED, Replicas, broadcast_replicated, fetch_shards
 from .snapshot_store import Snapshots
-from .state import FlatState, State
+from .state import State
 from .storage import one_line
 
 
@@ -83,6 +85,8 @@ class SnapshotManager:
         """The exchange of the reports of the last step."""
         self._taken = -1
         """The step of the newest snapshot."""
+        self._has_warned = False
+        """Whether the values of a first snapshot were examined."""
         self._is_new = False
         """Whether it was taken after the last report."""
         self._error = ""
@@ -117,7 +121,7 @@ class SnapshotManager:
             self.is_first_round, self.job_began = memory.is_first_round, memory.began_s
         if lacks or memory is None:
             return
-        self._own = Snapshots(memory, self._rank, self._ranks.size, self.owner)
+        self._own = self._snapshots_in(memory)
         self.directory, self._destination = destination.folder, destination
         (self._own.generation,) = self._ranks.maximum(self._own.generation)
         self._ranks.wait_without_limit()
@@ -135,13 +139,17 @@ class SnapshotManager:
             memory = request_memory(self._rank, replica=len(self._of_others) + 1)
             found = None
             if memory is not None and memory.buffer_fds:
-                found = Snapshots(memory, self._rank, self._ranks.size, self.owner)
+                found = self._snapshots_in(memory)
             if not self._ranks.all_true(found is not None):
                 if found is not None:
                     found.close()
                 return
             if found is not None:
                 self._of_others.append(found)
+
+    def _snapshots_in(self, memory: Memory) -> Snapshots:
+        kinds = self._state.kinds
+        return Snapshots(memory, self._rank, self._ranks.size, self.owner, kinds)
 
     @property
     def is_enabled(self) -> bool:
@@ -201,8 +209,10 @@ class SnapshotManager:
                 loading = self._state.load(file, is_trusted=is_trusted)
         except ParameterGroupsError as error:
             groups = str(error)
-        except (LayoutMismatchError, pickle.UnpicklingError) as error:
+        except LayoutMismatchError as error:
             why = one_line(error)
+        except pickle.UnpicklingError:
+            why = "another node sent values that are not plain data"
         if self._ranks.all_true(loading is not None) and loading is not None:
             loading.finish(lambda nested: self._rank_state.select(nested, step, compares=True))
             return True
@@ -413,6 +423,9 @@ class SnapshotManager:
         self._taken, self._is_new = number, True
         state = self._flat_state.collect()
         late = self._flat_state.late if self._overlaps else frozenset()
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn_of_foreign(state)
         keep = self._replicas.kept_steps if self._replicas is not None else frozenset()
         try:
             return self._own.write(number, self._state.collect, state, late, keep)
@@ -421,6 +434,19 @@ class SnapshotManager:
         except RuntimeError as error:  # from the GPU or its driver
             self._error = one_line(error)
         return None
+
+    def _warn_of_foreign(self, flat: Mapping[str, Any]) -> None:
+        """Log which values other hosts cannot receive."""
+        objects = self._state.objects.items()
+        plain = {name for name, value in objects if isinstance(value, PlainValue)}
+        found = foreign_values(flat, plain)
+        if found and self._ranks.rank == 0:
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            log(
+                f"{', '.join(found[:3])}{more} cannot be sent to another node: if one is replaced, "
+                "training resumes from a checkpoint; expected numbers, text, arrays, tensors and "
+                "collections of them"
+            )
 
     def _schedule_replica(self, number: int) -> None:
         """Send this snapshot to other nodes if all ranks have sent the previous one."""

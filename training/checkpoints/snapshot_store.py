@@ -16,6 +16,7 @@ from ..worker import snapshot_page as page
 from ..worker.snapshot_memory import Memory
 from .checkpoint_files import Item, LayoutMismatchError, Offsets, metadata_of, offsets_of, plan_of
 from .copying import local
+from .kinds import SAME, Kinds
 from .layout import Description, digest
 from .memory_files import available
 from .snapshot_file import SnapshotFile
@@ -31,7 +32,9 @@ _CHANGED = "weights or optimizer state were changed before the optimizer's next 
 class Snapshots:
     """The snapshots of this process's rank."""
 
-    def __init__(self, memory: Memory, rank: int, world_size: int, owner: int) -> None:
+    def __init__(
+        self, memory: Memory, rank: int, world_size: int, owner: int, kinds: Kinds = SAME
+    ) -> None:
         """Use memory of the agent.
 
         Args:
@@ -39,7 +42,9 @@ class Snapshots:
             rank: of this process.
             world_size: number of ranks of the job.
             owner: owner of the snapshots; other entries of the page stay until they are the oldest.
+            kinds: of the objects in the state.
         """
+        self._kinds = kinds
         self._rank, self._world_size = rank, world_size
         self.owner = owner
         self._memory = memory
@@ -131,7 +136,7 @@ class Snapshots:
         """
         index, newest = self._next(keep)
         file, other = self._files[index], self._files[newest]
-        is_replicated = not _has_shards(flat)
+        is_replicated = not self._has_shards(flat)
         page.write(self._page, index, None)
         if other is not file:
             other.pin()  # it is complete, whether restored or written, and is written next
@@ -211,7 +216,7 @@ class Snapshots:
         Raises:
             OSError: there is not enough.
         """
-        beside = self.beside if _has_shards(flat) else []
+        beside = self.beside if self._has_shards(flat) else []
         copies = 2 + (2 + 2 * len(beside) if beside else 0)
         tensors = [local(value) for value in flat.values()]
         size = sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor))
@@ -313,7 +318,7 @@ class Snapshots:
         if self._last is None:
             return None
         self._planned, self._description = self._last.items, Description()
-        plan, keys = plan_of(state)
+        plan, keys = plan_of(state, self._kinds)
         if keys != [item.key for item in self._planned] or self._last.values_of(flat) is None:
             return None
         return plan, offsets_of(plan, self._planned), digest(self._planned)
@@ -372,6 +377,10 @@ class Snapshots:
             file.unpin()  # a replica may still be sent from it, which keeps it mapped
         self._files, self._last = [], None
 
+    def _has_shards(self, flat: Mapping[str, Any]) -> bool:
+        """Return whether the state of this rank is not that of all ranks."""
+        return self._kinds.has_local or any(isinstance(value, DTensor) for value in flat.values())
+
     def _now_holds(self, index: int, step: int, *, is_replicated: bool) -> None:
         self.generation += 1
         self._write_entry(
@@ -397,7 +406,3 @@ class Snapshots:
 
 def _generation(entry: page.Entry | None) -> int:
     return entry.generation if entry is not None else -1
-
-
-def _has_shards(flat: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, DTensor) for value in flat.values())

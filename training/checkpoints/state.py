@@ -1,7 +1,6 @@
-"""The state of a script's objects: collected at each step, checked and loaded."""
+"""Collects the state of a script's objects, and loads it back into them."""
 
-import pickle
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from inspect import signature
 from types import MappingProxyType
 from typing import Any
@@ -10,17 +9,21 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
 
 from ..data.batches import ElasticBatches
+from ..ranks import Ranks
 from ..worker.log import log
 from .checkpoint_files import LayoutMismatchError
 from .copying import local
+from .encoding import KEYS, PlainValue, flatten, put, with_keys, without_keys
+from .kinds import SAME, find_kinds
 from .optimizer_state import OptimizerState, Path, Saved, is_standard, parameters_of
 from .rank_state import RESERVED
 from .snapshot_file import SnapshotFile
-from .values import KEYS, PlainValue, flatten, put, with_keys, without_keys
 
 _EXTRA = "_extra_state"
 """How the keys of ``get_extra_state`` end: of what it returns, everything may change."""
@@ -64,6 +67,12 @@ class State:
                     f"an object with state_dict() and load_state_dict(), or a dictionary or list "
                     f"of plain values{_SAMPLER_HINT if isinstance(value, Sampler) else ''}"
                 )
+            if any(of.__name__ == "ZeroRedundancyOptimizer" for of in type(value).__mro__):
+                raise TypeError(
+                    f"invalid value for state[{name!r}]: ZeroRedundancyOptimizer, whose state is "
+                    "complete only on the rank that consolidates it, is not supported: expected "
+                    "torch.distributed.fsdp.fully_shard, or a plain optimizer"
+                )
             if isinstance(value, nn.Module) and any(
                 isinstance(part, FullyShardedDataParallel) for part in value.modules()
             ):
@@ -76,6 +85,8 @@ class State:
             for name, value in objects.items()
         }
         self.objects = {**objects, **hidden}
+        self.kinds = SAME
+        """Which objects each rank has of its own."""
         modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
         candidates = [*modules.values(), _combined(modules)]
         self.optimizers: dict[str, OptimizerState] = {}
@@ -192,6 +203,31 @@ class State:
                 raise LayoutMismatchError(f"{key} was saved, but is not in the script")
         return found
 
+    def find_kinds(self, ranks: Ranks, local: Collection[str]) -> None:
+        """Find out which objects each rank has of its own. All ranks call it together.
+
+        Args:
+            ranks: of the job.
+            local: names of such objects.
+
+        Raises:
+            TypeError: If ``local`` is not a list of names.
+            ValueError: If no rank has an object of a name in it.
+        """
+        parameters: dict[str, frozenset[int]] = {}
+        optimizers: set[str] = set()
+        for name, value in self.objects.items():
+            if name.startswith(RESERVED):
+                continue
+            found: Iterable[Any] = ()
+            if isinstance(value, Optimizer):
+                optimizers.add(name)
+                found = parameters_of(value)
+            elif isinstance(value, nn.Module):
+                found = value.parameters()
+            parameters[name] = frozenset(map(id, found))
+        self.kinds = find_kinds(ranks, parameters, optimizers, local)
+
     def has_groups(self, path: Path) -> bool:
         """Return whether a value has to do with the parameter groups of an optimizer."""
         return path[0] in self.optimizers and path[1] in ("param_groups", KEYS)
@@ -203,6 +239,10 @@ class State:
             return _is_extra(path[1])
         return name in self.objects
 
+    def _is_expected(self, name: str) -> bool:
+        """Return whether another rank may have saved an object that this one does not have."""
+        return name.startswith(RESERVED) or self.kinds.exists(name)
+
     def _is_of_torch(self, name: str) -> bool:
         return name in self.optimizers or isinstance(self.objects[name], nn.Module)
 
@@ -210,6 +250,20 @@ class State:
     def others(self) -> frozenset[str]:
         """Names of the objects that are neither modules nor their optimizers."""
         return frozenset(name for name in self.objects if not self._is_of_torch(name))
+
+    @property
+    def shared_modules(self) -> frozenset[str]:
+        """Names of the modules that all ranks have, with the same weights or shards of them."""
+        apart = self.kinds.local | self.kinds.partial
+        modules = (n for n, value in self.objects.items() if isinstance(value, nn.Module))
+        return frozenset(name for name in modules if name not in apart)
+
+    def collect_buffers(self) -> dict[str, dict[str, Any]]:
+        """Return the buffers and the extra state of shared modules: they may differ among ranks.
+
+        Buffers that DDP broadcasts before each forward pass are left out.
+        """
+        return {name: _buffers_of(self.objects[name]) for name in self.shared_modules}
 
     def load(self, file: SnapshotFile, *, is_trusted: bool = True) -> "Loading":
         """Check a snapshot against the objects; ``Loading.finish`` then loads it.
@@ -226,8 +280,11 @@ class State:
                 values[key] = file.read(index, is_trusted=is_trusted)
                 if self.has_groups(one.path):
                     put(groups, one.path, values[key])
-            elif one.path[0] not in self.objects and not str(one.path[0]).startswith(RESERVED):
+            elif one.path[0] not in self.objects and not self._is_expected(str(one.path[0])):
                 raise LayoutMismatchError(f"{key} is in the snapshot, but not in the script")
+        present = {one.path[0] for one in saved.values()}
+        for name in self.kinds.partial - present:
+            raise LayoutMismatchError(f"{name} is not in the snapshot of another rank")
         self.check_groups(groups)
         mine = self.prepare(
             [(item.path, item.dtype, item.shape) for item in file.items], is_local=True
@@ -302,6 +359,16 @@ def _load_module(module: nn.Module, state: Mapping[str, Any]) -> None:
         dcp.set_model_state_dict(module, dict(state))
 
 
+def _buffers_of(module: nn.Module) -> dict[str, Any]:
+    saved = dcp.get_model_state_dict(module)
+    left_out = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    for at, part in module.named_modules():
+        if isinstance(part, DistributedDataParallel) and part.broadcast_buffers:
+            left_out |= {".".join(filter(None, (at, name))) for name, _ in part.named_buffers()}
+    names = {name: key for name, key in names_in(module, saved).items() if name not in left_out}
+    return {key: saved[key] for key in names.values() if not isinstance(saved[key], DTensor)}
+
+
 def _combined(modules: Mapping[str, nn.Module]) -> nn.Module:
     """Return one module with the parameters of several, for optimizers of several modules."""
     whole = nn.Module()
@@ -315,147 +382,3 @@ def _needs_no_closure(optimizer: Optimizer) -> bool:
     """Return whether ``step`` works without a closure; the state of LBFGS has no names."""
     closure = signature(optimizer.step).parameters.get("closure")
     return closure is None or closure.default is not closure.empty
-
-
-# --- the flat state dict of each step ------------------------------------------------------------
-
-
-class FlatState:
-    """A faster ``flatten(state.collect())``; it also knows which tensors only optimizers change.
-
-    DCP looks up each name in the tree of modules, which takes 10 us per tensor. Here names are
-    cached while objects, parameters and the keys of their state dicts stay the same. Each lookup
-    compares the results with DCP's; an object for which they differ is always collected by DCP.
-    """
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._shortcuts: dict[str, _Module | _Optimizer | None] = {}
-        """By the names of objects; None: always collected by DCP."""
-        self._count = -1
-        self.late: frozenset[str] = frozenset()
-        """Keys of the parameters of optimizers and of their state."""
-
-    def collect(self) -> dict[str, Any]:
-        """Return the flat state dict, which shares the memory of the objects."""
-        found = self._collect_cached() if self._shortcuts else None
-        if found is None:
-            found = self._look_up()
-        if len(found) != self._count:
-            self._count, self.late = len(found), self._changed_by_optimizers(found)
-        return found
-
-    def _collect_cached(self) -> dict[str, Any] | None:
-        found: dict[str, Any] = {}
-        nested: dict[str, Any] = {}
-        for name, shortcut in self._shortcuts.items():
-            if shortcut is None:
-                nested.update(self._state.collect(only=frozenset((name,))))
-                continue
-            mine = shortcut.collect()
-            if mine is None:
-                return None
-            found.update(mine[0])
-            nested[name] = mine[1]
-        found.update(flatten(nested))
-        return found
-
-    def _look_up(self) -> dict[str, Any]:
-        nested = self._state.collect()
-        self._shortcuts, self._count = {}, -1
-        for name, value in self._state.objects.items():
-            shortcut: _Module | _Optimizer | None = None
-            if isinstance(value, nn.Module):
-                shortcut = _Module(name, value, nested[name])
-            elif name in self._state.optimizers:
-                shortcut = _Optimizer(name, self._state.optimizers[name])
-            mine = shortcut.collect() if shortcut is not None else None
-            is_right = mine is not None and _is_same_dict(
-                mine[0] | flatten({name: mine[1]}), flatten({name: nested[name]})
-            )
-            self._shortcuts[name] = shortcut if is_right else None
-        return flatten(nested)
-
-    def _changed_by_optimizers(self, flat: Mapping[str, Any]) -> frozenset[str]:
-        objects = self._state.objects
-        optimizers = {name: o for name, o in objects.items() if isinstance(o, Optimizer)}
-        parameters = {_memory_of(p) for o in optimizers.values() for p in parameters_of(o)}
-        found = set()
-        for key, value in flat.items():
-            name = key.partition(".")[0]
-            if isinstance(value, torch.Tensor):
-                is_state = name in optimizers and key.startswith(f"{name}.state.")
-                if is_state or _memory_of(value) in parameters:
-                    found.add(key)
-        return frozenset(found)
-
-
-class _Module:
-    """The state dict of a module with cached names of DCP."""
-
-    def __init__(self, name: str, module: nn.Module, expected: Mapping[str, Any]) -> None:
-        self._name, self._module = name, module
-        names = names_in(module, expected)
-        self._keys, self._names = list(names), list(names.values())
-
-    def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return tensors by flat key, and other values nested; None: the cache is outdated."""
-        state = self._module.state_dict()
-        if list(state) != self._keys:
-            return None
-        tensors: dict[str, Any] = {}
-        others: dict[str, Any] = {}
-        for name, value in zip(self._names, state.values(), strict=True):
-            if isinstance(value, torch.Tensor):
-                tensors[f"{self._name}.{name}"] = value
-            else:
-                others[name] = value
-        return tensors, with_keys(others) if others else others
-
-
-class _Optimizer:
-    """The state dict of an optimizer, whose tensors are flattened without DCP."""
-
-    def __init__(self, name: str, optimizer: OptimizerState) -> None:
-        self._name, self._optimizer = name, optimizer
-
-    def collect(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return tensors by flat key, and other values nested."""
-        whole = with_keys(self._optimizer.collect())
-        tensors: dict[str, Any] = {}
-        others: dict[str, Any] = {}
-        for name, values in whole["state"].items():
-            if not isinstance(values, dict):
-                others[name] = values
-                continue
-            for key, value in values.items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"{self._name}.state.{name}.{key}"] = value
-                else:
-                    others.setdefault(name, {})[key] = value
-        return tensors, {**whole, "state": others}
-
-
-def _memory_of(tensor: Any) -> tuple[int, torch.device]:
-    part = local(tensor)
-    return part.data_ptr(), part.device
-
-
-def _is_same_dict(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two flat state dicts are equal, with tensors in the same memory."""
-    if one.keys() != other.keys():
-        return False
-    for key, value in one.items():
-        expected = other[key]
-        if type(value) is not type(expected):
-            return False
-        if isinstance(value, torch.Tensor):
-            if (_memory_of(value), value.shape, value.dtype) != (
-                _memory_of(expected),
-                expected.shape,
-                expected.dtype,
-            ):
-                return False
-        elif pickle.dumps(value) != pickle.dumps(expected):
-            return False
-    return True

@@ -1,7 +1,4 @@
-"""Values in the state: nested for DCP, as bytes, and as digests.
-
-Equal bits have equal digests, wherever tensors are.
-"""
+"""Values in the state as bytes and as digests: equal bits have equal digests, wherever they are."""
 
 import ctypes
 import io
@@ -9,142 +6,14 @@ import json
 import pickle
 import struct
 import zlib
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .checkpoint_files import Path
 from .copying import local
-
-KEYS = "ft_run_keys"
-"""The key under which a state dict lists what DCP loses: dictionaries with keys that are not
-strings, empty ones, and their types. Without it, ``MultiStepLR``, which looks up numbers in a
-``Counter``, would silently never change the rate again."""
-_KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
-_PLAIN_KEYS = (str, bytes, int, float, type(None))
-"""Keys of other types than these, and tuples of them, become strings: data from other hosts may
-contain plain types only."""
-
-
-def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested state dict, flattened by DCP."""
-    planner = DefaultSavePlanner()
-    planner.set_up_planner(dict(state), is_coordinator=True)
-    return dict(planner.state_dict)
-
-
-def put(nested: dict[str, Any], path: Path, value: Any) -> None:
-    """Set the value at a path, as DCP unflattens: numbers are indexes of lists."""
-    place: Any = nested
-    for key, following in zip(path, [*path[1:], None], strict=True):
-        if isinstance(key, int):
-            place.extend({} for _ in range(len(place), key + 1))  # DCP omits empty items
-        present = place[key] if isinstance(key, int) else place.get(key)
-        if following is None:
-            place[key] = value
-        elif not present:
-            present = place[key] = [] if isinstance(following, int) else {}
-        place = present
-
-
-def with_keys(state: Any) -> Any:
-    """Return a state dict with a list of what DCP would lose, if anything."""
-    found = [[list(path), *of] for path, *of in _lossy_dicts(state, ())]
-    return {**state, KEYS: found} if found else state
-
-
-def without_keys(state: Any) -> Any:
-    """Undo ``with_keys`` after a state dict went through DCP."""
-    if not isinstance(state, Mapping) or KEYS not in state:
-        return state
-    whole: dict[str, Any] = {"": {key: value for key, value in state.items() if key != KEYS}}
-    for path, kind, keys in reversed(state[KEYS]):  # inner ones first: their paths are strings
-        kept: Any = whole
-        for key in ("", *path):
-            kept = (dict(enumerate(kept)) if isinstance(key, int) else kept).get(key) or {}
-        put(whole, ("", *path), _KINDS[kind]({key: kept[str(key)] for key in keys}))
-    return whole[""]
-
-
-def _lossy_dicts(value: Any, path: Path) -> Iterator[tuple[Path, str, list[Any]]]:
-    """Yield path, type and keys of each dictionary that DCP does not preserve."""
-    if isinstance(value, Mapping):
-        kind = type(value).__name__ if type(value) in _KINDS.values() else "dict"
-        if not value or kind != "dict" or not all(isinstance(key, str) for key in value):
-            yield path, kind, [key if _is_plain(key) else str(key) for key in value]
-        for key, inner in value.items():
-            if isinstance(inner, Mapping | list):
-                yield from _lossy_dicts(inner, (*path, str(key)))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            if isinstance(inner, Mapping | list):
-                yield from _lossy_dicts(inner, (*path, index))
-
-
-def _is_plain(key: Any) -> bool:
-    if type(key) is tuple:
-        return all(map(_is_plain, key))
-    return isinstance(key, _PLAIN_KEYS)
-
-
-# --- plain values in the state -------------------------------------------------------------------
-
-_PLAIN_VALUES = (str, bytes, int, float, complex, bool, type(None), torch.Tensor)
-
-
-class PlainValue:
-    """A dictionary or list, which is restored in place: the script keeps the same object."""
-
-    def __init__(self, name: str, value: "dict[Any, Any] | list[Any]") -> None:
-        """Check the values.
-
-        Raises:
-            TypeError: there are others than numbers, strings, tensors, and collections of them.
-        """
-        wrong = _first_wrong(value)
-        if wrong is not None:
-            raise TypeError(
-                f"invalid value of type {type(wrong).__name__} in state[{name!r}]: expected "
-                "numbers, strings, tensors, and dictionaries, lists and tuples of them; an object "
-                "with state_dict() and load_state_dict() needs an entry of its own in the state"
-            )
-        self._value = value
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy."""
-        # DCP stores a tuple as one value, whatever it has inside.
-        return {"value": (deepcopy(self._value),)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it, if it was saved."""
-        if not state:
-            return
-        (found,) = state["value"]
-        self._value.clear()
-        if isinstance(self._value, dict):
-            self._value.update(found)
-        else:
-            self._value.extend(found)
-
-
-def _first_wrong(value: Any) -> Any:
-    """Return a value that is not plain; None: all are."""
-    if isinstance(value, dict):
-        inner = [*value.keys(), *value.values()]
-    elif isinstance(value, list | tuple):
-        inner = list(value)
-    else:
-        return None if isinstance(value, _PLAIN_VALUES) else value
-    return next((one for one in map(_first_wrong, inner) if one is not None), None)
-
-
-# --- values as bytes -----------------------------------------------------------------------------
 
 _SAMPLED_BYTES = 1 << 20
 """Of larger tensors, evenly spaced elements stand for all where a digest need not be exact."""
@@ -251,8 +120,11 @@ def unpacked(slot: torch.Tensor, step: int, rank: int) -> dict[str, Any]:
         return {}
     begin = head_length + sum(head["lengths"][:rank])
     payload = io.BytesIO(data[begin : begin + head["lengths"][rank]])
-    # A checkpoint is trusted, as by torch.distributed.checkpoint.
-    found: dict[str, Any] = torch.load(payload, map_location="cpu", weights_only=False)
+    try:
+        found: dict[str, Any] = torch.load(payload, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # a checkpoint is trusted, as by torch.distributed.checkpoint
+        payload.seek(0)
+        found = torch.load(payload, map_location="cpu", weights_only=False)
     return found
 
 

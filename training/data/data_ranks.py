@@ -61,7 +61,7 @@ class DataRanks:
     def _sums(self, numbers: list[float]) -> list[float]:
         if self.size == 1:
             return numbers
-        values = torch.tensor(numbers, dtype=torch.float64)
+        values = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         for group in self._groups:
             values = values.to(_device_of(group))
             dist.all_reduce(values, group=group)

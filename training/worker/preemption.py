@@ -28,8 +28,9 @@ NOTHING, SNAPSHOT, RESIZABLE, DURABLE = range(4)
 of ranks can load; one on storage."""
 MAGIC = b"ftrnotc1"
 REQUEST = struct.Struct("<8sIIq")
-"""A worker's request: ``MAGIC``, its rank, the kind, and after ``LEFT`` the completed steps. The
-answer is ``MAGIC`` with the page as a descriptor; after ``LEFT``, ``MAGIC`` alone."""
+"""A worker's request: ``MAGIC``, its rank, the kind, and a number: after ``LEFT`` the completed
+steps, after ``KEEP`` 1 if only this number of ranks can load the state, else 0. The answer is
+``MAGIC`` with the page as a descriptor; after ``LEFT``, ``MAGIC`` alone."""
 ASK, KEEP, LEFT = range(3)
 """Kinds of requests: get the page; get it, and save a snapshot on notice; report it saved."""
 
@@ -95,15 +96,16 @@ class Notice:
         return False
 
 
-def find_notice(rank: int, *, will_save: bool) -> Notice | None:
+def find_notice(rank: int, *, will_save: bool, is_fixed: bool = False) -> Notice | None:
     """Return the notice of this process's agent; None: not started by ft-run.
 
     Args:
         rank: of this process.
         will_save: whether it saves a snapshot on notice.
+        is_fixed: whether only this number of ranks can load its state.
     """
     for pid in ancestors():
-        fds = _request(pid, rank, KEEP if will_save else ASK, 0)
+        fds = _request(pid, rank, KEEP if will_save else ASK, int(is_fixed))
         if fds:
             notice = Notice(pid, fds[0], rank)
             for fd in fds:

@@ -17,7 +17,8 @@ WORKER = """
 import sys
 from ft_run.training.worker.preemption import find_notice
 rank = int(sys.argv[1])
-notice = find_notice(rank, will_save=sys.argv[2] == "keep")
+kind = sys.argv[2]
+notice = find_notice(rank, will_save=kind in ("keep", "fixed"), is_fixed=kind == "fixed")
 print(notice.code if notice is not None else "none", flush=True)
 for line in sys.stdin:
     word, _, number = line.strip().partition(" ")
@@ -74,7 +75,7 @@ class Node:
         self.sent: list[Drained] = []
         self.draining = Draining(self.sent.append, saves=saves)
         self.draining.listen(asyncio.get_running_loop())
-        self.draining.begin()
+        self.draining.begin(3)
 
 
 def run(test: Callable[[Node], Any], *, saves: bool = True) -> None:
@@ -192,11 +193,26 @@ def test_one_that_does_not_ask_or_has_a_checkpointer_is_done_when_it_ends() -> N
     run(test)
 
 
+def test_fixed_number_of_ranks_is_reported_once_and_in_answer_to_growth() -> None:
+    async def test(node: Node) -> None:
+        worker, other = await Worker.start(0, "fixed"), await Worker.start(1, "fixed")
+        assert node.sent == [Drained(3, -1, 0, is_fixed=True)]
+        assert not node.draining.order(replace(GROWTH, number=5))
+        assert node.sent[1:] == [Drained(3, -1, 5, is_fixed=True)]
+        assert await worker.ask("code") == "0"
+        node.draining.begin(4)
+        assert node.draining.order(ORDER)
+        await worker.end()
+        await other.end()
+
+    run(test)
+
+
 def test_a_round_begins_without_a_notice() -> None:
     async def test(node: Node) -> None:
         worker = await Worker.start(0)
         node.draining.order(ORDER)
-        node.draining.begin()
+        node.draining.begin(3)
         assert await worker.ask("code") == "0"
         assert not node.draining.is_asked_for
         await worker.end()

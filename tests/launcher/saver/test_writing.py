@@ -13,9 +13,9 @@ import torch
 from ft_run.launcher.saver.order import WriteOrder, WriteResult
 from ft_run.launcher.saver.writing import write
 from ft_run.training.checkpoints.checkpoint_files import metadata_of, offsets_of, plan_of
+from ft_run.training.checkpoints.encoding import flatten
 from ft_run.training.checkpoints.layout import Description, digest
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
-from ft_run.training.checkpoints.values import flatten
 from ft_run.training.worker.snapshot_page import Destination, Entry
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save

@@ -241,6 +241,19 @@ def test_training_continues_when_the_new_node_is_gone(way: str) -> None:
     assert scene.stops("a") == [0]
 
 
+def test_world_of_fixed_size_does_not_grow() -> None:
+    """The workers report it before a node joins, or in answer to the order of another master."""
+    scene = growing()
+    scene.say("a", Drained(0, -1, 0, is_fixed=True))
+    assert [scene.last(name, CancelDrain) for name in "ab"] == [CancelDrain(0, 1)] * 2
+    scene.attend("m")
+    scene.wait(3600)
+    assert len(scene.all_told("a", Drain)) == 1
+    assert not scene.stops("a")
+    scene.wait(3600)
+    assert scene.group.phase is GroupPhase.RUNNING
+
+
 def test_the_cancellation_is_sent_again_on_another_stream() -> None:
     scene = growing()
     scene.detach("b")

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.training.checkpoints import state as module
-from ft_run.training.checkpoints.state import FlatState, State
-from ft_run.training.checkpoints.values import flatten
+from ft_run.training.checkpoints import flat_state as module
+from ft_run.training.checkpoints.encoding import flatten
+from ft_run.training.checkpoints.flat_state import FlatState
+from ft_run.training.checkpoints.state import State
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.nn.utils import parametrizations

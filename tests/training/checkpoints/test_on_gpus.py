@@ -18,10 +18,10 @@ from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer
 from ft_run.training.checkpoints import copying, memory_files
 from ft_run.training.checkpoints.copying import Background, LateCopy
+from ft_run.training.checkpoints.encoding import flatten
 from ft_run.training.checkpoints.memory_files import Registration
 from ft_run.training.checkpoints.replication import IDLE
 from ft_run.training.checkpoints.snapshot_store import Snapshots
-from ft_run.training.checkpoints.values import flatten
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.snapshot_memory import Memory
 

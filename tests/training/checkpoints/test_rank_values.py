@@ -8,15 +8,14 @@ import numpy
 import pytest
 import torch
 from ft_run.training.checkpoints.checkpoint_files import serialized
+from ft_run.training.checkpoints.encoding import PlainValue, flatten
 from ft_run.training.checkpoints.layout import Description
 from ft_run.training.checkpoints.rank_state import Generators, RankRecord, RankState
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
 from ft_run.training.checkpoints.state import State
 from ft_run.training.checkpoints.values import (
     SLOT_KEY,
-    PlainValue,
     digest_of,
-    flatten,
     leaves,
     packed,
     pickled,
@@ -109,7 +108,8 @@ def test_plain_values_are_restored_in_place() -> None:
 
 
 def test_other_values_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"value of type object in state\['a'\]: expected numbers"):
+    expected = r"value of type object for state\['a'\]\['x'\]\[0\]\['y'\]: expected numbers"
+    with pytest.raises(TypeError, match=expected):
         PlainValue("a", {"x": [{"y": object()}]})
     with pytest.raises(TypeError, match="a sampler of torch does not save its position"):
         State({"sampler": torch.utils.data.SequentialSampler([1])})

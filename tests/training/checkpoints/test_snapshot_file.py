@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from ft_run.training.checkpoints.checkpoint_files import LayoutMismatchError
+from ft_run.training.checkpoints.encoding import flatten
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
-from ft_run.training.checkpoints.values import flatten
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.state_dict_loader import load

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 from ft_run.tests.harness.forked import run_forked
+from ft_run.training.checkpoints.encoding import flatten
 from ft_run.training.checkpoints.snapshot_store import Snapshots
-from ft_run.training.checkpoints.values import flatten
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.snapshot_memory import Memory, SaverLink
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,7 +24,7 @@ from ft_run.training.checkpoints import snapshot_store
 from ft_run.training.worker import snapshot_page
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
 from ft_run.training.worker.snapshot_memory import Memory, SaverLink
-from ft_run.training.checkpoints.values import flatten
+from ft_run.training.checkpoints.encoding import flatten
 
 def die(*_, **__):
     os.kill(os.getpid(), 9)

@@ -1,0 +1,297 @@
+"""Values of a state dict for DCP, which stores text as keys, and for other hosts: plain data only.
+
+A value of NumPy, a set or an ``Enum`` becomes a tuple that starts with a mark. What DCP loses of
+dictionaries is listed next to them.
+"""
+
+import io
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Container, Iterator, Mapping
+from copy import deepcopy
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+Path = tuple[str | int, ...]
+"""Keys of a value in a nested state dict, from the outside."""
+KEYS = "ft_run_keys"
+"""The key under which a state dict lists what DCP loses: dictionaries with keys that are not
+strings, empty ones, and their types. Without it, ``MultiStepLR``, which looks up numbers in a
+``Counter``, would silently never change the rate again."""
+_KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+_PLAIN = frozenset((str, bytes, bytearray, int, float, complex, bool, type(None)))
+_OF_TORCH = (torch.Tensor, torch.dtype, torch.device, torch.Size)
+"""With ``_PLAIN``: the types that are stored as they are."""
+_LIKE_PLAIN = (str, bytes, int, float, complex, tuple, list)
+_MARK = "\0ft_run"
+_ARRAY, _SCALAR, _SET, _FROZENSET, _DICT, _ENUM, _GENERATOR, _KEY = (
+    f"{_MARK}.{kind}"
+    for kind in ("array", "scalar", "set", "frozenset", "dict", "enum", "generator", "key")
+)
+
+
+def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested state dict, flattened by DCP."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(dict(state), is_coordinator=True)
+    return dict(planner.state_dict)
+
+
+def put(nested: dict[str, Any], path: Path, value: Any) -> None:
+    """Set the value at a path, as DCP unflattens: numbers are indexes of lists."""
+    place: Any = nested
+    for key, following in zip(path, [*path[1:], None], strict=True):
+        if isinstance(key, int):
+            place.extend({} for _ in range(len(place), key + 1))  # DCP omits empty items
+        present = place[key] if isinstance(key, int) else place.get(key)
+        if following is None:
+            place[key] = value
+        elif not present:
+            present = place[key] = [] if isinstance(following, int) else {}
+        place = present
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def with_keys(state: Any) -> Any:
+    """Return an encoded state dict with a list of what DCP would lose, if anything."""
+    found = [[list(path), *of] for path, *of in _lossy_dicts(state, ())]
+    state = encode(state)
+    return {**state, KEYS: found} if found else state
+
+
+def without_keys(state: Any) -> Any:
+    """Undo ``with_keys`` after a state dict went through DCP."""
+    if not isinstance(state, Mapping) or KEYS not in state:
+        return decode(state)
+    whole: dict[str, Any] = {"": {key: value for key, value in state.items() if key != KEYS}}
+    for path, kind, keys in reversed(state[KEYS]):  # inner ones first: their paths are strings
+        kept: Any = whole
+        for key in ("", *path):
+            kept = (dict(enumerate(kept)) if isinstance(key, int) else kept).get(key) or {}
+        there = {_decode_key(key): kept[_text_of(key)] for key in keys}
+        put(whole, ("", *path), _KINDS[kind](there))
+    return decode(whole[""])
+
+
+def _lossy_dicts(value: Any, path: Path) -> Iterator[tuple[Path, str, list[Any]]]:
+    """Yield path, type and keys of each dictionary that DCP does not preserve."""
+    if isinstance(value, Mapping):
+        kind = type(value).__name__ if type(value) in _KINDS.values() else "dict"
+        if not value or kind != "dict" or not all(type(key) is str for key in value):
+            yield path, kind, [_encode_key(key) for key in value]
+        for key, inner in value.items():
+            if isinstance(inner, Mapping | list):
+                yield from _lossy_dicts(inner, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            if isinstance(inner, Mapping | list):
+                yield from _lossy_dicts(inner, (*path, index))
+
+
+def _encode_key(key: Any) -> Any:
+    """Return a key as plain data, and the text that DCP makes of it if that is not the same."""
+    encoded = encode(key, is_whole=True)
+    if next(find_foreign(encoded, ""), None) is not None:
+        return str(key)
+    return key if encoded is key else (_KEY, encoded, str(key))
+
+
+def _decode_key(key: Any) -> Any:
+    return decode(key[1]) if _mark_of(key) == _KEY else key
+
+
+def _text_of(key: Any) -> str:
+    return str(key[2]) if _mark_of(key) == _KEY else str(key)
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def encode(value: Any, *, is_whole: bool = False) -> Any:
+    """Return a value as plain data; the same object if it is plain or cannot be encoded.
+
+    Args:
+        value: from a state dict.
+        is_whole: whether it is stored as one value, with all in it: ``_lossy_dicts`` does not
+            list its dictionaries.
+    """
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, _OF_TORCH):
+        return value
+    if kind in (list, tuple):
+        if _PLAIN.issuperset(map(type, value)):
+            return value
+        inner = [encode(one, is_whole=is_whole or kind is tuple) for one in value]
+        return value if all(map(_is, inner, value)) else kind(inner)
+    if isinstance(value, Mapping):
+        encoded = {key: encode(inner, is_whole=is_whole) for key, inner in value.items()}
+        keys = [encode(key, is_whole=True) for key in value] if is_whole else []
+        if not all(map(_is, keys, value)):
+            of = kind.__name__ if kind in _KINDS.values() else "dict"
+            return (_DICT, of, keys, [*encoded.values()])
+        if all(encoded[key] is inner for key, inner in value.items()):
+            return value
+        return kind(encoded) if kind in _KINDS.values() else encoded
+    if kind in (set, frozenset):
+        return (
+            _SET if kind is set else _FROZENSET,
+            sorted((encode(one, is_whole=True) for one in value), key=repr),
+        )
+    if isinstance(value, Enum):
+        return (_ENUM, kind.__module__, kind.__qualname__, encode(value.value, is_whole=True))
+    if kind is torch.Generator:
+        return (_GENERATOR, str(value.device), value.get_state())
+    return _encode_numpy(value)
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _encode_numpy(value: Any) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
+        return value
+    data = io.BytesIO()
+    try:
+        numpy.save(data, value, allow_pickle=False)
+    except ValueError:  # objects
+        return value
+    return (_ARRAY if type(value) is numpy.ndarray else _SCALAR, data.getvalue())
+
+
+def decode(value: Any) -> Any:
+    """Undo ``encode``; the same object if nothing in it was encoded.
+
+    Raises:
+        RuntimeError: If the class of an ``Enum`` does not exist.
+    """
+    kind = type(value)
+    if kind in (list, tuple):
+        if mark := _mark_of(value):
+            return _decode_marked(mark, value)
+        if _PLAIN.issuperset(map(type, value)):
+            return value
+        inner = [decode(one) for one in value]
+        return value if all(map(_is, inner, value)) else kind(inner)
+    if isinstance(value, Mapping):
+        decoded = {key: decode(inner) for key, inner in value.items()}
+        if all(decoded[key] is inner for key, inner in value.items()):
+            return value
+        return kind(decoded) if kind in _KINDS.values() else decoded
+    return value
+
+
+def _mark_of(value: Any) -> str:
+    """Return the mark of an encoded value; empty if there is none."""
+    is_marked = type(value) is tuple and value and type(value[0]) is str
+    return value[0] if is_marked and value[0].startswith(_MARK) else ""
+
+
+def _decode_marked(mark: str, value: Any) -> Any:
+    if mark in (_ARRAY, _SCALAR):
+        array = import_module("numpy").load(io.BytesIO(value[1]), allow_pickle=False)
+        return array if mark == _ARRAY else array[()]
+    if mark in (_SET, _FROZENSET):
+        return (set if mark == _SET else frozenset)(map(decode, value[1]))
+    if mark == _DICT:
+        _, kind, keys, values = value
+        return _KINDS[kind](dict(zip(map(decode, keys), map(decode, values), strict=True)))
+    if mark == _GENERATOR:
+        return torch.Generator(value[1]).set_state(value[2])
+    if mark == _ENUM:
+        _, module, name, plain = value
+        found: Any = sys.modules.get(module)  # only of the script: the name may be another host's
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not (isinstance(found, type) and issubclass(found, Enum)):
+            raise RuntimeError(f"the state has a {name} of module {module}, which does not exist")
+        return found(decode(plain))
+    return value
+
+
+def find_foreign(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path of each value that other hosts cannot receive, and the value.
+
+    Args:
+        value: encoded, or not.
+        path: text for the value itself, e.g. ``state['stats']``.
+    """
+    kind = type(value)
+    if kind in (list, tuple):
+        if not _PLAIN.issuperset(map(type, value)):
+            for index, inner in enumerate(value):
+                yield from find_foreign(inner, f"{path}[{index}]")
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from find_foreign(key, f"the key {key!r} of {path}")
+            yield from find_foreign(inner, f"{path}[{key!r}]")
+    elif kind not in _PLAIN and not isinstance(value, _OF_TORCH):
+        encoded = encode(value, is_whole=True)
+        if encoded is value:
+            yield path, value
+        else:
+            yield from find_foreign(encoded, path)
+
+
+def foreign_values(flat: Mapping[str, Any], plain: Container[str]) -> list[str]:
+    """Return path and type of each value in a flat state dict that other hosts cannot receive.
+
+    Args:
+        flat: the flat state dict.
+        plain: names of ``PlainValue`` objects.
+    """
+    found = []
+    for key, value in flat.items():
+        name, *rest = key.split(".")
+        at = "" if name in plain else "".join(f"[{part!r}]" for part in rest)
+        if name in plain and type(value) is tuple and len(value) == 1:
+            (value,) = value
+        wrong = find_foreign(value, f"state[{name!r}]{at}")
+        found += [f"{path} ({type(one).__name__})" for path, one in wrong]
+    return found
+
+
+# --- plain values in the state -------------------------------------------------------------------
+
+
+class PlainValue:
+    """A dictionary or list, which is restored in place: the script keeps the same object."""
+
+    def __init__(self, name: str, value: "dict[Any, Any] | list[Any]") -> None:
+        """Check the values.
+
+        Raises:
+            TypeError: there are others than numbers, strings, tensors, and collections of them.
+        """
+        foreign = find_foreign(value, f"state[{name!r}]")
+        wrong = next((found for found in foreign if not isinstance(found[1], _LIKE_PLAIN)), None)
+        if wrong is not None:
+            raise TypeError(
+                f"invalid value of type {type(wrong[1]).__name__} for {wrong[0]}: expected "
+                "numbers, strings, tensors, and dictionaries, lists and tuples of them; an object "
+                "with state_dict() and load_state_dict() needs an entry of its own in the state"
+            )
+        self._value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy."""
+        # DCP stores a tuple as one value, whatever it has inside.
+        return {"value": (deepcopy(self._value),)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it, if it was saved."""
+        if not state:
+            return
+        (found,) = state["value"]
+        self._value.clear()
+        if isinstance(self._value, dict):
+            self._value.update(found)
+        else:
+            self._value.extend(found)
