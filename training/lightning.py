@@ -7,12 +7,16 @@ from copy import deepcopy
 from functools import wraps
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from .data.schedule import Last
 from .library_loop import LibraryBatches, LibraryLoop
+from .worker.log import log
+
+_AVERAGING: Any = getattr(callbacks, "WeightAveraging", None)
+"""Since Lightning 2.6."""
 
 
 def fit(
@@ -59,8 +63,8 @@ def fit(
         "seed": seed,
         "last": last or ("drop" if loader.drop_last else "short"),
     }
-    callbacks, backward, training_step = trainer.callbacks, module.backward, module.training_step
-    trainer.callbacks = [*callbacks, elastic]
+    given, backward, training_step = trainer.callbacks, module.backward, module.training_step
+    trainer.callbacks = [*given, elastic]
 
     def weighted(loss: Any, *args: Any, **options: Any) -> None:
         with elastic.memory():
@@ -75,7 +79,7 @@ def fit(
     try:
         trainer.fit(module, _Batches(elastic), val_dataloaders)
     finally:
-        trainer.callbacks = callbacks
+        trainer.callbacks = given
         del module.backward, module.training_step  # restores the methods of the class
 
 
@@ -120,9 +124,12 @@ class _Elastic(Callback):
             "model": self._module,
             "optimizer": trainer.optimizers[0],
             "callbacks": _Callbacks(trainer),
+            **_averages(trainer),
             **{f"scheduler{number}": one for number, one in enumerate(schedulers)},
             **({"scaler": scaler} if scaler is not None else {}),
         }
+        if trainer.global_rank == 0:
+            _warn_of_hooks(trainer, self._module)
         self.loop = LibraryLoop(self._folder, state, batches, self._options)
         if self.loop.completed:
             _set_position(trainer, self.loop.completed, batches)
@@ -184,6 +191,29 @@ class _Callbacks:
         for one in self._trainer.callbacks:
             if one.state_key in states:
                 one.load_state_dict(deepcopy(states[one.state_key]))
+
+
+def _averages(trainer: Trainer) -> dict[str, Any]:
+    """Return the averaged models of ``WeightAveraging`` callbacks, which only their hooks save."""
+    found = {}
+    for number, one in enumerate(trainer.callbacks):
+        if _AVERAGING is not None and isinstance(one, _AVERAGING):
+            found[f"average{number}"] = one._average_model
+    return found
+
+
+def _warn_of_hooks(trainer: Trainer, module: LightningModule) -> None:
+    """Log which callbacks, or the module, save something in a hook of Lightning's checkpoints."""
+    hook = "on_save_checkpoint"
+    found = []
+    for one in trainer.callbacks:
+        is_own = _AVERAGING is not None and isinstance(one, _AVERAGING)
+        if not is_own and getattr(type(one), hook) is not getattr(Callback, hook):
+            found.append(f"{type(one).__name__} (expected state_dict and load_state_dict)")
+    if getattr(type(module), hook) is not getattr(LightningModule, hook):
+        found.append(f"{type(module).__name__} (expected get_extra_state and set_extra_state)")
+    if found:
+        log(f"{hook} is not called, and its additions are not saved: {', '.join(found)}")
 
 
 def _set_position(trainer: Trainer, step: int, batches: LibraryBatches) -> None:
