@@ -118,11 +118,15 @@ def look_for_corrupt(failure: Failure) -> Look:
 
 
 def look_for_unequal(failure: Failure) -> Look:
-    """Return whether the state differed between ranks, by the exception of ``Checkpointer``."""
-    matches = _is_exception("UnequalStateError", failure)
-    return Look(
-        matches, "the state differs between ranks" if matches else "no state differs between ranks"
-    )
+    """Return whether the state differed between ranks, or was saved by another number of ranks.
+
+    ``Checkpointer`` raises an exception for each, and a restart would repeat it.
+    """
+    if _is_exception("UnequalStateError", failure):
+        return Look(True, "the state differs between ranks")
+    if _is_exception("WorldSizeError", failure):
+        return Look(True, "the state was saved with another number of ranks")
+    return Look(False, "no state differs between ranks")
 
 
 def _is_exception(name: str, failure: Failure) -> bool:

@@ -99,7 +99,8 @@ class Equality:
     def _common_names(self) -> list[str]:
         objects, optimizers = self._state.objects, self._state.optimizers
         mine = [*sorted(n for n in objects if isinstance(objects[n], nn.Module))]
-        mine = [*mine, *sorted(optimizers)][:_NAMES_MAX]
+        local = self._state.kinds.local
+        mine = [n for n in (*mine, *sorted(optimizers)) if n not in local][:_NAMES_MAX]
         sums = [zlib.crc32(name.encode()) for name in mine]
         rows = self._ranks.all_gather(*sums, *[-1] * (_NAMES_MAX - len(sums)))
         common = set(rows[0]).intersection(*rows)
