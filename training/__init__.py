@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .activities import activity
     from .checkpointer import Checkpointer
     from .checkpoints.equality import CorruptStateError, UnequalStateError
+    from .checkpoints.kinds import WorldSizeError
     from .data.batches import ElasticBatches
     from .data.seeded import seeded
 
@@ -26,6 +27,7 @@ __all__ = [
     "CorruptStateError",
     "ElasticBatches",
     "UnequalStateError",
+    "WorldSizeError",
     "activity",
     "preempted",
     "progress",
@@ -39,6 +41,7 @@ _MODULES = {
     "CorruptStateError": ".checkpoints.equality",
     "ElasticBatches": ".data.batches",
     "UnequalStateError": ".checkpoints.equality",
+    "WorldSizeError": ".checkpoints.kinds",
     "activity": ".activities",
     "seeded": ".data.seeded",
 }

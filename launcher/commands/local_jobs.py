@@ -146,12 +146,16 @@ class LocalJob(Struct, frozen=True):
         try:
             return await asyncio.wait_for(connection.ask(**request), timeout_s)
         except asyncio.TimeoutError as error:
-            raise RendezvousError(
-                f"the ft-run with process ID {self.pid} does not answer within {timeout_s:g} s; it"
-                " may be stopped, e.g. by Ctrl-Z."
-            ) from error
+            raise self.silent(timeout_s) from error
         finally:
             connection.close()
+
+    def silent(self, timeout_s: float) -> RendezvousError:
+        """Return the error that it does not answer in time."""
+        return RendezvousError(
+            f"the ft-run with process ID {self.pid} does not answer within {timeout_s:g} s; it may"
+            " be stopped, e.g. by Ctrl-Z."
+        )
 
 
 class LocalCalls:
@@ -169,7 +173,10 @@ class LocalCalls:
             self._news = await connect(self._job.path)
             # A connection without a request may be closed in favor of another one.
             await asyncio.wait_for(self._news.ask(ask="job"), self._timeout_s)
-        except (OSError, asyncio.TimeoutError) as error:
+        except asyncio.TimeoutError as error:  # an OSError since Python 3.11
+            self._news.close()
+            raise self._job.silent(self._timeout_s) from error
+        except OSError as error:
             raise RendezvousError("the ft-run of the job has ended.") from error
         return self
 

@@ -128,7 +128,7 @@ class Replicas:
         to, source = (rank + distance) % size, (rank - distance) % size
         mine = theirs = torch.empty(0, dtype=torch.uint8, device="cpu")
         sent, received = (
-            torch.zeros(3, dtype=torch.int64),
+            torch.zeros(3, dtype=torch.int64, device="cpu"),
             torch.zeros(3, dtype=torch.int64, device="cpu"),
         )
         if file is not None:  # else the copy failed, and this step is useless

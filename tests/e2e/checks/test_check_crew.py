@@ -222,8 +222,7 @@ def test_a_rank_that_cannot_take_leave_leaves_and_meets_again(ft):
 TOGETHER = """
 import os, sys
 import torch, torch.distributed as dist
-from ft_run.checks.worker_config import CheckWorkerConfig, Delivery
-from ft_run.rendezvous.protocol.check_messages import CheckOrder
+from ft_run.checks.worker_config import CheckWorkerConfig, Delivery, Order
 from ft_run.checks.worker import CheckWorker
 
 rank = 0 if os.fork() else 1
@@ -234,7 +233,7 @@ def counted(tensor, *args, **more):
     return all_reduce(tensor, *args, **more)
 dist.all_reduce = counted
 orders, to = os.pipe()
-order = CheckOrder(1, sys.argv[1], "light", rank, 2, "127.0.0.1", int(sys.argv[2]), 50.0)
+order = Order(1, sys.argv[1], "light", rank, 2, "127.0.0.1", int(sys.argv[2]), 50.0)
 os.write(to, Delivery(order).to_json().encode() + b"\\n")
 os.close(to)
 answers, answers_to = os.pipe()

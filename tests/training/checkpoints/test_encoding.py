@@ -34,7 +34,7 @@ VALUES = {
     "array": np.arange(6, dtype=np.int16).reshape(2, 3),
     "record": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
     "time": np.datetime64("2026-01-01"),
-    "sets": (frozenset({1, "a"}), {(1, 2)}, frozenset({frozenset({1})})),
+    "sets": (frozenset({(1, "a")}), {(1, 2)}, frozenset({frozenset({1})}), {"a"}, set()),
     "enums": [Color.RED, Mode.A | Mode.B],
     "tuple": (1, (2.0, [np.int8(1)]), None),
     "keys": {np.int64(4): 1, b"k": 2, (1, np.int32(2)): 3, frozenset({1, 2}): 4, Color.RED: 5},
