@@ -60,12 +60,14 @@ def _compile_torch() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes long; leave out what takes minutes or a GPU, unless asked for."""
+    """Begin with what takes long; leave out what is slow or needs more than this machine."""
     if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("long") is None)
     left_out = []
     if "gpu" not in config.option.markexpr and not any("tests/gpu" in arg for arg in config.args):
         left_out += [item for item in items if item.get_closest_marker("gpu")]
+    if not os.environ.get("FT_RUN_KUBERNETES_IMAGE"):
+        left_out += [item for item in items if item.get_closest_marker("kubernetes")]
     if not os.environ.get("FT_RUN_SLOW") and "slow" not in config.option.markexpr:
         left_out += [item for item in items if item.get_closest_marker("slow")]
     if left_out:
@@ -96,8 +98,9 @@ def _tell_conformance(reporter: pytest.TerminalReporter) -> None:
 
 def _tell_times(reporter: pytest.TerminalReporter) -> None:
     """Say how soon the faults of this run were noticed: no test asserts it."""
-    for line in _properties(reporter, "gpu"):
-        reporter.write_line(f"gpu: {line}")
+    for name in ("gpu", "kubernetes"):
+        for line in _properties(reporter, name):
+            reporter.write_line(f"{name}: {line}")
     times = _properties(reporter, "detection time")
     if times:
         reporter.section("detection times")
