@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     generation: int
     """Increases with each snapshot, regardless of its owner."""
     owner: int
-    """Digest of the directory and the names of the state (``checkpoints/owner.py``)."""
+    """Digest of the directory and the names of the state (``checkpoints/coordination.py``)."""
     step: int
     """Completed steps."""
     world_size: int
