@@ -11,6 +11,7 @@ from ... import exit_codes
 from ...errors import RendezvousError, UsageError
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
+from ..reporting.standard_output import discard
 from ..reporting.status_lines import furthest_worker, status_lines
 from ..startup import unblock
 from .asking import MasterCalls
@@ -193,6 +194,7 @@ async def _draw(job: _Watched, screen: "FullScreen") -> None:
         try:
             screen.draw(view(job.status, job.link(), clock, *screen.size))
         except OSError:  # the terminal is closed
+            discard(sys.stdout)
             job.quit(exit_codes.SUCCESS)
             return
         job.changed.clear()

@@ -35,13 +35,13 @@ def standard_output() -> Iterator[None]:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        _drop(sys.stdout)
+        discard(sys.stdout)
     except SystemExit as ending:
         if not isinstance(ending.__context__, BrokenPipeError):  # rich raises SystemExit for it
             raise
-        _drop(sys.stdout)
+        discard(sys.stdout)
     except OSError as error:
-        _drop(sys.stdout)
+        discard(sys.stdout)
         raise UsageError(
             f"cannot write to standard output: {error.strerror}; expected a file on a disk with "
             "free space, a pipe or a terminal."
@@ -66,7 +66,7 @@ def say_last(text: str) -> None:
     writer.finish()
 
 
-def _drop(stream: TextIO) -> None:
+def discard(stream: TextIO) -> None:
     """Discard buffered output: Python would try to write it again at exit."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

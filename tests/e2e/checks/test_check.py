@@ -109,9 +109,10 @@ def test_the_interpreter_of_the_workers_checks_too(ft):
     other = ft.folder / "other"
     venv.create(other, symlinks=True, with_pip=False)
     (site,) = other.glob("lib/python*/site-packages")
-    (site / "sitecustomize.py").write_text(OTHER_SITE)
+    (site / "noting.py").write_text(OTHER_SITE)
     torch = metadata.distribution("torch").locate_file("")
-    (site / "torch.pth").write_text(f"{torch}\n")
+    # No sitecustomize: Debian's Python has one of its own, which comes first.
+    (site / "other.pth").write_text(f"{torch}\nimport noting\n")
     python, notes = other / "bin" / "python", ft.folder / "notes"
     env = {"PYTHON_EXEC": str(python), "NOTES": str(notes)}
     command = ft.run("check", "--json", "--preload", "torch", "--accelerator", "cpu", env=env)

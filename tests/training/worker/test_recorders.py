@@ -41,11 +41,12 @@ FORKS = (
     + """
 os.write(2, b"own line\\n")
 recorders.serve()
+sys.stdout.flush()  # else each child prints it again
 for _ in range(3):
     pid = os.fork()
     if not pid:
         sys.exit()  # the interpreter ends normally, and destroys its objects
-    print("child", os.waitpid(pid, 0)[1])
+    print("child", os.waitpid(pid, 0)[1], flush=True)
 with socket.socket(socket.AF_UNIX) as one:
     one.connect(path)
     one.sendall(b"POST /handler/ping HTTP/1.1\\r\\nContent-Length: 0\\r\\n\\r\\n")
