@@ -3,11 +3,12 @@
 gRPC does not report a failed handshake to a server, so that the node reports it.
 """
 
-import asyncio
 import enum
 import re
 import socket
+from functools import partial
 
+from ...tasks import in_daemon_thread
 from ..protocol.endpoint import Endpoint
 from .certificates import WIRE_NAME
 from .credentials import Trust
@@ -67,7 +68,10 @@ async def handshake_error(
 ) -> HandshakeError | None:
     """Return the handshake error behind a failed connection; None: there is none."""
     if (trust is None or trust.wire_name is None) and _CLOSED.search(details):
-        wanted = await asyncio.to_thread(_wanted, endpoint)
+        try:
+            wanted = await in_daemon_thread(partial(_wanted, endpoint))
+        except OSError:  # no thread can be started: the connection is tried again
+            return None
         return wanted if trust is None or wanted is None else HandshakeError.NOT_TRUSTED
     if trust is None:
         return None
