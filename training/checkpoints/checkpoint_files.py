@@ -9,6 +9,7 @@ reads it.
 import io
 import os
 import pickle
+import re
 import struct
 import warnings
 import zipfile
@@ -268,6 +269,8 @@ def metadata_of(plans: Sequence[SavePlan], offsets: Sequence[Offsets]) -> bytes:
 # --- reading -------------------------------------------------------------------------------------
 
 _READ_BYTES = 1 << 23
+_UNKNOWN_CLASS = re.compile(r"Unsupported global: GLOBAL (\S+) was not an allowed global")
+"""What torch's unpickler says of a class that is not registered with it."""
 _UNDECODABLE = (pickle.UnpicklingError, EOFError, zipfile.BadZipFile)
 
 
@@ -335,6 +338,11 @@ class CheckpointReader:
                 load(flat, storage_reader=reader, no_dist=True)
         except CheckpointException as raised:
             error = next(iter(raised.failures.values()))[0]
+            if found := _UNKNOWN_CLASS.search(str(error)):
+                raise RuntimeError(
+                    f"torch does not load tensors of class {found[1]}: expected a call of "
+                    "torch.serialization.add_safe_globals with it before Checkpointer"
+                ) from None
             if isinstance(error, _UNDECODABLE) or "PytorchStreamReader" in str(error):
                 raise CorruptCheckpointError(f"a value cannot be decoded: {error}") from None
             raise error from None

@@ -1,6 +1,7 @@
 """Values of a state dict for DCP, which stores text as keys, and for other hosts: plain data only.
 
-A value of NumPy, a set or an ``Enum`` becomes a tuple that starts with a mark. What DCP loses of
+A value of NumPy, a set, an ``Enum`` or a tensor that consists of others (of 8-bit optimizers, say)
+becomes a tuple that starts with a mark. What DCP loses of
 dictionaries is listed next to them.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.tensor import DTensor
 
 Path = tuple[str | int, ...]
 """Keys of a value in a nested state dict, from the outside."""
@@ -28,9 +30,19 @@ _OF_TORCH = (torch.Tensor, torch.dtype, torch.device, torch.Size)
 """With ``_PLAIN``: the types that are stored as they are."""
 _LIKE_PLAIN = (str, bytes, int, float, complex, tuple, list)
 _MARK = "\0ft_run"
-_ARRAY, _SCALAR, _SET, _FROZENSET, _DICT, _ENUM, _GENERATOR, _KEY = (
+_ARRAY, _SCALAR, _SET, _FROZENSET, _DICT, _ENUM, _GENERATOR, _KEY, _TENSOR = (
     f"{_MARK}.{kind}"
-    for kind in ("array", "scalar", "set", "frozenset", "dict", "enum", "generator", "key")
+    for kind in (
+        "array",
+        "scalar",
+        "set",
+        "frozenset",
+        "dict",
+        "enum",
+        "generator",
+        "key",
+        "tensor",
+    )
 )
 
 
@@ -123,7 +135,7 @@ def encode(value: Any, *, is_whole: bool = False) -> Any:
     """
     kind = type(value)
     if kind in _PLAIN or isinstance(value, _OF_TORCH):
-        return value
+        return _encode_tensor(value) if _is_composed(kind) else value
     if kind in (list, tuple):
         if _PLAIN.issuperset(map(type, value)):
             return value
@@ -154,6 +166,19 @@ def _is(one: Any, other: Any) -> bool:
     return one is other
 
 
+def _is_composed(kind: type) -> bool:
+    """Return whether tensors of a class consist of other tensors, and have no storage."""
+    return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, DTensor)
+
+
+def _encode_tensor(value: Any) -> Any:
+    names, about = value.__tensor_flatten__()
+    parts = [(name, encode(getattr(value, name), is_whole=True)) for name in names]
+    about = encode(about, is_whole=True)
+    kind, size, stride = type(value), tuple(value.shape), tuple(value.stride())
+    return (_TENSOR, kind.__module__, kind.__qualname__, parts, about, size, stride)
+
+
 def _encode_numpy(value: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
@@ -170,7 +195,7 @@ def decode(value: Any) -> Any:
     """Undo ``encode``; the same object if nothing in it was encoded.
 
     Raises:
-        RuntimeError: If the class of an ``Enum`` does not exist.
+        RuntimeError: If the class of an ``Enum`` or a tensor does not exist.
     """
     kind = type(value)
     if kind in (list, tuple):
@@ -207,13 +232,23 @@ def _decode_marked(mark: str, value: Any) -> Any:
         return torch.Generator(value[1]).set_state(value[2])
     if mark == _ENUM:
         _, module, name, plain = value
-        found: Any = sys.modules.get(module)  # only of the script: the name may be another host's
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if not (isinstance(found, type) and issubclass(found, Enum)):
-            raise RuntimeError(f"the state has a {name} of module {module}, which does not exist")
-        return found(decode(plain))
+        return _class_of(module, name, Enum)(decode(plain))
+    if mark == _TENSOR:
+        _, module, name, parts, about, size, stride = value
+        inner = {key: decode(part) for key, part in parts}
+        found = _class_of(module, name, torch.Tensor)
+        return found.__tensor_unflatten__(inner, decode(about), torch.Size(size), stride)
     return value
+
+
+def _class_of(module: str, name: str, base: type) -> Any:
+    """Return a class of a module that the script has imported: another host may send its name."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise RuntimeError(f"the state has a {name} of module {module}, which does not exist")
+    return found
 
 
 def find_foreign(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -232,7 +267,7 @@ def find_foreign(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             yield from find_foreign(key, f"the key {key!r} of {path}")
             yield from find_foreign(inner, f"{path}[{key!r}]")
-    elif kind not in _PLAIN and not isinstance(value, _OF_TORCH):
+    elif kind not in _PLAIN and (_is_composed(kind) or not isinstance(value, _OF_TORCH)):
         encoded = encode(value, is_whole=True)
         if encoded is value:
             yield path, value

@@ -1,7 +1,7 @@
 """Descriptions of the files of a snapshot or checkpoint. Does not import torch.
 
 The layout of a snapshot's file is appended to it as JSON for the saver. The record of a checkpoint
-states who wrote it, and has a checksum of each value. It is a file next to those of
+has the job and the host that wrote it, and a checksum of each value. It is a file next to those of
 ``torch.distributed.checkpoint``, which do not need it.
 """
 

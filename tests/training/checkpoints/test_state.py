@@ -190,3 +190,12 @@ def test_fsdp_of_the_first_kind_is_refused() -> None:
     model = nn.Sequential(FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu")))
     with pytest.raises(TypeError, match=r"for state\['model'\]: Fully.*: expected .*\.fully_shard"):
         State({"model": model})
+
+
+def test_zero_redundancy_optimizer_is_refused() -> None:
+    class ZeroRedundancyOptimizer(Adam):
+        """Torch's needs a process group; it is known by its name, as it is slow to import."""
+
+    model = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"state\['zero'\]: ZeroRedundancyOptimizer, whose state"):
+        State({"model": model, "zero": ZeroRedundancyOptimizer(model.parameters())})
