@@ -10,10 +10,25 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+class NoThreadError(OSError):
+    """Raised if the kernel starts no thread."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EAGAIN, "no thread can be started")
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Call a short function in a thread, or on the event loop if no thread can be started."""
+    try:
+        return await in_daemon_thread(call)
+    except NoThreadError:
+        return call()
+
+
 def in_daemon_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
     """Call a function in a thread that does not delay the end of the process; return its result.
 
-    The result is an ``OSError`` if the kernel starts no thread.
+    The result is a ``NoThreadError`` if the kernel starts no thread.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -34,7 +49,7 @@ def in_daemon_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
     try:
         threading.Thread(target=run, daemon=True).start()
     except RuntimeError:
-        future.set_exception(OSError(errno.EAGAIN, "no thread can be started"))
+        future.set_exception(NoThreadError())
     return future
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from ...events.event import Event
 from ...events.workers import GpuMemoryHeld, GpuXid
-from ...tasks import show_bug
+from ...tasks import NoThreadError, in_daemon_thread, show_bug
 from . import nvml
 from .accelerators import AcceleratorKind, find_accelerators
 from .gpu_watch import GpuWatch, Used
@@ -101,12 +101,12 @@ class GpuMemory:
     async def _ask_driver(self) -> Used:
         if nvml.has_library():
             return await self._watch.used()
-        return await asyncio.to_thread(amd_used)
+        return await in_daemon_thread(amd_used)
 
     async def _in_use(self) -> Used:
         try:
             return await self._ask()
-        except nvml.NvmlFailedError:
+        except (nvml.NvmlFailedError, NoThreadError):
             return {}  # after an error the agent continues as without GPUs
 
     async def _wait(self, asked_before: "asyncio.Task[Used]") -> None:

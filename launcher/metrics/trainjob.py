@@ -10,12 +10,14 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from ...events.event import Event
 from ...events.metrics import ProgressUnsent
+from ...tasks import in_thread
 from .status_server import Request, StatusServer
 
 if TYPE_CHECKING:
@@ -117,7 +119,7 @@ class TrainJobProgress:
 
     async def _await_request(self) -> None:
         if self._request is not None:
-            await asyncio.to_thread(self._request.join, _LAST_WORDS_S)
+            await in_thread(partial(self._request.join, _LAST_WORDS_S))
             self._conclude(self._request)
 
     def _look(self) -> None:

@@ -10,11 +10,13 @@ import linecache
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from msgspec import Struct
 
 from ...rendezvous.protocol import stacks
 from ...rendezvous.protocol.stacks import Frame, RankStack, RankState
+from ...tasks import in_thread
 from ...training.worker.page_layout import STACKS_FILE
 from ...training.worker.start import STACKS_SIGNAL
 from ..processes.worker_watch import WorkerWatch
@@ -80,7 +82,7 @@ async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
             return _described(pid, _state(pid), RankState.SILENT, "")
         await asyncio.sleep(_LOOK_AGAIN_S)
     dump = watch.stacks(_DUMP_MAX_BYTES)
-    frames = await asyncio.to_thread(main_thread, dump)  # it reads the lines of source files
+    frames = await in_thread(partial(main_thread, dump))  # it reads the lines of source files
     return RankState.ANSWERED, frames, ""
 
 

@@ -11,9 +11,11 @@ import os
 import socket
 from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+from ...tasks import in_thread
 from ...training.worker.recorders import SOCKETS
 
 DUMPS_S = 8.0
@@ -76,7 +78,7 @@ async def _collect(path: str, backends: Collection[str], file: str, found: dict[
         with suppress(*_ERRORS, recorded.BadDumpError):
             if backend == _FORMER:
                 data = await _post(path, "dump_nccl_trace_pickle?includestacktraces=false")
-                found[backend] = await asyncio.to_thread(recorded.parse, data)
+                found[backend] = await in_thread(partial(recorded.parse, data))
             else:
                 before = signature(file)
                 await _post(path, f"fr_dump_file?backend={quote(backend, safe='')}")
@@ -89,7 +91,7 @@ async def _written(file: str, before: object, backend: str) -> Any:
     while True:
         if (now := signature(file)) not in (None, before):
             with suppress(recorded.BadDumpError):
-                dump = await asyncio.to_thread(recorded.read, file)
+                dump = await in_thread(partial(recorded.read, file))
                 if recorded.backends_of(dump) <= {backend}:
                     return dump
             before = now  # it is not complete: it will change

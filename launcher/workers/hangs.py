@@ -16,7 +16,7 @@ from ...events.workers import HangDismissed, HangSuspected, StacksKept
 from ...rendezvous.protocol.collectives import GROUPS_MAX, GROUPS_OF_NODE_MAX, RankCollectives
 from ...rendezvous.protocol.messages import HangSpec, Stop
 from ...rendezvous.protocol.stacks import NoHang, RankStack, StackReport, Suspicion
-from ...tasks import show_bug
+from ...tasks import in_thread, show_bug
 from ..stacks.collect import AskedWorker, collect
 from ..stacks.control_plane import ControlPlane
 from ..stacks.flight_recorder import FlightRecorders
@@ -116,7 +116,7 @@ class Hangs:
         }
         for rank, dumps in (found | self._servers.finished()).items():
             backends = self._backends.get(rank, ())
-            self._collectives[rank] = await asyncio.to_thread(_summary, dumps, backends, most)
+            self._collectives[rank] = await in_thread(partial(_summary, dumps, backends, most))
 
     def begin(self, group: WorkerGroup | None) -> None:
         """Start to watch the workers of a round, which have been started."""

@@ -8,7 +8,7 @@ import re
 import socket
 from functools import partial
 
-from ...tasks import in_daemon_thread
+from ...tasks import NoThreadError, in_daemon_thread
 from ..protocol.endpoint import Endpoint
 from .certificates import WIRE_NAME
 from .credentials import Trust
@@ -70,7 +70,7 @@ async def handshake_error(
     if (trust is None or trust.wire_name is None) and _CLOSED.search(details):
         try:
             wanted = await in_daemon_thread(partial(_wanted, endpoint))
-        except OSError:  # no thread can be started: the connection is tried again
+        except NoThreadError:  # no thread can be started: the connection is tried again
             return None
         return wanted if trust is None or wanted is None else HandshakeError.NOT_TRUSTED
     if trust is None:
