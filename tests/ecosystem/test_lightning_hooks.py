@@ -15,18 +15,12 @@ def test_callbacks_and_modules_with_a_hook_are_named_once(
     from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch.callbacks import EMAWeightAveraging
 
-    class Notes(Callback):
-        def on_save_checkpoint(self, *_: Any) -> None:
-            raise AssertionError
-
-    class Module(LightningModule):
-        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            raise AssertionError
-
+    hook = {"on_save_checkpoint": lambda *_: None}
+    notes, module = type("Notes", (Callback,), hook)(), type("Module", (LightningModule,), hook)()
     average = EMAWeightAveraging()
     average._average_model = object()
-    trainer: Any = SimpleNamespace(callbacks=[Callback(), Notes(), average])
-    _warn_of_hooks(trainer, Module())
+    trainer: Any = SimpleNamespace(callbacks=[Callback(), notes, average])
+    _warn_of_hooks(trainer, module)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.endswith(
         "on_save_checkpoint is not called, and its additions are not saved: Notes (expected "
