@@ -208,5 +208,6 @@ def stall() -> None:
                 note(bare=bare, snapshot=snapshot, **{step.__name__: slowdown})
 
 
+torch.manual_seed(0)  # equal ranks, as DDP makes them
 torch.set_num_threads(1)
 (stall if MODE == "stall" else train)()

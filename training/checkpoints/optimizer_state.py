@@ -273,15 +273,14 @@ def _empty_like(optimizer: Optimizer, path: Path, dtype: str, shape: Sequence[in
 def _mend(loaded: Any, saved: Any) -> None:
     """Undo what torch's ``load_state_dict`` changes in the state of a parameter.
 
-    It casts tensors to the type of the parameter, also those that consist of others, and texts to
-    the text of a generator.
+    It casts tensors to the type of the parameter, and texts to the text of a generator.
     """
     if not isinstance(loaded, dict) or not isinstance(saved, Mapping):
         return
     for key, value in saved.items():
         now = loaded.get(key)
         if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor):
-            if (now.dtype, type(now)) != (value.dtype, type(value)):
+            if now.dtype != value.dtype:
                 loaded[key] = value.to(now.device)
         elif isinstance(value, str | bytes):
             loaded[key] = value

@@ -181,7 +181,7 @@ def test_a_terminal_that_is_closed_ends_the_watch(agent: FakeAgent, *, has_keys:
         stdin=slave if has_keys else subprocess.DEVNULL,
         stdout=slave,
         stderr=subprocess.PIPE,
-        env=os.environ | {"TERM": "xterm"},
+        env=os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": ""},
     ) as watch:
         os.close(slave)
         assert os.read(master, 1)
