@@ -342,7 +342,8 @@ class Group:
         if isinstance(self.state.phase, Running) and self.state.phase.rescale_at <= now:
             self._drains.rescale(self.state.phase)
         announce_at = self._waiting.announce_at
-        if announce_at is not None and announce_at <= now:
+        is_due = announce_at is not None and announce_at <= now
+        if is_due and not isinstance(self.state.phase, Takeover):  # then workers may run
             self._waiting.announce(now)
 
     def _grace_is_over(self, now: float) -> None:

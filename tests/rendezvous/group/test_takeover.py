@@ -75,6 +75,26 @@ def test_spares_and_new_nodes_do_not_disturb_it():
     assert all(scene.last(name, Waiting).spare for name in "snm")
 
 
+def test_nodes_with_workers_are_not_told_that_nodes_are_missing():
+    scene = Scene(2, 3)
+    scene.attend("a", claim=claim_of(4, 0, nodes=3))
+    scene.wait(5)
+    scene.attend("b", claim=claim_of(4, 1, nodes=3))
+    assert scene.group.phase is GroupPhase.TAKING_OVER
+    scene.attend("c", claim=claim_of(4, 2, nodes=3))
+    scene.wait(100)
+    assert scene.group.round == 4
+    assert not any(scene.all_told(name, Waiting) for name in "abc")
+
+
+def test_stopped_nodes_are_told_after_the_takeover_which_nodes_are_missing():
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(4, 0, state=STOPPED))
+    scene.wait(scene.group.settings.takeover_grace_s + 2)
+    assert scene.group.phase is GroupPhase.GATHERING
+    assert scene.last("a", Waiting).joined == 1
+
+
 def test_spares_alone_wait_for_the_members_of_the_round_they_know_of():
     scene = Scene(1)
     scene.attend("s", claim=SPARE)
