@@ -119,7 +119,9 @@ class WaitingNodes:
             spare=isinstance(phase, Running | Stopping),
         )
         backoff_s = self.opens_at - now if isinstance(phase, Gathering) else 0.0
-        return replace(waiting, backoff_s=backoff_s) if backoff_s > 0 else waiting
+        if backoff_s > 0 and self._state.usable(self._state.roster.ready_sizes):
+            return replace(waiting, backoff_s=backoff_s)
+        return waiting
 
     def not_enough(self) -> str:
         """Return a text with the reason why the wait was given up."""

@@ -386,6 +386,15 @@ def test_a_newcomer_in_a_contest_hears_the_verdict():
     assert len(scene.finished) == 1
 
 
+def test_node_is_told_of_missing_nodes_rather_than_of_a_delay():
+    scene = Scene(2, starts_from=11.0)
+    scene.attend("a")
+    scene.wait(5)
+    assert not any(waiting.backoff_s for waiting in scene.all_told("a", Waiting))
+    scene.attend("b")
+    assert scene.last("b", Waiting).backoff_s == 6
+
+
 def test_a_newcomer_is_told_what_it_waits_for():
     scene = Scene(3, 4)
     scene.attend("a")
