@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ft_run.tests.harness.forked import run_forked
+from ft_run.tests.harness.shared import compute_once
 from ft_run.training import Checkpointer
 from ft_run.training.checkpoints.common_tensors import distance
 from torch import nn
@@ -157,7 +158,11 @@ CASES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Return the output of each rank of each case."""
-    folder = tmp_path_factory.mktemp("cases")
+    return compute_once(tmp_path_factory, "equality", lambda: run(tmp_path_factory.mktemp("cases")))
+
+
+def run(folder: Path) -> dict[str, list[str]]:
+    """Run each case in two or all of four processes."""
     calls = [(folder, rank, json.dumps(CASES)) for rank in range(4)]
     modules = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "ft_run.training")
     ranks = [
