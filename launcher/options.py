@@ -361,13 +361,18 @@ class LaunchOptions(Struct, frozen=True):
         return self.checks is not None and self.checks.spec.only
 
     def job_spec(self) -> JobSpec:
-        """Return the options that must be the same on all nodes of the job: its fields."""
-        same = {
-            name: getattr(options, name)
-            for options in (self, self.rendezvous)
-            for name in JobSpec.__struct_fields__
-            if hasattr(options, name)
-        }
-        same["checks"] = self.checks.spec if self.checks is not None else None
-        same["succession"] = self.rendezvous.timeouts.succession_spec(self.rendezvous.endpoints)
-        return JobSpec(**same)
+        """Return the options that must be the same on all nodes of the job."""
+        nodes = self.rendezvous
+        return JobSpec(
+            job_id=nodes.job_id,
+            min_nodes=nodes.min_nodes,
+            max_nodes=nodes.max_nodes,
+            node_unit=nodes.node_unit,
+            max_restarts=nodes.max_restarts,
+            policy=self.policy,
+            checks=self.checks.spec if self.checks is not None else None,
+            separate_store=self.separate_store,
+            rescale_delay_s=nodes.rescale_delay_s,
+            hang=self.hang,
+            succession=nodes.timeouts.succession_spec(nodes.endpoints),
+        )

@@ -12,7 +12,7 @@ from ..options import CheckOptions, LaunchOptions, RendezvousOptions
 from . import check_flags
 from .check_flags import check_spec
 from .command_line import CommandLine, HelpText
-from .config_file import read_config, with_checks
+from .config_file import add_checks, read_config
 from .rendezvous_options import no_endpoint, rendezvous_options
 from .security_flags import security_flags, trust_options
 
@@ -57,7 +57,7 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions
     line = check_command()
     right = "options only, or ./check for a script of that name"
     given, _ = line.read_all(argv, environ, right=right)
-    given = with_checks(line, given, read_config(given))
+    add_checks(line, given, read_config(given))
     warnings: list[str] = []
     spec = check_spec(given, warnings, only=True)
     _, max_nodes = given.get("nnodes", (1, 1))

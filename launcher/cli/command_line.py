@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from msgspec import Struct
 
 from ...errors import UsageError
-from ..flags.flag import HELP, Flag, flags_of
+from ..flags.flag import HELP, SWITCH_ON, Flag, flags_of
 from ..flags.values import either, nearest, shown
 from ..reporting.standard_output import say_last, standard_output
 from ..version import VERSION
@@ -19,17 +19,45 @@ T = TypeVar("T", bound=Struct)
 _UNBROKEN = "\u2011"
 """A non-breaking hyphen."""
 
-_ON = "1"
-"""The value of a switch's variable that stands for the switch."""
 
+class Given:
+    """The values of a command's flags, with the texts and the origins of those that were given."""
 
-class Given(Struct, frozen=True):
-    """The given values, and their origins."""
+    def __init__(self, flags: Sequence[Flag]) -> None:
+        self._flags = {flag.key: flag for flag in flags}
+        self.values = {flag.key: flag.absent for flag in flags}
+        self.texts: dict[str, Sequence[str]] = {}
+        self._origins: dict[str, str] = {}
 
-    values: Mapping[str, Any]
-    origins: Mapping[str, str]
-    texts: Mapping[str, Sequence[str]]
-    """The texts of the given values."""
+    def put(self, key: str, texts: Sequence[str], origin: str) -> None:
+        """Set the value of a flag.
+
+        Args:
+            key: the flag.
+            texts: the texts of the value; the last one applies, unless the flag can be repeated.
+            origin: ``--flag``, ``PET_FLAG`` or a description, for errors; empty: ``--flag``.
+
+        Raises:
+            UsageError: If a text is not a value of the flag.
+        """
+        self._origins[key] = origin or self._flags[key].spelling
+        self.values[key] = self._flags[key].value(texts, self._origins[key])
+        self.texts[key] = texts
+
+    def merge(self, other: "Given") -> None:
+        """Set the flags that were given in ``other``."""
+        self.values |= {key: other.values[key] for key in other.texts}
+        self.texts |= other.texts
+        self._origins |= other._origins
+
+    def words(self, flags: Sequence[Flag]) -> list[str]:
+        """Return those of ``flags`` that were given, as arguments of a command."""
+        return [
+            word
+            for flag in flags
+            if flag.key in self.texts and self[flag.key] is not False
+            for word in flag.words(self.texts[flag.key])
+        ]
 
     def __getitem__(self, key: str) -> Any:
         """Return the value; None (a switch: False) if it was not given."""
@@ -42,7 +70,7 @@ class Given(Struct, frozen=True):
 
     def origin(self, key: str) -> str:
         """Return ``--flag`` or ``PET_FLAG``."""
-        return self.origins[key]
+        return self._origins.get(key, self._flags[key].spelling)
 
     def refuse_both(self, one: str, other: str) -> None:
         """Refuse two flags that exclude each other.
@@ -132,23 +160,8 @@ class CommandLine:
             UsageError: a flag is unknown or ambiguous, or its value is missing or invalid.
             SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
         """
-        words, rest = self.split(argv)
-        self._show_and_exit(words)
-        variables = self._from_environment(environ)
-        texts: dict[Flag, list[str]] = {}
-        for word in words:
-            name, equals, text = word.partition("=")
-            texts.setdefault(self._by_word[name], []).append(text if equals else _ON)
-        values = {flag.key: flag.absent for flag in self.flags}
-        origins = {flag.key: flag.spelling for flag in self.flags}
-        for flag, given in texts.items():
-            values[flag.key] = flag.value(given, flag.spelling)
-        for flag, given in variables.items():
-            if flag not in texts:
-                origins[flag.key] = _variable_set(flag, environ)
-                values[flag.key] = flag.value(given, origins[flag.key])
-        written = {flag.key: given for flag, given in (variables | texts).items()}
-        return Given(values, origins, written), rest
+        found, rest = self.split(argv)
+        return self._given(found, environ), rest
 
     def read_all(
         self, argv: Sequence[str], environ: Mapping[str, str], *, most: int = 0, right: str
@@ -165,42 +178,46 @@ class CommandLine:
             UsageError: there are more arguments; or as ``read``.
             SystemExit: as ``read``.
         """
-        words: list[str] = []
+        found: list[tuple[Flag, str]] = []
         arguments: list[str] = []
         rest = tuple(argv)
         while rest:
             more, rest = self.split(rest)
-            words += more
+            found += more
             if rest and len(arguments) == most:
                 raise UsageError(
                     f"unexpected argument {shown(rest[0])} for {self.name}; expected {right}."
                 )
             arguments += rest[:1]
             rest = rest[1:]
-        given, _ = self.read(words, environ)
-        return given, tuple(arguments)
+        return self._given(found, environ), tuple(arguments)
 
-    def filled(self, given: Given, found: Mapping[str, tuple[str, str]]) -> Given:
-        """Return the flags with further ones: by key, the text of the value and its origin.
+    def _given(self, found: Sequence[tuple[Flag, str]], environ: Mapping[str, str]) -> Given:
+        """Return the values of the flags that were found, and of the variables of the others."""
+        for flag, _ in found:
+            if flag.key in ("help", "help_all"):
+                answer(self.help(whole=flag.key == "help_all"))
+            if flag.key == "version":
+                answer(f"ft-run {VERSION}")
+        variables = self._from_environment(environ)
+        texts: dict[Flag, list[str]] = {}
+        for flag, text in found:
+            texts.setdefault(flag, []).append(text)
+        given = Given(self.flags)
+        for flag, written in texts.items():
+            given.put(flag.key, written, flag.spelling)
+        for flag, written in variables.items():
+            if flag not in texts:
+                given.put(flag.key, written, _variable_set(flag, environ))
+        return given
 
-        Raises:
-            UsageError: a text is not a value of its flag; the error names the origin.
-        """
-        flags = {flag.key: flag for flag in self.flags}
-        values = {key: flags[key].value([text], origin) for key, (text, origin) in found.items()}
-        origins = {key: origin or flags[key].spelling for key, (_, origin) in found.items()}
-        texts = {key: [text] for key, (text, _) in found.items()}
-        return Given(
-            {**given.values, **values}, {**given.origins, **origins}, {**given.texts, **texts}
-        )
-
-    def split(self, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-        """Return the flags in canonical form (``--flag``, ``--flag=value``), and the rest.
+    def split(self, argv: Sequence[str]) -> tuple[list[tuple[Flag, str]], tuple[str, ...]]:
+        """Return the flags, each with the text of its value, and the rest.
 
         The rest begins at the first argument that is not a flag. As with argparse, one ``--``
         directly before it is dropped, or else one directly after it.
         """
-        words: list[str] = []
+        found: list[tuple[Flag, str]] = []
         queue = list(reversed(argv))
         while queue:
             word = queue.pop()
@@ -212,33 +229,32 @@ class CommandLine:
                 queue.append(word)
                 break
             if word.startswith("--"):
-                self._long(word, queue, words)
+                self._long(word, queue, found)
             else:
-                self._short(word, queue, words)
-        return words, tuple(reversed(queue))
+                self._short(word, queue, found)
+        return found, tuple(reversed(queue))
 
-    def _long(self, word: str, queue: list[str], words: list[str]) -> None:
+    def _long(self, word: str, queue: list[str], found: list[tuple[Flag, str]]) -> None:
         name, equals, value = word.partition("=")
         try:
             flag = self._find(name)
         except UsageError:
-            found = self._foreign(word, queue) if self._foreign is not None else None
-            if found is None:
+            ours = self._foreign(word, queue) if self._foreign is not None else None
+            if ours is None:
                 raise
-            queue.extend(reversed(found))
+            queue.extend(reversed(ours))
             return
         if flag.takes_value:
-            value = value if equals else self._next_value(flag, queue)
-            words.append(f"{flag.spelling}={value}")
+            found.append((flag, value if equals else self._next_value(flag, queue)))
         elif equals:
             raise UsageError(
                 f"unexpected value {shown(value)} for {flag.spelling}:"
                 f" expected {flag.spelling} without a value."
             )
         else:
-            words.append(flag.spelling)
+            found.append((flag, SWITCH_ON))
 
-    def _short(self, word: str, queue: list[str], words: list[str]) -> None:
+    def _short(self, word: str, queue: list[str], found: list[tuple[Flag, str]]) -> None:
         """Parse ``-m``, ``-r3``, ``-r 3``, ``-r=3`` or several flags in one, e.g. ``-mr3``."""
         letters = word[1:]
         while letters:
@@ -248,9 +264,9 @@ class CommandLine:
             letters = letters[1:]
             if flag.takes_value:
                 value = letters.removeprefix("=") if letters else self._next_value(flag, queue)
-                words.append(f"{flag.spelling}={value}")
+                found.append((flag, value))
                 return
-            words.append(flag.spelling)
+            found.append((flag, SWITCH_ON))
 
     def _next_value(self, flag: Flag, queue: list[str]) -> str:
         if not queue:
@@ -317,13 +333,6 @@ class CommandLine:
             if not flag.takes_value:
                 flag.value([text], variable)  # an invalid one is refused even if the flag is given
         return found
-
-    def _show_and_exit(self, words: Sequence[str]) -> None:
-        for word in words:
-            if word in ("--help", "--help-all"):
-                answer(self.help(whole=word == "--help-all"))
-            if word == "--version":
-                answer(f"ft-run {VERSION}")
 
     def help(self, *, whole: bool = False) -> str:
         """Return the help: usage, flags, notes.

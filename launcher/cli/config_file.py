@@ -68,10 +68,10 @@ def read_config(given: Given) -> ConfigFile:
     )
 
 
-def with_checks(
+def add_checks(
     line: CommandLine, given: Given, config: ConfigFile, warnings: list[str] | None = None
-) -> Given:
-    """Return the flags, with the values of ``[checks]`` for those that were not given.
+) -> None:
+    """Set the flags that ``[checks]`` sets and that were not given.
 
     Args:
         line: has the flags; other keys are ignored.
@@ -83,19 +83,17 @@ def with_checks(
     Raises:
         UsageError: a value of the table is invalid.
     """
-    known = {flag.key for flag in line.flags}
-    found = {
-        key: value
-        for key, value in config.checks.items()
-        if key in known and key not in given.texts
-    }
-    filled = line.filled(given, found)
-    if found and warnings is not None and not filled[NETWORK_CHECK.key]:
+    found = Given(line.flags)
+    for key, (text, origin) in config.checks.items():
+        if key in found.values and key not in given.texts:
+            found.put(key, [text], origin)
+    is_on = warnings is None or given[NETWORK_CHECK.key] or found[NETWORK_CHECK.key]
+    if is_on or not found.texts:
+        given.merge(found)
+    elif warnings is not None:
         warnings.append(
             f"[checks] of {config.path} has no effect without --network-check: ignored."
         )
-        return given
-    return filled
 
 
 def _texts(

@@ -43,10 +43,8 @@ def environment_flags() -> list[Flag]:
     ]
 
 
-def with_environment(
-    line: CommandLine, given: Given, environ: Mapping[str, str], warnings: list[str]
-) -> Given:
-    """Return the flags with those that the environment sets, if ``--auto-config`` was given.
+def add_environment(given: Given, environ: Mapping[str, str], warnings: list[str]) -> None:
+    """Set the flags that the environment sets, if ``--auto-config`` was given.
 
     Raises:
         UsageError: the environment has no number of nodes, or contradicts itself.
@@ -55,11 +53,12 @@ def with_environment(
         texts = {key: words[-1] for key, words in given.texts.items() if given[key] is not False}
         found = auto_config(environ, texts, socket.getfqdn)
         warnings.append(describe(found))
-        return line.filled(given, {key: (one.text, one.source) for key, one in found.items()})
+        for key, one in found.items():
+            given.put(key, [one.text], one.source)
+        return
     says_one = not any(given[key] for key in _SAYS_HOW_MANY)
     if says_one and any(mark in environ for mark in _MARKS):
         warnings.extend(filter(None, (suggestion(environ),)))
-    return given
 
 
 def answer_dry_run(
@@ -73,15 +72,14 @@ def answer_dry_run(
 
 def resulting_command(line: CommandLine, given: Given, rest: Sequence[str]) -> str:
     """Return the command with all values as flags, without ``PET_*``, quoted for a shell."""
-    words = ["ft-run"]
-    for flag in line.flags:
-        texts = given.texts.get(flag.key, ())
-        if flag.key in ("auto_config", "dry_run") or given[flag.key] is False:
-            continue
-        words += [
-            f"{flag.spelling}={text}" if flag.takes_value else flag.spelling
-            for text in (texts if flag.multiple else texts[-1:])
-        ]
-    if rest and (rest[0].startswith("-") or rest[1:2] == ("--",)):
-        words.append("--")
-    return join([*words, *rest])
+    left_out = ("auto_config", "dry_run")
+    kept = [flag for flag in line.flags if flag.key not in left_out]
+    return join(["ft-run", *resulting_arguments(kept, given, rest)])
+
+
+def resulting_arguments(
+    flags: Sequence[Flag], given: Given, rest: Sequence[str]
+) -> tuple[str, ...]:
+    """Return arguments with those of ``flags`` that were given, the script and its arguments."""
+    needs_dashes = bool(rest) and (rest[0].startswith("-") or rest[1:2] == ("--",))
+    return (*given.words(flags), *(["--"] if needs_dashes else []), *rest)

@@ -23,8 +23,8 @@ from . import launch_flags, master_flags
 from .check_command import read_check
 from .check_flags import training_checks
 from .command_line import CommandLine, Given, T
-from .config_file import read_config, with_checks
-from .environment_flags import answer_dry_run, with_environment
+from .config_file import add_checks, read_config
+from .environment_flags import add_environment, answer_dry_run
 from .launch_flags import CompletionOptions
 from .master_flags import MasterOptions, StacksOptions, StatusOptions
 from .policy_flags import PolicyOptions
@@ -134,9 +134,9 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         return given.fill(CompletionOptions)
     mode = _mode(given)
     warnings: list[str] = []
-    given = with_environment(line, given, environ, warnings)
+    add_environment(given, environ, warnings)
     config = read_config(given)
-    given = with_checks(line, given, config, warnings)
+    add_checks(line, given, config, warnings)
     rendezvous = rendezvous_options(given, warnings, rest[1:])
     rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     hang = _hang(given)

@@ -73,6 +73,6 @@ def rehearse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Rehears
     """
     line = rehearse_command()
     given, script = line.read(argv, environ)
-    own = {"--standalone", *(flag.spelling for flag in flags_of(RehearseOptions))}
-    job = tuple(word for word in line.split(argv)[0] if word.partition("=")[0] not in own)
-    return given.fill(RehearseOptions, job=job, script=script)
+    own = {"standalone", *(flag.key for flag in flags_of(RehearseOptions))}
+    of_job = [f for f in line.flags if f.key not in own and given.origin(f.key) == f.spelling]
+    return given.fill(RehearseOptions, job=tuple(given.words(of_job)), script=script)

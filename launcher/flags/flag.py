@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 ENVIRONMENT_PREFIX: Final = "PET_"
 
+SWITCH_ON: Final = "1"
+"""The text of the value of a switch that is given on the command line."""
+
 _FIRST_SENTENCE: Final = re.compile(r".*?(?<!e\.g)\.(?= |$)|.*")
 
 
@@ -93,6 +96,12 @@ class Flag:
         if self.multiple:
             return ()
         return None if self.takes_value else False
+
+    def words(self, texts: Sequence[str]) -> list[str]:
+        """Return the arguments that give the flag these values."""
+        if not self.takes_value:
+            return [self.spelling]
+        return [f"{self.spelling}={text}" for text in (texts if self.multiple else texts[-1:])]
 
     def value(self, texts: Sequence[str], origin: str) -> Any:
         """Return the value of the texts that ``origin``, the flag or its variable, gave.

@@ -42,6 +42,10 @@ def sentence(command: CommandLine, *argv: str, **environ: str) -> str:
     return refused.value.sentence
 
 
+def keys(command: CommandLine, *argv: str) -> list[tuple[str, str]]:
+    return [(flag.key, text) for flag, text in command.split(argv)[0]]
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -67,13 +71,15 @@ def sentence(command: CommandLine, *argv: str, **environ: str) -> str:
 def test_every_way_to_write_a_flag_has_one_canonical_form(
     command: CommandLine, argv: list[str], words: list[str]
 ) -> None:
-    assert command.split([*argv, "script", "--run-path"]) == (words, ("script", "--run-path"))
+    found, rest = command.split([*argv, "script", "--run-path"])
+    assert [word for flag, text in found for word in flag.words([text])] == words
+    assert rest == ("script", "--run-path")
 
 
 def test_a_prefix_is_resolved_among_the_flags_of_torchrun_first(command: CommandLine) -> None:
-    assert command.split(["--node", "1"])[0] == ["--node-rank=1"]
-    assert command.split(["--re", "1"])[0] == ["--redirects=1"]
-    assert command.split(["--node-u", "1", "--res", "2"])[0] == ["--node-unit=1", "--rescale=2"]
+    assert keys(command, "--node", "1") == [("node_rank", "1")]
+    assert keys(command, "--re", "1") == [("redirects", "1")]
+    assert keys(command, "--node-u", "1", "--res", "2") == [("node_unit", "1"), ("rescale", "2")]
 
 
 def test_an_ambiguous_prefix_is_refused_with_what_it_could_be(command: CommandLine) -> None:
@@ -135,7 +141,7 @@ def test_a_word_that_is_not_a_flag_is_refused(
     command: CommandLine, argv: list[str], expected: str | None
 ) -> None:
     if expected is None:  # -r with the value "edirect", as under argparse
-        assert command.split(argv)[0] == ["--redirects=edirect"]
+        assert keys(command, *argv) == [("redirects", "edirect")]
     else:
         assert sentence(command, *argv) == expected
 

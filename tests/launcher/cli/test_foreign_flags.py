@@ -32,9 +32,9 @@ FT_LAUNCHER: str = (
 
 
 def split(*argv: str) -> list[str]:
-    words, rest = launch_command().split([*argv, "train.py"])
+    found, rest = launch_command().split([*argv, "train.py"])
     assert rest == ("train.py",)
-    return words
+    return [word for flag, text in found for word in flag.words([text])]
 
 
 @pytest.mark.parametrize(
