@@ -14,7 +14,8 @@ from ..flags import values
 from ..flags.flag import Heading
 from ..flags.values import BadValue, shown
 from ..hosts_options import HostsOptions, NodeCommand
-from .command_line import CommandLine, Given, HelpText, UnknownFlagError
+from .command_line import CommandLine, Given, HelpText, UnknownFlagError, answer
+from .environment_flags import resulting_arguments
 from .launch_flags import launch_command
 from .security_flags import given_token, token_file_flag
 
@@ -25,7 +26,7 @@ Usage: ft-run hosts --hostfile FILE [OPTIONS] [--] JOB_OPTIONS SCRIPT [ARGS]...
 Start the same job on every host over ssh. ssh must not ask for a password.
 Each line of output is prefixed with the name of its host. Ctrl-C stops the job
 gracefully. When this command or its connection ends, no process is left on the
-hosts.
+hosts. --dry-run prints the command of each host.
 
 Defaults for JOB_OPTIONS: --nnodes is the number of hosts, --rdzv-endpoint the
 first three hosts (the first of two), --rdzv-id a new ID, --nproc-per-node the
@@ -74,11 +75,13 @@ def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
 
     Raises:
         UsageError: the hosts and the options of the job contradict each other.
+        SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run`` has been answered.
     """
     line = hosts_command()
     own, job = _split(line, argv)
     given, _ = line.read(own, {})
-    wanted, rest = _read_job(line, job)
+    job_line = launch_command()
+    wanted, rest = _read_job(line, job_line, job)
     hosts = _hosts(given)
     if not rest:
         raise UsageError(
@@ -96,13 +99,15 @@ def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
     if not wanted["rdzv_id"]:
         added.append(f"--rdzv-id=hosts-{os.urandom(6).hex()}")
     has_ranks = wanted["nnodes"] is None and wanted["rdzv_backend"] != "c10d" and len(hosts) > 1
+    flags = [flag for flag in job_line.flags if flag.key != "dry_run"]
+    arguments = resulting_arguments(flags, wanted, rest)
     commands = []
     for rank, host in enumerate(hosts):
         count = _slots(host, wanted)
         of_node = [f"--nproc-per-node={count}"] if count else []
         of_node += [f"--node-rank={rank}"] if has_ranks and wanted["node_rank"] is None else []
-        commands.append(NodeCommand(host.name, (*added, *of_node, *job)))
-    return HostsOptions(
+        commands.append(NodeCommand(host.name, (*added, *of_node, *arguments)))
+    options = HostsOptions(
         nodes=tuple(commands),
         least=min(low, high),
         ssh=tuple(_words(given.get("ssh", "ssh"))),
@@ -110,6 +115,11 @@ def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
         folder=given["chdir"] or os.getcwd(),
         program=given["ft_run"] or _own_path(),
     )
+    if wanted["dry_run"]:
+        lines = [f"[{one.host}] {shlex.join((options.program, *one.argv))}" for one in commands]
+        answer("\n".join(lines))
+
+    return options
 
 
 def _split(line: CommandLine, argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -126,14 +136,16 @@ def _split(line: CommandLine, argv: Sequence[str]) -> tuple[Sequence[str], Seque
     return argv[:at], job[1:] if job and job[0] == "--" else job
 
 
-def _read_job(line: CommandLine, job: Sequence[str]) -> tuple[Given, Sequence[str]]:
+def _read_job(
+    line: CommandLine, job_line: CommandLine, job: Sequence[str]
+) -> tuple[Given, Sequence[str]]:
     """Return the options of the job, and the script with its arguments.
 
     Raises:
         UsageError: they are invalid, or one of them is a flag of this command.
     """
     try:
-        return launch_command().read(job, {})
+        return job_line.read(job, {})
     except UnknownFlagError as error:
         if any(error.word.partition("=")[0] == flag.spelling for flag in line.flags):
             raise UsageError(

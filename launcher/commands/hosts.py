@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Final
 
 from ... import exit_codes
@@ -17,7 +17,7 @@ from ...errors import RendezvousError, UsageError
 from ...printable import printable
 from ..hosts_options import HostsOptions, NodeCommand
 from ..startup import unblock
-from .hosts_node import BEAT_S, LOST
+from .hosts_node import BEAT_S, CONNECTED, LOST
 
 _SSH_OPTIONS: Final = (
     "-oBatchMode=yes",
@@ -42,10 +42,11 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Host:
-    """One host: its ssh process and its exit code."""
+    """One host: its ssh process, whether that has connected, and its exit code."""
 
     def __init__(self, command: NodeCommand, options: HostsOptions) -> None:
         self.name = command.host
+        self.is_connected = False
         self.status: int | None = None
         on_host = shlex.join([options.program, "hosts-node"])  # a shell parses it there
         start = [*options.ssh, *_SSH_OPTIONS, "--", command.host, on_host]
@@ -84,16 +85,23 @@ class _Host:
         assert out is not None
         assert err is not None
         reader = threading.Thread(
-            target=console.copy, args=(self.name, err, sys.stderr.fileno()), daemon=True
+            target=console.copy, args=(self.name, _lines(err), sys.stderr.fileno()), daemon=True
         )
         reader.start()
-        console.copy(self.name, out, sys.stdout.fileno())
+        console.copy(self.name, self._lines_of_job(out), sys.stdout.fileno())
         reader.join()
         status = self._process.wait()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # unread input
             self._process.stdin.close()
         ended.put((self, LOST if status < 0 else status))  # below 0: ssh itself was killed
+
+    def _lines_of_job(self, stream: IO[bytes]) -> Iterator[bytes]:
+        for line in _lines(stream):
+            if self.is_connected or line != CONNECTED:
+                yield line
+            else:
+                self.is_connected = True
 
 
 class _Console:
@@ -102,12 +110,11 @@ class _Console:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def copy(self, name: str, stream: IO[bytes], target: int) -> None:
-        """Copy lines to a file descriptor, prefixed with the host's name, until end-of-file."""
+    def copy(self, name: str, lines: Iterable[bytes], target: int) -> None:
+        """Copy lines to a file descriptor, prefixed with the host's name."""
         prefix = f"[{name}] ".encode()
-        with stream:
-            for line in _lines(stream):
-                self.write(target, prefix + line)
+        for line in lines:
+            self.write(target, prefix + line)
 
     def write(self, target: int, data: bytes) -> None:
         """Write all data; dropped if there is no reader any more, so that no host blocks."""
@@ -133,20 +140,15 @@ def run_hosts(options: HostsOptions) -> int:
     hosts = [_Host(command, options) for command in options.nodes]
     for host in hosts:
         threading.Thread(target=host.attend, args=(console, ended), daemon=True).start()
-    too_few = ""
+    is_stopping = False
     since_beat = 0.0
     while any(host.status is None for host in hosts):
         with contextlib.suppress(queue.Empty):
             # Statuses are set here only, so that no host that has ended is missed.
             host, host.status = ended.get(timeout=_TICK_S)
             _report_end(host, console)
-            lost = [host.name for host in hosts if host.status in _NOT_IN_THE_JOB]
-            if len(hosts) - len(lost) < options.least and not too_few:
-                too_few = (
-                    f"{len(lost)} of {len(hosts)} hosts have not joined the job or have left it"
-                    f" ({', '.join(lost[:8])}), and it needs {options.least}; expected hosts that "
-                    "ssh reaches without a prompt, with ft-run and the script installed."
-                )
+            if _too_few(hosts, options.least) and not is_stopping:
+                is_stopping = True
                 asked.put(signal.SIGTERM)
         since_beat += _TICK_S
         words = [signal.Signals(number).name for number in _drain(asked)]
@@ -157,9 +159,19 @@ def run_hosts(options: HostsOptions) -> int:
             for host in hosts:
                 host.send(word)
     statuses = {host.status for host in hosts}
-    if too_few and (len(statuses) > 1 or LOST in statuses):
-        raise RendezvousError(too_few)
+    if (lost := _too_few(hosts, options.least)) and (len(statuses) > 1 or LOST in statuses):
+        raise RendezvousError(
+            f"{len(lost)} of {len(hosts)} hosts have not joined the job or have left it"
+            f" ({', '.join(lost)}), and it needs {options.least}; expected hosts that ssh reaches"
+            " without a prompt, with ft-run and the script installed."
+        )
     return _status(hosts)
+
+
+def _too_few(hosts: list[_Host], least: int) -> list[str]:
+    """Return the hosts without a node, if fewer than the job needs are left."""
+    lost = [host.name for host in hosts if host.status in _NOT_IN_THE_JOB]
+    return lost if len(hosts) - len(lost) < least else []
 
 
 def _drain(numbers: "queue.SimpleQueue[int]") -> Iterator[int]:
@@ -170,14 +182,17 @@ def _drain(numbers: "queue.SimpleQueue[int]") -> Iterator[int]:
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield lines with their newlines; a very long line in pieces."""
-    while line := stream.readline(_CHUNK):
-        yield line if line.endswith(b"\n") else line + b"\n"
+    with stream:
+        while line := stream.readline(_CHUNK):
+            yield line if line.endswith(b"\n") else line + b"\n"
 
 
 def _report_end(host: _Host, console: _Console) -> None:
     if host.status in (exit_codes.SUCCESS, None):
         return
-    what = "the connection is lost" if host.status == LOST else f"exit code {host.status}"
+    what = f"exit code {host.status}"
+    if host.status == LOST:
+        what = "the connection is lost" if host.is_connected else "ssh has not connected"
     line = printable(f"ft-run hosts: {host.name}: {what}")
     console.write(sys.stderr.fileno(), line.encode() + b"\n")
 

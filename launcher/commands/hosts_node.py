@@ -1,8 +1,9 @@
 """``ft-run hosts-node``: the command that ``ft-run hosts`` runs on each host by ssh.
 
 The first line of the standard input has the command; the following ones are signals to forward, and
-heartbeats. When they cease (end-of-file, or silence), the job is terminated with SIGTERM: sshd does
-not terminate the processes of a lost connection.
+heartbeats. When the heartbeats cease (end-of-file, or silence), the job is terminated with SIGTERM:
+sshd does not terminate the processes of a lost connection. The first line of the standard output is
+``CONNECTED``.
 """
 
 import json
@@ -27,6 +28,9 @@ BEAT_S: Final = 5.0
 LOST: Final = 255
 """ssh's exit code without a connection; a job with this status exits with 254 here."""
 
+CONNECTED: Final = b"\0ft-run hosts-node\n"
+"""The first line of output."""
+
 
 def run_hosts_node() -> int:
     """Start ft-run as specified on the standard input; return its exit code.
@@ -35,6 +39,7 @@ def run_hosts_node() -> int:
         UsageError: the folder or ft-run cannot be used.
     """
     orders = sys.stdin.fileno()
+    os.write(sys.stdout.fileno(), CONNECTED)
     first, rest = _first_line(orders)
     order = json.loads(first)
     try:

@@ -16,6 +16,11 @@ def options(ssh: object, least: int = 2) -> HostsOptions:
     return HostsOptions(nodes, least, (str(ssh),), {}, "/", "/opt/ft-run")
 
 
+def write(program: Path, text: str) -> None:
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+
+
 class AtOnce:
     """A thread whose work is done when it has been started."""
 
@@ -42,8 +47,7 @@ def test_hosts_that_end_before_it_looks_are_told_and_counted(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\necho no route >&2\nexit 255\n")
-    ssh.chmod(0o755)
+    write(ssh, "echo no route >&2; exit 255")
     monkeypatch.setattr(threading, "Thread", thread)
     with pytest.raises(
         RendezvousError, match=r"of 2 hosts have not joined the job .*, and it needs 2"
@@ -53,9 +57,45 @@ def test_hosts_that_end_before_it_looks_are_told_and_counted(
     assert sorted(lines) == [
         "[a] no route",
         "[b] no route",
+        "ft-run hosts: a: ssh has not connected",
+        "ft-run hosts: b: ssh has not connected",
+    ]
+
+
+def test_lost_connections_are_reported_as_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "ssh", r"printf 'welcome\n\0ft-run hosts-node\n'; echo of the job; exit 255")
+    with pytest.raises(RendezvousError):
+        hosts.run_hosts(options(tmp_path / "ssh"))
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == sorted(
+        f"[{host}] {line}" for host in "ab" for line in ("welcome", "of the job")
+    )
+    assert sorted(err.splitlines()) == [
         "ft-run hosts: a: the connection is lost",
         "ft-run hosts: b: the connection is lost",
     ]
+
+
+def test_the_error_names_every_failed_host(tmp_path: Path) -> None:
+    write(
+        tmp_path / "ssh",
+        'case "$*" in *" a "*) exit 255;; esac\n'
+        'while read -r line; do case "$line" in SIGTERM) exit 255;; esac; done',
+    )
+    with pytest.raises(RendezvousError, match=r"^2 of 2 hosts .* \(a, b\), and it needs 2"):
+        hosts.run_hosts(options(tmp_path / "ssh"))
+
+
+def test_hosts_that_a_signal_stops_have_not_failed(tmp_path: Path) -> None:
+    write(
+        tmp_path / "ssh",
+        'case "$*" in *" a "*) exit 255;; esac\n'
+        'while read -r line; do case "$line" in SIGTERM) exit 143;; esac; done',
+    )
+    with pytest.raises(RendezvousError, match=r"^1 of 2 hosts .* \(a\), and it needs 2"):
+        hosts.run_hosts(options(tmp_path / "ssh"))
 
 
 def test_an_ssh_that_is_not_there_is_said(tmp_path: Path) -> None:

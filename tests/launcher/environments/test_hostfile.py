@@ -29,7 +29,7 @@ def test_each_host_gets_what_the_job_does_not_say() -> None:
     options = read("--max-restarts", "3", "train.py", "--lr", "1", hostfile=FILE)
     hosts = {node.host: node.argv for node in options.nodes}
     assert list(hosts) == ["me@gpu1", "gpu2", "10.0.0.3"]
-    given = ("--max-restarts", "3", "train.py", "--lr", "1")
+    given = ("--max-restarts=3", "train.py", "--lr", "1")
     job = hosts["gpu2"][2]
     assert job.startswith("--rdzv-id=hosts-")
     both = ("--nnodes=3", "--rdzv-endpoint=gpu1:29400,gpu2:29400,10.0.0.3:29400", job)
@@ -47,8 +47,8 @@ def test_what_the_job_says_stays() -> None:
         *("--rdzv-id=x", "--nproc-per-node=2", "--rdzv-endpoint=h:1", "-m", "package.train"),
     )
     job = (
-        *("--nnodes=1:2", "--rdzv-id=x", "--nproc-per-node=2", "--rdzv-endpoint=h:1", "-m"),
-        "package.train",
+        *("--nproc-per-node=2", "--nnodes=1:2", "--rdzv-endpoint=h:1", "--rdzv-id=x"),
+        *("--module", "package.train"),
     )
     assert [(node.host, node.argv) for node in options.nodes] == [("a", job), ("c", job)]
     assert options.least == 1
@@ -67,6 +67,19 @@ def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -
     for options in (by_file, by_variable, by_its_file):
         assert options.environ == {"FT_RUN_TOKEN": secret}
         assert not any("token" in word or secret in word for word in options.nodes[0].argv)
+
+
+def test_dry_run_prints_the_commands_of_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--ssh", "/no/ssh", "--ft-run", "/opt/ft-run", "--max-restarts", "1", "--dry-run"]
+    with pytest.raises(SystemExit) as stop:
+        read(*words, "--rdzv_id=7", "train.py", "--lr", "a b", hostfile="a slots=2\nb slots=2\n")
+    assert stop.value.code == 0
+    job = "--rdzv-id=7 --max-restarts=1 train.py --lr 'a b'"
+    where = "/opt/ft-run --nnodes=2 --rdzv-endpoint=a:29400 --nproc-per-node=2"
+    assert capsys.readouterr().out.splitlines() == [
+        f"[a] {where} --node-rank=0 {job}",
+        f"[b] {where} --node-rank=1 {job}",
+    ]
 
 
 @pytest.mark.parametrize(
