@@ -240,7 +240,10 @@ def test_a_host_that_cannot_be_reached_ends_the_job(ft: Launcher, ssh: Ssh) -> N
 
 @pytest.mark.slow
 def test_a_lost_host_is_survived_where_the_job_can(ft: Launcher, ssh: Ssh) -> None:
-    job = ssh.job("--hosts", "a,b,c", "--nnodes", "2", "--max-restarts", "1")
+    job = ssh.job(
+        *("--hosts", "a,b,c", "--nnodes", "2", "--max-restarts", "1"),
+        *("--rdzv-endpoint", "a:29400"),  # a stays, and leads
+    )
     (worker,) = job.expect(r"\[b\] rank \d 2 0 |\[c\] rank \d 2 0 ")
     lost = next(host for host in ssh.hosts if host.name == worker[0][1])
     lost.kill()
