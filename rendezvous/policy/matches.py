@@ -118,15 +118,22 @@ def look_for_corrupt(failure: Failure) -> Look:
 
 
 def look_for_unequal(failure: Failure) -> Look:
-    """Return whether the state differed between ranks, or was saved by another number of ranks.
+    """Return whether the state differed between ranks, by the exception of ``Checkpointer``."""
+    matches = _is_exception("UnequalStateError", failure)
+    return Look(
+        matches, "the state differs between ranks" if matches else "no state differs between ranks"
+    )
 
-    ``Checkpointer`` raises an exception for each, and a restart would repeat it.
-    """
-    if _is_exception("UnequalStateError", failure):
-        return Look(True, "the state differs between ranks")
-    if _is_exception("WorldSizeError", failure):
-        return Look(True, "the state was saved with another number of ranks")
-    return Look(False, "no state differs between ranks")
+
+def look_for_world_size(failure: Failure) -> Look:
+    """Return whether another number of ranks had saved local state, by the exception."""
+    matches = _is_exception("WorldSizeError", failure)
+    return Look(
+        matches,
+        "another number of ranks saved the state"
+        if matches
+        else "no state of another number of ranks",
+    )
 
 
 def _is_exception(name: str, failure: Failure) -> bool:

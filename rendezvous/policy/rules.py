@@ -18,6 +18,7 @@ from .matches import (
     look_for_corrupt,
     look_for_slip,
     look_for_unequal,
+    look_for_world_size,
     parse_match,
     same_slip,
 )
@@ -126,9 +127,14 @@ class Decision(Struct, frozen=True):
 
 DEFAULT_SLIP = "repeated usage or import error=fail"
 DEFAULT_UNEQUAL = "unequal state=fail"
+DEFAULT_WORLD_SIZE = "state of another number of ranks=fail"
 DEFAULT_CORRUPT = "corrupt twice on one node=fail"
 DEFAULT_PREEMPTED = "preempted=restart-free"
 DEFAULT_REST = "everything else=restart"
+_REPEATED_BY_RESTARTS = {
+    DEFAULT_UNEQUAL: look_for_unequal,
+    DEFAULT_WORLD_SIZE: look_for_world_size,
+}
 
 
 def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decision:
@@ -172,10 +178,11 @@ def _default(failure: Failure, context: Context, passed_over: list[PassedOver]) 
     if is_repeated:
         return Decision(Action.FAIL, DEFAULT_SLIP, words, True, tuple(passed_over))
     passed_over.append(PassedOver(DEFAULT_SLIP, words))
-    unequal = look_for_unequal(failure)
-    if unequal.matches:
-        return Decision(Action.FAIL, DEFAULT_UNEQUAL, unequal.words, True, tuple(passed_over))
-    passed_over.append(PassedOver(DEFAULT_UNEQUAL, unequal.words))
+    for rule, look_for in _REPEATED_BY_RESTARTS.items():
+        look = look_for(failure)
+        if look.matches:
+            return Decision(Action.FAIL, rule, look.words, True, tuple(passed_over))
+        passed_over.append(PassedOver(rule, look.words))
     corrupt = look_for_corrupt(failure)
     if corrupt.matches and context.was_corrupt:
         return Decision(Action.FAIL, DEFAULT_CORRUPT, corrupt.words, True, tuple(passed_over))

@@ -316,6 +316,7 @@ def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [over["rule"] for over in told["passed_over"]] == [
         "repeated usage or import error=fail",
         "unequal state=fail",
+        "state of another number of ranks=fail",
         "corrupt twice on one node=fail",
         "preempted=restart-free",
     ]

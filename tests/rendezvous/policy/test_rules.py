@@ -11,6 +11,7 @@ from ft_run.rendezvous.policy.rules import (
     DEFAULT_REST,
     DEFAULT_SLIP,
     DEFAULT_UNEQUAL,
+    DEFAULT_WORLD_SIZE,
     Action,
     Context,
     Rule,
@@ -171,9 +172,10 @@ def test_defaults_come_after_the_users_rules_in_their_order() -> None:
 
 
 def test_unequal_state_ends_the_job_and_corrupt_state_when_it_repeats() -> None:
-    for failure in (UNEQUAL, recorded("WorldSizeError: each of 2 ranks has saved its own 'net'")):
+    other_size = recorded("WorldSizeError: each of 2 ranks has saved its own 'net'")
+    for failure, rule in ((UNEQUAL, DEFAULT_UNEQUAL), (other_size, DEFAULT_WORLD_SIZE)):
         decision = decide([], failure, Context())
-        assert (decision.action, decision.rule) == (Action.FAIL, DEFAULT_UNEQUAL)
+        assert (decision.action, decision.rule) == (Action.FAIL, rule)
     assert (
         decide([Rule.parse("error:Unequal=restart")], UNEQUAL, Context()).action is Action.RESTART
     )
