@@ -209,6 +209,12 @@ class Checkpointer:
             log(f"resuming from the {source} of step {done}")
         elif self._ranks.rank == 0 and offered > 0:
             log("no usable snapshot or checkpoint: starting from step 0")
+        elif self._ranks.rank == 0 and not done and self._snapshots.lacks_shards:
+            log(
+                f"no checkpoint yet, and no snapshot that fits all {self._ranks.size} ranks: "
+                "starting from step 0; sharded or local state survives the loss of a node with "
+                "--snapshot-replicas or a checkpoint"
+            )
         if done:
             self._rank_state.report()
         if done and source == "snapshot":

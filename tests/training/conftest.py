@@ -31,6 +31,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(coordination.TURN, "_last", None)
         monkeypatch.setattr(coordination.TURN, "_buffers", None)
         monkeypatch.setattr(coordination.TURN, "_is_live", False)
+        monkeypatch.setattr(coordination.TURN, "has_trained", False)
 
     forget()
     return forget

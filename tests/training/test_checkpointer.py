@@ -34,6 +34,8 @@ from ft_run.training.worker.snapshot_memory import SaverLink
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
@@ -428,6 +430,37 @@ def test_another_optimizer_without_a_checkpoint_starts_from_step_0(
     assert mismatch.startswith("the snapshot of step 6 does not match the script: 'optimizer' is")
     assert start == "no usable snapshot or checkpoint: starting from step 0"
     assert script.optimizer.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize("kind", ["local", "sharded", "equal"])
+def test_restart_reports_lost_shards_once(
+    tmp_path: Path,
+    memory: Given,
+    new_process: Callable[[], None],
+    mesh: DeviceMesh,
+    capfd: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    """Not in the first round, and not if a later training of the same process starts."""
+    lines = []
+    for is_first_round in (True, False):
+        new_process()
+        for folder in ("first", "second"):
+            memory(-1, is_first_round=is_first_round)
+            model = nn.Linear(2, 2)
+            if kind == "sharded":
+                fully_shard(model, mesh=mesh)
+            state, local = {"model": model}, ["model"] if kind == "local" else []
+            checkpointer = Checkpointer(
+                tmp_path / folder, state, local=local, seed=1, checkpoint_every=None
+            )
+            assert [*checkpointer.steps(2)] == [0, 1]
+            lines += [
+                line
+                for line in logged(capfd)
+                if "snapshot that fits all 1 ranks: starting from" in line
+            ]
+    assert len(lines) == (0 if kind == "equal" else 1)
 
 
 def test_another_model_resumes_from_the_checkpoint(

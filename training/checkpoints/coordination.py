@@ -64,6 +64,8 @@ class Turn:
         self._buffers: weakref.ref[Buffers] | None = None
         """Its buffers: while a thread sends them, they outlive the Checkpointer."""
         self._is_live = False
+        self.has_trained = False
+        """Whether this process has completed a step."""
 
     def begin(self, holder: Holder, buffers: Buffers) -> bool:
         """Begin or continue the turn of a Checkpointer; return whether it did not have the last.

@@ -187,6 +187,12 @@ class SnapshotManager:
         """The step from which all ranks can resume; -1: none."""
         return self._own.resume_step if self._own is not None else -1
 
+    @property
+    def lacks_shards(self) -> bool:
+        """Whether an earlier round can have lost its steps: not all shards exist on these ranks."""
+        is_restart = self._own is not None and not (self.is_first_round or TURN.has_trained)
+        return is_restart and self.resume_step < 0 and self._state.is_sharded
+
     def restore(self, step: int) -> bool:
         """Load the snapshot of a step; return whether all ranks could.
 
@@ -297,6 +303,7 @@ class SnapshotManager:
             complete: from ``take``; None: there is nothing to complete.
             own: the report, without the fields that depend on the completed snapshot.
         """
+        TURN.has_trained = True
 
         def act() -> None:
             if complete is not None:

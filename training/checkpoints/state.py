@@ -252,6 +252,14 @@ class State:
         return frozenset(name for name in self.objects if not self._is_of_torch(name))
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether ranks have parts of the state: local objects, or DTensors in modules."""
+        modules = (value for value in self.objects.values() if isinstance(value, nn.Module))
+        return self.kinds.has_local or any(
+            isinstance(value, DTensor) for module in modules for value in module.parameters()
+        )
+
+    @property
     def shared_modules(self) -> frozenset[str]:
         """Names of the modules that all ranks have, with the same weights or shards of them."""
         apart = self.kinds.local | self.kinds.partial
