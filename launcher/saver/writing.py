@@ -71,7 +71,7 @@ def _write(
     try:
         files = _opened(order, fds)
         digests = {file_rank(file.entry): digest(file.items) for file in files}
-        metadata, agreed = files[0].description
+        metadata, agreed, _ = files[0].description
         if order.is_first:
             agreed = agreed or tuple(digests.values())  # a replicated state is one file
             if not metadata or any(
@@ -83,7 +83,7 @@ def _write(
         for file in files:
             _put(storage, draft, file, tick)
         checksums = {file_of(file_rank(file.entry)): _checksums(file, tick) for file in files}
-        count = sum(file.entry.data_bytes for file in files)
+        count = sum(len(file.data) for file in files)
         peers.report_written_files(digests, count, checksums)
         if not order.is_first:
             return 0, ""
@@ -109,6 +109,16 @@ class _File(NamedTuple):
     items: Sequence[Any]
     description: Description
 
+    @property
+    def ends(self) -> list[int]:
+        """End of each value to write, in bytes."""
+        return [start + length for _, start, length, *_ in self.items[: self.description.saved]]
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes to write."""
+        return memoryview(self.buffer)[: max(self.ends, default=0)]
+
 
 def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
     """Map the buffers of an order.
@@ -125,15 +135,13 @@ def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
 
 
 def _checksums(file: _File, tick: Callable[[], object]) -> list[Checksum]:
-    data = memoryview(file.buffer)[: file.entry.data_bytes]
-    ends = [start + length for _, start, length, *_ in file.items]
-    found = checksums_of(data, ends)
+    found = checksums_of(file.data, file.ends)
     tick()
     return found
 
 
 def _put(storage: Storage, draft: str, file: _File, tick: Callable[[], object]) -> None:
-    data = memoryview(file.buffer)[: file.entry.data_bytes]
+    data = file.data
 
     def write_all(target: Any) -> None:
         for start in range(0, len(data), _CHUNK_BYTES):

@@ -17,6 +17,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, BinaryIO, NamedTuple
 
@@ -244,6 +245,14 @@ def plan_of(state: Mapping[str, Any], kinds: Kinds = SAME) -> tuple[SavePlan, li
     plan = planner.create_local_plan()
     paths = (planner.mappings[write.index.fqn] for write in plan.items)
     return plan, [".".join((place_of(str(first)).name, *map(str, rest))) for first, *rest in paths]
+
+
+def first_items(plan: SavePlan, count: int | None) -> SavePlan:
+    """Return a plan with its first items only; None for all."""
+    items = plan.items[:count]
+    names = {write.index.fqn for write in items}
+    paths = {name: path for name, path in plan.planner_data.items() if name in names}
+    return replace(plan, items=items, planner_data=paths)
 
 
 def metadata_of(plans: Sequence[SavePlan], offsets: Sequence[Offsets]) -> bytes:

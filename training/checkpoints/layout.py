@@ -17,18 +17,21 @@ from typing import Any, NamedTuple
 
 
 class Description(NamedTuple):
-    """What turns files into a checkpoint; it is in the layout of the first file."""
+    """What turns files into a checkpoint; the layout of the first file has the metadata."""
 
     metadata: bytes = b""
     """The metadata file of ``torch.distributed.checkpoint``; empty: not made yet."""
     digests: tuple[str, ...] = ()
     """Of the layouts of all files, by rank; empty: this is the only file."""
+    saved: int | None = None
+    """Number of values, the first ones, that a checkpoint needs; the file of rank 0 has the others.
+    None: all."""
 
 
 def packed(items: Sequence[Any], description: Description) -> bytes:
     """Return a layout as bytes."""
     metadata = base64.b64encode(description.metadata).decode()
-    known = {"items": items, "metadata": metadata, "digests": description.digests}
+    known = {"items": items, **description._asdict(), "metadata": metadata}
     return json.dumps(known, separators=(",", ":")).encode()
 
 
@@ -36,7 +39,8 @@ def unpacked(data: bytes) -> tuple[list[Any], Description]:
     """Return the arguments of ``packed``, with lists instead of tuples."""
     known = json.loads(data)
     metadata = base64.b64decode(known["metadata"])
-    return known["items"], Description(metadata, tuple(known.get("digests", ())))
+    digests = tuple(known.get("digests", ()))
+    return known["items"], Description(metadata, digests, known.get("saved"))
 
 
 def digest(items: Sequence[Any]) -> str:

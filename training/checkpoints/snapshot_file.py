@@ -7,7 +7,7 @@ bytes of the tensors to their offsets.
 import io
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -181,12 +181,20 @@ class SnapshotFile:
         view.copy_(value)
         return True
 
-    def lay_out(self, state: Mapping[str, Any], *, is_whole: bool = True) -> None:
+    def lay_out(
+        self,
+        state: Mapping[str, Any],
+        *,
+        is_whole: bool = True,
+        saved: Container[str] | None = None,
+    ) -> None:
         """Write a new file for a state, including all values.
 
         Args:
             state: a nested state dict.
             is_whole: the state of all ranks is the same: add the metadata for this file alone.
+            saved: names of the objects, the first ones in the state, that a checkpoint needs from
+                this file; None for all.
 
         Raises:
             OSError: there is not enough memory.
@@ -207,6 +215,9 @@ class SnapshotFile:
             size = file.tell()
             items = [with_data_start(item, file) for item in items]
             file.seek(size)
+            if saved is not None:
+                count = sum(item.path[0] in saved for item in items)
+                self.description = Description(saved=count)
             if is_whole:
                 self.description = Description(metadata_of([plan], [offsets_of(plan, items)]))
             layout = packed(items, self.description)

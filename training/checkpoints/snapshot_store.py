@@ -14,13 +14,22 @@ from torch.distributed.tensor import DTensor
 
 from ..worker import snapshot_page as page
 from ..worker.snapshot_memory import Memory
-from .checkpoint_files import Item, LayoutMismatchError, Offsets, metadata_of, offsets_of, plan_of
+from .checkpoint_files import (
+    Item,
+    LayoutMismatchError,
+    Offsets,
+    first_items,
+    metadata_of,
+    offsets_of,
+    plan_of,
+)
 from .copying import local
 from .kinds import SAME, Kinds
 from .layout import Description, digest
 from .memory_files import available
 from .snapshot_file import SnapshotFile
 from .storage import one_line
+from .values import has_shards
 
 Plan = tuple[SavePlan, Offsets, str]
 """A rank's plan, the offsets of its items, and the digest of the layout."""
@@ -152,7 +161,8 @@ class Snapshots:
             copy = file.write(values, late)
         except LayoutMismatchError:
             self._check_room(flat)
-            file.lay_out(state(), is_whole=is_replicated)
+            nested, saved = self._by_owner(state())
+            file.lay_out(nested, is_whole=is_replicated, saved=None if is_replicated else saved)
             self._describe(file)
         self._last = None if is_replicated else file
         if copy is None:
@@ -318,10 +328,20 @@ class Snapshots:
         if self._last is None:
             return None
         self._planned, self._description = self._last.items, Description()
-        plan, keys = plan_of(state, self._kinds)
+        plan, keys = plan_of(self._by_owner(state)[0], self._kinds)
         if keys != [item.key for item in self._planned] or self._last.values_of(flat) is None:
             return None
-        return plan, offsets_of(plan, self._planned), digest(self._planned)
+        plan = first_items(plan, self._last.description.saved)
+        return plan, offsets_of(plan, self._planned[: len(plan.items)]), digest(self._planned)
+
+    def _by_owner(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], AbstractSet[str] | None]:
+        """Return a nested state dict, and the objects that a checkpoint needs from this rank.
+
+        These are the first ones: those of which each rank has its own or a part. On rank 0 they are
+        all, which is None: a checkpoint has objects that are the same on all ranks once.
+        """
+        mine = {n: v for n, v in state.items() if n in self._kinds.local or has_shards(v)}
+        return {**mine, **state}, None if self._rank == 0 else mine.keys()
 
     def use_plans(self, plans: list[Plan | None], step: int) -> None:
         """Build the metadata of all shards on rank 0, for the newest snapshot and later ones.

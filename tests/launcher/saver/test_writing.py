@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from ft_run.launcher.saver.order import WriteOrder, WriteResult
 from ft_run.launcher.saver.writing import write
 from ft_run.training.checkpoints.checkpoint_files import metadata_of, offsets_of, plan_of
 from ft_run.training.checkpoints.encoding import flatten
-from ft_run.training.checkpoints.layout import Description, digest
+from ft_run.training.checkpoints.kinds import Kinds
+from ft_run.training.checkpoints.layout import Description, digest, read_record
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
-from ft_run.training.worker.snapshot_page import Destination, Entry
+from ft_run.training.checkpoints.snapshot_store import Snapshots
+from ft_run.training.worker.snapshot_memory import Memory
+from ft_run.training.worker.snapshot_page import BUFFERS, PAGE_BYTES, Destination, Entry
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -165,6 +169,48 @@ def test_shares_that_do_not_fit_together_are_no_checkpoint(
     assert save(4) == words
     assert sorted(os.listdir(tmp_path)) == ["latest", "step-00000001", "step-00000003"]
     os.close(other.fd)
+
+
+def test_equal_objects_are_in_one_file_only(tmp_path: Path) -> None:
+    """Each rank has an average of its own beside a model that all have."""
+    states = [{**state_of(9), "average": {"weight": torch.full((9,), 2.0 + r)}} for r in (0, 1)]
+    states[1]["sampler"]["of"] = {"rank": 1}  # only rank 1 has it
+    fds = [[os.memfd_create("test") for _ in range(1 + BUFFERS)] for _ in states]
+    ranks = []
+    for rank, made in enumerate(fds):
+        os.ftruncate(made[0], PAGE_BYTES)
+        kinds = Kinds(rank, 2, frozenset({"average"}), has_local=True)
+        memory = Memory(*(lambda page, *buffers: (page, buffers))(*map(os.dup, made)), -1)
+        ranks.append(Snapshots(memory, rank, 2, 5, kinds))
+
+    def save(step: int) -> list[int]:
+        entries = []
+        for one, state in zip(ranks, states, strict=True):
+            assert one.write(step, partial(dict, state), flatten(state)) is None
+        plans = [one.plan(state, flatten(state)) for one, state in zip(ranks, states, strict=True)]
+        ranks[0].use_plans(plans, step)
+        for one, made in zip(ranks, fds, strict=True):
+            of_step = [*one._of(step)]
+            entries.append((of_step[0][1], made[1 + of_step[0][0]]))
+        order = WriteOrder(Destination(str(tmp_path), 2, True), tuple(e for e, _ in entries), "0")
+        assert write(order, [fd for _, fd in entries]).error == ""
+        path = tmp_path / f"step-{step:08}"
+        assert [entry.data_bytes > 5000 for entry, _ in entries] == [True, True]
+        first, second = (one["average"] for one in states)
+        names = [f"ft_run_local.{rank}-of-2.average" for rank in (0, 1)]
+        assert loaded(path) == str({names[0]: first, **state_of(9), names[1]: second})
+        record = read_record((path / ".ft_run").read_bytes())
+        sizes = [(path / f"__{rank}_0.distcp").stat().st_size for rank in (0, 1)]
+        assert [record.files[f"__{rank}_0.distcp"][-1][0] for rank in (0, 1)] == sizes
+        return sizes
+
+    sizes = save(1)
+    assert sizes[1] < 2000 < sizes[0]
+    for state in states:
+        state["average"]["weight"] += 1
+    assert save(2) == sizes
+    for fd in (fd for made in fds for fd in made):
+        os.close(fd)
 
 
 @pytest.mark.slow
