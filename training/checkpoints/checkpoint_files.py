@@ -102,6 +102,7 @@ def write_values(
 
     Raises:
         OSError: a write failed.
+        RuntimeError: If a tensor has no data.
     """
     sink = _Sink(file, written, checksums)
     items: list[Item] = []
@@ -115,7 +116,10 @@ def write_values(
             items.append(Item(path, start, sink.count - start, "", (), 0))
             sink.end_value()
             continue
-        tensor = _alike(local(value), room) if room is not None else _on_host(local(value))
+        part = local(value)
+        if part.numel() and not part.untyped_storage().nbytes():
+            raise RuntimeError(f"{write.index.fqn} has no data: its storage was freed")
+        tensor = _alike(part, room) if room is not None else _on_host(part)
         try:
             with skip_data() if room is not None else nullcontext():
                 torch.save(tensor, sink)  # type: ignore[arg-type]  # it only writes

@@ -30,7 +30,7 @@ _OF_TORCH = (torch.Tensor, torch.dtype, torch.device, torch.Size)
 """With ``_PLAIN``: the types that are stored as they are."""
 _LIKE_PLAIN = (str, bytes, int, float, complex, tuple, list)
 _MARK = "\0ft_run"
-_ARRAY, _SCALAR, _SET, _FROZENSET, _DICT, _ENUM, _GENERATOR, _KEY, _TENSOR = (
+_ARRAY, _SCALAR, _SET, _FROZENSET, _DICT, _ENUM, _GENERATOR, _KEY, _TENSOR, _SAVED = (
     f"{_MARK}.{kind}"
     for kind in (
         "array",
@@ -42,6 +42,7 @@ _ARRAY, _SCALAR, _SET, _FROZENSET, _DICT, _ENUM, _GENERATOR, _KEY, _TENSOR = (
         "generator",
         "key",
         "tensor",
+        "saved",
     )
 )
 
@@ -134,8 +135,10 @@ def encode(value: Any, *, is_whole: bool = False) -> Any:
             list its dictionaries.
     """
     kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return _encode_tensor(value) if _is_composed(kind) or not _is_dense(value) else value
     if kind in _PLAIN or isinstance(value, _OF_TORCH):
-        return _encode_tensor(value) if _is_composed(kind) else value
+        return value
     if kind in (list, tuple):
         if _PLAIN.issuperset(map(type, value)):
             return value
@@ -171,7 +174,17 @@ def _is_composed(kind: type) -> bool:
     return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, DTensor)
 
 
+def _is_dense(value: torch.Tensor) -> bool:
+    """Return whether the data of a tensor is an array: a file can be overwritten with it."""
+    is_array = value.layout is torch.strided and not value.is_nested
+    return is_array and not value.is_quantized and not value.is_meta
+
+
 def _encode_tensor(value: Any) -> Any:
+    if not _is_composed(type(value)):
+        data = io.BytesIO()
+        torch.save(value.detach(), data)
+        return (_SAVED, data.getvalue())
     names, about = value.__tensor_flatten__()
     parts = [(name, encode(getattr(value, name), is_whole=True)) for name in names]
     about = encode(about, is_whole=True)
@@ -233,6 +246,8 @@ def _decode_marked(mark: str, value: Any) -> Any:
     if mark == _ENUM:
         _, module, name, plain = value
         return _class_of(module, name, Enum)(decode(plain))
+    if mark == _SAVED:
+        return torch.load(io.BytesIO(value[1]), weights_only=True)
     if mark == _TENSOR:
         _, module, name, parts, about, size, stride = value
         inner = {key: decode(part) for key, part in parts}

@@ -19,7 +19,7 @@ from ..ranks import Ranks
 from ..worker.log import log
 from .checkpoint_files import LayoutMismatchError
 from .copying import local
-from .encoding import KEYS, PlainValue, flatten, put, with_keys, without_keys
+from .encoding import KEYS, PlainValue, encode, flatten, put, with_keys, without_keys
 from .kinds import SAME, find_kinds
 from .optimizer_state import OptimizerState, Path, Saved, is_standard, parameters_of
 from .rank_state import RESERVED
@@ -374,7 +374,9 @@ def _buffers_of(module: nn.Module) -> dict[str, Any]:
         if isinstance(part, DistributedDataParallel) and part.broadcast_buffers:
             left_out |= {".".join(filter(None, (at, name))) for name, _ in part.named_buffers()}
     names = {name: key for name, key in names_in(module, saved).items() if name not in left_out}
-    return {key: saved[key] for key in names.values() if not isinstance(saved[key], DTensor)}
+    return {
+        key: encode(saved[key]) for key in names.values() if not isinstance(saved[key], DTensor)
+    }
 
 
 def _combined(modules: Mapping[str, nn.Module]) -> nn.Module:

@@ -180,7 +180,8 @@ def test_equal_objects_are_in_one_file_only(tmp_path: Path) -> None:
     for rank, made in enumerate(fds):
         os.ftruncate(made[0], PAGE_BYTES)
         kinds = Kinds(rank, 2, frozenset({"average"}), has_local=True)
-        memory = Memory(*(lambda page, *buffers: (page, buffers))(*map(os.dup, made)), -1)
+        page, *buffers = map(os.dup, made)
+        memory = Memory(page, buffers, -1)
         ranks.append(Snapshots(memory, rank, 2, 5, kinds))
 
     def save(step: int) -> list[int]:
