@@ -117,7 +117,9 @@ class _File(NamedTuple):
     @property
     def data(self) -> memoryview:
         """The bytes to write."""
-        return memoryview(self.buffer)[: max(self.ends, default=0)]
+        is_whole = self.description.saved is None
+        size = self.entry.data_bytes if is_whole else max(self.ends, default=0)
+        return memoryview(self.buffer)[:size]
 
 
 def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
