@@ -232,21 +232,45 @@ class Snapshots(_message.Message):
     def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("address", "port", "snapshots", "micro_batch", "is_loading")
+    __slots__ = ("address", "port", "snapshots", "is_loading", "carried")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
-    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
     IS_LOADING_FIELD_NUMBER: _ClassVar[int]
+    CARRIED_FIELD_NUMBER: _ClassVar[int]
     address: str
     port: int
     snapshots: Snapshots
-    micro_batch: int
     is_loading: bool
-    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., micro_batch: _Optional[int] = ..., is_loading: bool = ...) -> None: ...
+    carried: _containers.RepeatedCompositeFieldContainer[CarriedValue]
+    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., is_loading: bool = ..., carried: _Optional[_Iterable[_Union[CarriedValue, _Mapping]]] = ...) -> None: ...
+
+class CarriedValue(_message.Message):
+    __slots__ = ("name", "value", "change", "replaces")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: int
+    change: int
+    replaces: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ..., change: _Optional[int] = ..., replaces: _Optional[int] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("cause", "words", "values", "ends_job")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_JOB_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    words: str
+    values: _containers.RepeatedCompositeFieldContainer[CarriedValue]
+    ends_job: bool
+    def __init__(self, cause: _Optional[str] = ..., words: _Optional[str] = ..., values: _Optional[_Iterable[_Union[CarriedValue, _Mapping]]] = ..., ends_job: bool = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop", "piece", "micro_batch", "trial")
+    __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop", "piece", "trial", "proposal")
     KIND_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -263,8 +287,8 @@ class Failure(_message.Message):
     OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
     AFTER_STOP_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
-    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
     TRIAL_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     kind: FailureKind
     rank: int
     local_rank: int
@@ -281,25 +305,25 @@ class Failure(_message.Message):
     out_of_memory: bool
     after_stop: bool
     piece: str
-    micro_batch: int
     trial: str
-    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ..., piece: _Optional[str] = ..., micro_batch: _Optional[int] = ..., trial: _Optional[str] = ...) -> None: ...
+    proposal: Proposal
+    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ..., piece: _Optional[str] = ..., trial: _Optional[str] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ...) -> None: ...
 
 class Past(_message.Message):
-    __slots__ = ("restart_ages_s", "excluded", "since_s", "failures", "progress", "micro_batch")
+    __slots__ = ("restart_ages_s", "excluded", "since_s", "failures", "progress", "carried")
     RESTART_AGES_S_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    CARRIED_FIELD_NUMBER: _ClassVar[int]
     restart_ages_s: _containers.RepeatedScalarFieldContainer[int]
     excluded: _containers.RepeatedScalarFieldContainer[str]
     since_s: int
     failures: _containers.RepeatedCompositeFieldContainer[NodeFailures]
     progress: PastProgress
-    micro_batch: int
-    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[NodeFailures, _Mapping]]] = ..., progress: _Optional[_Union[PastProgress, _Mapping]] = ..., micro_batch: _Optional[int] = ...) -> None: ...
+    carried: _containers.RepeatedCompositeFieldContainer[CarriedValue]
+    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[NodeFailures, _Mapping]]] = ..., progress: _Optional[_Union[PastProgress, _Mapping]] = ..., carried: _Optional[_Iterable[_Union[CarriedValue, _Mapping]]] = ...) -> None: ...
 
 class PastProgress(_message.Message):
     __slots__ = ("furthest", "idle_restarts")

@@ -172,7 +172,7 @@ class Agent:
         self._tuning = Tuning(starter.tune_file, self._event, self._new_trials())
         self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)
         self._offers = NodeOffers(
-            port, self._snapshots, self._tuning.offered, lambda: starter.spawner.preloading
+            port, self._snapshots, lambda: self._tuning.carried, lambda: starter.spawner.preloading
         )
 
         # What this node does for the job, and how it ends.

@@ -7,7 +7,7 @@ with its report of a step. Other nodes set nothing.
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from ...rendezvous.protocol.messages import Assignment
 from ...training.worker import tuning_page
 from ..machine.cpu_limit import read_cpu_limit
 from ..processes.worker_watch import WorkerWatch
-from ..tuning.knobs import NUM_WORKERS, PREFETCH, of_loader
+from ..tuning.knobs import NUM_WORKERS, PREFETCH, SETTINGS, of_loader
 from ..tuning.trial import Order, Reading
 from ..tuning.tuner import Tried, Tuner
 from ..workers.tune_file import TuneFile
@@ -78,6 +78,11 @@ class AutoTune:
         """Trials whose lines were shown."""
         self._has_loader = False
 
+    @property
+    def kept(self) -> Mapping[str, int]:
+        """The accepted values."""
+        return self._tuner.kept
+
     def begin(self, assignment: Assignment) -> None:
         """Start a round; it ends a trial of the previous one."""
         self._stop()
@@ -87,8 +92,11 @@ class AutoTune:
         if assignment.node_rank != 0:
             self._at = None
             return
-        if self._at is None and self._tuner.kept:
-            self._note(SettingsStarted(assignment.round, 0, dict(self._tuner.kept)))
+        own = self._tuner.kept
+        of_job = {one.name: one.value for one in assignment.carried if one.name in SETTINGS}
+        self._tuner.kept = {**own, **of_job}
+        if self._at is None and own and self._tuner.kept == own:
+            self._note(SettingsStarted(assignment.round, 0, dict(own)))
         self._at = assignment
 
     def started(self, group: WorkerGroup | None) -> None:

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from ...events.event import Event
 from ...events.tuning import MicroBatchChanged
-from ...rendezvous.protocol.claim import Past
+from ...rendezvous.protocol.carried import Carried, CarriedValue, changed, merged, value_of
 from ...rendezvous.protocol.messages import Assignment
+from ..workers.smaller_parts import NAME
 from ..workers.tune_file import TuneFile
 from ..workers.worker_group import WorkerGroup
 
@@ -35,17 +36,27 @@ class Tuning:
         self._file, self._note, self._trials = file, note, trials
         self._micro_batch = 0
         self._node_rank = -1
+        of_file = {NAME: file.values.micro_batch} if file is not None else {}
+        if file is not None and trials is not None:
+            of_file |= dict(file.values.settings)
+        self._carried = tuple(CarriedValue(*one) for one in of_file.items() if one[1])
 
     @property
-    def offered(self) -> int:
-        """The ``micro_batch`` with which the job begins if this node has rank 0; 0: none."""
-        return self._file.values.micro_batch if self._file is not None else 0
+    def carried(self) -> Carried:
+        """All values that this node knows: those of the file, of the job, and accepted ones."""
+        if self._trials is not None and self._node_rank == 0:
+            for name, value in self._trials.kept.items():
+                self._carried = changed(self._carried, name, value)
+        return self._carried
 
     def begin(self, assignment: Assignment) -> None:
         """Report and keep what has changed with a round."""
-        micro_batch = (assignment.past or Past()).micro_batch
-        if micro_batch and micro_batch != self._micro_batch:
-            before = assignment.cause.micro_batch if assignment.cause is not None else 0
+        self._carried = merged(assignment.carried, self.carried)
+        given = value_of(assignment.carried, NAME)
+        micro_batch = given.value if given is not None else 0
+        if given is not None and micro_batch and micro_batch != self._micro_batch:
+            has_shrunk = assignment.cause is not None and assignment.cause.proposal is not None
+            before = given.replaces if has_shrunk else 0
             self._note(
                 MicroBatchChanged(
                     assignment.round,

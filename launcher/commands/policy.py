@@ -12,6 +12,7 @@ from ...rendezvous.protocol.failure import Failure, FailureKind, hung, node_lost
 from ..cli.policy_flags import PolicyOptions
 from ..flags.values import shown
 from ..reporting.standard_output import standard_output
+from ..workers.smaller_parts import propose
 
 _RIGHT = (
     "words, e.g. exit:137, signal:SIGSEGV, oom, corrupt, device-oom, device-oom:16 (in a part of 16"
@@ -83,7 +84,7 @@ def failure_of(text: str) -> Failure:
         time_s=0,
         message=error.strip() or ("OutOfMemoryError" if of_device is not None else ""),
         out_of_memory=is_oom,
-        micro_batch=of_device or 0,
+        proposal=propose(of_device or 0, ()),
     )
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from msgspec import Struct
 
 from ... import defaults
-from ...training.worker.device_memory import SUFFIX, samples_of
 from ...training.worker.starter.capture import SURVIVED_S, SURVIVED_SUFFIX
 from ..processes.regular_file import head_of_file
 
@@ -24,7 +23,6 @@ _TRACEBACK_MARGIN = 2048
 _DEPTH_MAX = 16
 """The deepest nesting of lists and objects; torch writes three."""
 _NUMBER_MAX = 2**63
-_MICRO_BATCH_MAX_BYTES = 16
 _TIME_MAX_S = 2**32
 """Unix time in seconds, in 2106. A larger one is in other units."""
 
@@ -51,11 +49,6 @@ def read_error_of_exit(path: str, now_s: float) -> ErrorFile | None:
         return None
     # Its time is in whole seconds.
     return survived if abs(int(now_s) - survived.time_s) <= SURVIVED_S else None
-
-
-def read_micro_batch(path: str) -> int:
-    """Return the size of the part in which an accelerator ran out of memory; 0: in none."""
-    return samples_of(head_of_file(path + SUFFIX, _MICRO_BATCH_MAX_BYTES)) if path else 0
 
 
 def read_error_file(path: str) -> ErrorFile | None:

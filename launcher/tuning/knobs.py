@@ -5,7 +5,7 @@ from functools import partial
 
 from .tuner import Knob
 
-NUM_WORKERS, PREFETCH = "num_workers", "prefetch_factor"
+NUM_WORKERS, PREFETCH = SETTINGS = "num_workers", "prefetch_factor"
 _PREFETCH_MAX = 16
 """Each prefetched batch takes memory of the host."""
 

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
-from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_of_exit, read_micro_batch
+from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_of_exit
 from ..machine.oom import OomWatch
 from ..spawner.client import Exited
+from .smaller_parts import propose, read_samples
 from .worker_group import WorkerGroup
 
 STDERR_WAIT_S = 0.2
@@ -150,6 +151,7 @@ def worker_failure(
     written_at = error.time_s if error is not None else None
     words = error.text if error is not None else tail
     is_of_device = not out_of_memory and (not words or _DEVICE_OOM in words)
+    samples = read_samples(error_file) if is_of_device else 0
     return Failure(
         kind=FailureKind.WORKER,
         rank=assignment.rank_offset + local_rank,
@@ -166,8 +168,8 @@ def worker_failure(
         stderr_tail=tail,
         out_of_memory=out_of_memory,
         after_stop=after_stop,
-        micro_batch=read_micro_batch(error_file) if is_of_device else 0,
         trial=trial,
+        proposal=propose(samples, assignment.carried),
     )
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from ...rendezvous.protocol.carried import Carried
 from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.offer import (
@@ -330,10 +331,10 @@ class NodeOffers:
         self,
         port: PortReservation,
         snapshots: HeldSnapshots,
-        micro_batch: int = 0,
+        carried: Callable[[], Carried] = tuple,
         is_loading: Callable[[], bool] = bool,
     ) -> None:
-        self._port, self._snapshots, self._micro_batch = port, snapshots, micro_batch
+        self._port, self._snapshots, self._carried = port, snapshots, carried
         self._is_loading = is_loading
 
     @property
@@ -348,5 +349,5 @@ class NodeOffers:
     def _with_what_is_held(self, offer: Offer) -> Offer:
         held = self._snapshots.held()
         return replace(
-            offer, snapshots=held, micro_batch=self._micro_batch, is_loading=self._is_loading()
+            offer, snapshots=held, carried=self._carried(), is_loading=self._is_loading()
         )

@@ -9,12 +9,12 @@ from string import Template
 
 from ...errors import UsageError
 from ...rendezvous.protocol.messages import Assignment
-from ...training.worker.device_memory import VARIABLE as MICRO_BATCH
 from ..machine.accelerators import name_mig_devices
 from ..machine.cpu_limit import read_cpu_limit
 from ..machine.worker_count import omp_num_threads
 from ..options import LaunchOptions, ScriptMode
 from ..stacks.flight_recorder import VARIABLES as RECORDER_VARIABLES
+from .smaller_parts import environment
 
 _RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -154,8 +154,7 @@ class WorkerCommands:
             "TORCHELASTIC_ERROR_FILE": error_file,
         }
         env = self.job_env() | {name: str(value) for name, value in given.items()}
-        if assignment.past is not None and assignment.past.micro_batch:
-            env[MICRO_BATCH] = str(assignment.past.micro_batch)
+        env |= environment(assignment.carried)
         if self.devices:
             env |= self.devices[local_rank]
         return env

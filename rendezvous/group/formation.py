@@ -1,6 +1,7 @@
 """When the next round is formed and of which nodes, and the checks before it. Pure."""
 
 from ...events.master import RoundFormed
+from ..protocol.carried import changes
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Outcome, Start
 from ..protocol.offer import Resumption
@@ -71,7 +72,9 @@ class Formation:
         resumed = resumption(members, line)
         self._state.world_nodes = size
         if not self._state.formed_before:
-            self._state.aftermath.limit_parts(members[0].offer.micro_batch)
+            self._state.aftermath.carry(members[0].offer.carried)
+        for member in members:
+            self._state.aftermath.carry(changes(member.offer.carried))
         self._state.formed_before = True
         self._state.former_ranks = {}
         self._waiting.close()

@@ -298,7 +298,7 @@ class Joining:
         past = claim.past or _NO_PAST
         if claim.clear and claim.clear == self._state.settings.quorum_term:
             self._state.starts_from = -math.inf  # nor has any leader in between started a round
-        self._state.aftermath.limit_parts(past.micro_batch)
+        self._state.aftermath.carry(past.carried)
         if claim.round > self._state.highest:
             self._state.highest = claim.round
             self._state.aftermath.ledger.learn_failures(past.failures, past.since_s, now)

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from ..protocol.carried import Carried, merged
 from ..protocol.claim import Past
 from ..protocol.failure import Failure, FailureKind, is_collateral
 from ..protocol.messages import JobSpec, Outcome, PolicySpec
@@ -11,7 +12,6 @@ from .matches import look_for_corrupt
 from .no_progress import ProgressRecord
 from .postmortem import Postmortem
 from .rules import SLIP_S, Action, Context, Decision, Rule, decide
-from .shrink import smaller
 
 _DEFAULTS = PolicySpec()
 
@@ -41,8 +41,8 @@ class Aftermath:
         self.budget = RestartBudget()
         self.ledger = Ledger()
         self.progress = ProgressRecord()
-        self.micro_batch = 0
-        """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
+        self.carried: Carried = ()
+        """Values of the job that outlive a round."""
         self._failed_trials = 0
         self._slip: Failure | None = None
         self._corrupt: set[str] = set()
@@ -91,7 +91,7 @@ class Aftermath:
             self._slip = None
             return RoundDecision(words=f"auto-tune was trying {trial}")
         if shrinks:
-            self.micro_batch = decision.micro_batch
+            self.carry(decision.adopts)
             return RoundDecision(words=decision.words())
         is_news = not decision.is_default or decision.action is Action.FAIL or decision.note
         words = decision.words() if is_news else ""
@@ -118,15 +118,13 @@ class Aftermath:
         excluded = self.ledger.excluded
         failures = self.ledger.failures(policy.max_node_failures, policy.restart_window_s, now)
         progress = self.progress.past if policy.max_no_progress else None
-        if not (ages or excluded or failures or progress or self.micro_batch):
+        if not (ages or excluded or failures or progress or self.carried):
             return None
-        return Past(
-            ages, excluded, failures=failures, progress=progress, micro_batch=self.micro_batch
-        )
+        return Past(ages, excluded, failures=failures, progress=progress, carried=self.carried)
 
-    def limit_parts(self, micro_batch: int) -> None:
-        """Take over the ``micro_batch`` of a tune file or an earlier master, if it is smaller."""
-        self.micro_batch = smaller(self.micro_batch, micro_batch)
+    def carry(self, values: Carried) -> None:
+        """Adopt the values that are newer."""
+        self.carried = merged(self.carried, values)
 
     def _decision(
         self,
@@ -147,7 +145,7 @@ class Aftermath:
                 self._slip = None  # a round that ran separates earlier and later failures
             return None
         was_corrupt = suspect in self._corrupt
-        context = Context(ran_s, self._slip, self.micro_batch, was_corrupt)
+        context = Context(ran_s, self._slip, self.carried, was_corrupt)
         decision = decide(self._rules_of(policy), failure, context)
         if suspect is not None and look_for_corrupt(failure).matches:
             self._corrupt.add(suspect)

@@ -101,9 +101,8 @@ def _look_for_oom(failure: Failure) -> Look:
 
 def _look_for_device_oom(failure: Failure) -> Look:
     """``device-oom``: an accelerator ran out of memory, by the exception of torch."""
-    if failure.micro_batch:
-        where = f"in a part of {failure.micro_batch} sample(s)"
-        return Look(True, f"an accelerator ran out of memory {where}")
+    if failure.proposal is not None:
+        return Look(True, failure.proposal.cause)
     if any(re.search(_DEVICE_OOM, line) for line in error_lines(failure)):
         return Look(True, "an accelerator ran out of memory")
     return Look(False, "no accelerator ran out of memory")

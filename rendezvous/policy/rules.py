@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ..protocol.carried import Carried, Proposal, merged
 from ..protocol.failure import Failure, FailureKind
 from .matches import (
     BadRule,
@@ -22,7 +23,6 @@ from .matches import (
     parse_match,
     same_slip,
 )
-from .shrink import shrinking
 
 SLIP_S = 10.0
 """A usage or import error this soon after the start, in two consecutive rounds, ends the job."""
@@ -40,7 +40,7 @@ class Action(enum.Enum):
     REPLACE_NODE = "replace-node"
     """The node of the root cause is excluded; a new round with another, counted."""
     SHRINK = "shrink"
-    """A new round in which parts of ``ElasticBatches`` are half as large, not counted."""
+    """A new round with the values that the failure proposes, not counted."""
 
     @property
     def is_counted(self) -> bool:
@@ -86,8 +86,8 @@ class Context(Struct, frozen=True):
     """Seconds from the start of the round to its failure; None: unknown."""
     previous: Failure | None = None
     """The root cause of the previous round, if that too was a usage error after its start."""
-    micro_batch: int = 0
-    """Of ``ElasticBatches``, as the workers of the round were given; 0: none."""
+    carried: Carried = ()
+    """Values of the job."""
     was_corrupt: bool = False
     """Whether state was corrupted before on the node of the root cause."""
 
@@ -114,8 +114,8 @@ class Decision(Struct, frozen=True):
     """Why it matches, as text."""
     is_default: bool = False
     passed_over: tuple[PassedOver, ...] = ()
-    micro_batch: int = 0
-    """Of ``ElasticBatches`` in the next round; 0: as before."""
+    adopts: Carried = ()
+    """Values of the next round that ``shrink`` changes."""
     note: str = ""
     """What ``shrink`` does, or why it does not apply; empty: there is no such rule."""
 
@@ -150,19 +150,18 @@ def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decisio
     for rule in rules:
         look = rule.match.look(failure)
         if look.matches and rule.action is Action.SHRINK:
-            shrink = shrinking(failure, context.micro_batch)
-            if shrink.micro_batch is not None:
-                action = Action.SHRINK if shrink.micro_batch else Action.FAIL
+            action, why = _shrinking(failure.proposal, context.carried)
+            if action is not None:
                 return Decision(
                     action,
                     rule.text,
                     look.words,
                     passed_over=tuple(passed_over),
-                    micro_batch=shrink.micro_batch,
-                    note=shrink.words,
+                    adopts=failure.proposal.values if failure.proposal is not None else (),
+                    note=why,
                 )
-            look = Look(False, shrink.words)
-            note = f"{rule.text} does not apply: {shrink.words}"
+            look = Look(False, why)
+            note = f"{rule.text} does not apply: {why}"
         if look.matches:
             return Decision(
                 rule.action, rule.text, look.words, passed_over=tuple(passed_over), note=note
@@ -170,6 +169,17 @@ def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decisio
         passed_over.append(PassedOver(rule.text, look.words))
     default = _default(failure, context, passed_over)
     return replace(default, note=note) if note else default
+
+
+def _shrinking(proposal: Proposal | None, carried: Carried) -> tuple[Action | None, str]:
+    """Return what ``shrink`` does about a failure, and the reason; None if it does not apply."""
+    if proposal is None:
+        return None, "memory ran out outside the parts of ElasticBatches"
+    if merged(carried, proposal.values) != carried:
+        return Action.SHRINK, proposal.words
+    if proposal.values:
+        return None, f"{proposal.words} was proposed before the last change"
+    return Action.FAIL if proposal.ends_job else None, proposal.words
 
 
 def _default(failure: Failure, context: Context, passed_over: list[PassedOver]) -> Decision:

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from ... import defaults
 from .bounds import NODES_MAX, Age, Ages, Ballot, Count, Length, Name, ShortText, Whole
+from .carried import CarriedField
 from .failure import Failure
 from .steps import STEPS_MAX
 
@@ -63,8 +64,8 @@ class Past(Struct, frozen=True):
     """The failures of the nodes that failed last; bounded."""
     progress: PastProgress | None = None
     """None: unknown."""
-    micro_batch: Count = 0
-    """The most samples of a part of ``ElasticBatches``; 0: the value of the script."""
+    carried: CarriedField = ()
+    """The values with which the round was formed."""
 
 
 class Claim(Struct, frozen=True):

@@ -22,6 +22,7 @@ from .bounds import (
     StderrTail,
     Text,
 )
+from .carried import Proposal
 
 
 class FailureKind(enum.Enum):
@@ -77,11 +78,10 @@ class Failure(Struct, frozen=True):
     """Whether it occurred after the stop of its round was ordered."""
     piece: ShortText = ""
     """The piece of ``shared_work`` that the worker was doing; empty if it did none."""
-    micro_batch: Count = 0
-    """Samples of the part of ``ElasticBatches``, in its step the most of any rank, in which an
-    accelerator ran out of memory; 0: it did not, or elsewhere."""
     trial: ShortText = ""
     """The settings that ``--auto-tune on`` was trying; empty: none."""
+    proposal: Proposal | None = None
+    """None: the node has none."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
         """Return it restricted to what a node may report: itself and its own workers."""
@@ -175,7 +175,7 @@ def evidence(failure: Failure) -> Evidence:
         return Evidence.COLLATERAL
     if failure.kind is FailureKind.STUCK:
         return Evidence.UNSAID  # found when the round was stopped
-    if failure.kind is not FailureKind.WORKER or failure.out_of_memory or failure.micro_batch:
+    if failure.kind is not FailureKind.WORKER or failure.out_of_memory or failure.proposal:
         return Evidence.OWN
     if failure.exit_code < 0 and -failure.exit_code not in _PEER_SIGNALS:
         return Evidence.OWN

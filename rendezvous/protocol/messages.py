@@ -32,6 +32,7 @@ from .bounds import (
     Whole,
     Workers,
 )
+from .carried import Carried
 from .check_messages import CheckOrder, CheckResult, CheckSpec, CheckVerdict
 from .claim import Claim, Past, Progress
 from .drain_messages import CancelDrain, Drain, Drained, MayLeave, Notice
@@ -253,6 +254,11 @@ class Assignment(Struct, frozen=True):
     term: Ballot = 0
     """The term of the leader that formed it; 0 with a single endpoint. Term and number identify a
     round: each of two leaders may have formed a round that the other does not know."""
+
+    @property
+    def carried(self) -> Carried:
+        """Values of the job that outlive a round."""
+        return self.past.carried if self.past is not None else ()
 
 
 class Start(Struct, frozen=True):

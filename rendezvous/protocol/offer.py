@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from .bounds import Count, Length, Name, Port, Ranks, Whole
+from .carried import CarriedField
 
 STEP_MAX = (1 << 63) - 1
 Step = Annotated[int, Whole(0, STEP_MAX)]
@@ -80,8 +81,8 @@ class Offer(Struct, frozen=True):
     port: Port
     snapshots: Snapshots | None = None
     """None: its workers have saved none."""
-    micro_batch: Count = 0
-    """With which the job begins if this node gets rank 0, from its ``--tune-file``; 0: none."""
     is_loading: bool = False
     """Whether the fork server of ``--preload`` still imports its modules: a running round is not
     stopped for this node before ``Loaded``."""
+    carried: CarriedField = ()
+    """All values that this node knows."""

@@ -151,6 +151,8 @@ class Invariants:
         self._ranks |= {n.spec.node_id: -1 if n.rank is None else n.rank for n in group.roster}
         self._links = {n.link for n in group.roster}
         self._node_phases = {n.spec.incarnation: n.phase for n in group.roster}
+        if isinstance(event, Received) and hasattr(event.message, "offer"):
+            self._policy.hear_offer(event.message.offer)
         if isinstance(event, Received) and not isinstance(event.message, Attend):
             self._hear(group, event)
         if isinstance(event, Received) and isinstance(event.message, Attend):

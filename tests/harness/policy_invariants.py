@@ -10,6 +10,7 @@ from ft_run.rendezvous.group.group import Group, GroupPhase
 from ft_run.rendezvous.protocol.claim import Claim, Past
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import Assignment, JobSpec, Outcome, PolicySpec, Verdict
+from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.tests.harness.shrink_invariants import ShrinkWatch
 
 _SLIP_CODE, _SLIP_S = 2, 10.0
@@ -74,7 +75,7 @@ class PolicyWatch:
     def hear(self, claim: Claim, now: float, *, is_admitted: bool) -> None:
         """A node tells of the past; one that is not admitted at once may be so later."""
         past = claim.past or Past()
-        self._shrinking.hear(past.micro_batch, is_admitted=is_admitted)
+        self._shrinking.hear(past.carried, is_admitted=is_admitted)
         times = [now - age - past.since_s for age in past.restart_ages_s]
         self._told.setdefault(claim.restarts, times)
         self._rumoured.update(past.excluded)
@@ -83,6 +84,10 @@ class PolicyWatch:
             self._told_blames[node.node_id] = max(self._told_blames[node.node_id], told, key=len)
         if is_admitted:
             self._learned.update(past.excluded)
+
+    def hear_offer(self, offer: Offer) -> None:
+        """A node offers what it knows."""
+        self._shrinking.hear(offer.carried, is_admitted=False)
 
     def look(self, group: Group) -> None:
         """See what the group counts; a count that no failure explains was learned."""

@@ -18,6 +18,7 @@ from ft_run.rendezvous.group.events import (
 from ft_run.rendezvous.group.examination import Examiner
 from ft_run.rendezvous.group.group import Group, GroupPhase
 from ft_run.rendezvous.protocol.bounds import check
+from ft_run.rendezvous.protocol.carried import Carried
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Past, Progress
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
@@ -118,8 +119,8 @@ class Scene:
         self.links: dict[str, int] = {}
         self.mute: set[str] = set()
         """Nodes that do not answer when they are asked for a sign of life."""
-        self.micro_batches: dict[str, int] = {}
-        """By node, what is in its tune file."""
+        self.carried: dict[str, Carried] = {}
+        """By node, what it knows, e.g. from its tune file."""
         self._names: dict[int, str] = {}
         self._ports = 5000
 
@@ -190,7 +191,7 @@ class Scene:
         return Offer(
             f"store-of-{name}",
             self._ports,
-            micro_batch=self.micro_batches.get(name, 0),
+            carried=self.carried.get(name, ()),
         )
 
     def say(self, name: str, message: NodeMessage) -> None:

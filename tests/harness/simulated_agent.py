@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ft_run.launcher.workers.node_work import NodeWork, Taker
+from ft_run.launcher.workers.smaller_parts import propose
+from ft_run.rendezvous.protocol.carried import Carried, merged
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Progress
 from ft_run.rendezvous.protocol.drain_messages import (
@@ -214,6 +216,8 @@ class Agent:
         """The pieces whose bodies have ended, by name."""
         self.loop_of: dict[Taker, str] = {}
         """The names of all loops."""
+        self.carried: Carried = ()
+        """All values that it knows."""
         self.offer = self._new_offer()
 
     @property
@@ -507,7 +511,7 @@ class Agent:
         self.replicas = {n: self.replicas[n] for n in sorted(self.replicas)[-2:]}
 
     def _new_offer(self) -> Offer:
-        return Offer(self.spec.address, self._new_port(), self._held())
+        return Offer(self.spec.address, self._new_port(), self._held(), carried=self.carried)
 
     # --- rounds ------------------------------------------------------------------------------
 
@@ -537,6 +541,7 @@ class Agent:
         self.replicas = replicas if is_of_these else {}
         self.live, self.assignment, self._is_spare = assignment.round, assignment, False
         self.drain, self.drains_at, self._cancelled = None, None, None
+        self.carried = merged(assignment.carried, self.carried)
         self.progress = Progress()
         self.order = None
         self.starts.append(assignment.round)
@@ -580,7 +585,7 @@ class Agent:
             self._end()
 
     def fail(
-        self, kind: FailureKind = FailureKind.WORKER, exit_code: int = 1, *, micro_batch: int = 0
+        self, kind: FailureKind = FailureKind.WORKER, exit_code: int = 1, *, samples: int = 0
     ) -> None:
         """A worker fails; an accelerator runs out of memory in a part of so many samples."""
         assert self._claim is not None
@@ -598,7 +603,7 @@ class Agent:
             time_s=0,
             piece=self.work.piece_of(self.assignment.rank_offset),
             after_stop=self.is_stopping and kind is FailureKind.WORKER,
-            micro_batch=micro_batch,
+            proposal=propose(samples, self.assignment.carried),
         )
         self._claim = replace(self._claim, failures=(*self._claim.failures, failure))
         self._send(Failed(self._claim.round, failure))

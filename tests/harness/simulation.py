@@ -14,6 +14,7 @@ from ft_run import exit_codes
 from ft_run.checks.ladder import Ladder
 from ft_run.checks.records import Phase, Record, record_to_json
 from ft_run.launcher.workers.node_work import Taker
+from ft_run.launcher.workers.smaller_parts import NAME
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,
@@ -27,6 +28,7 @@ from ft_run.rendezvous.group.events import (
 from ft_run.rendezvous.group.events import Tick as TickEvent
 from ft_run.rendezvous.group.examination import Conclusion, Examiner
 from ft_run.rendezvous.group.group import Group
+from ft_run.rendezvous.protocol.carried import value_of
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ft_run.rendezvous.protocol.claim import Progress
 from ft_run.rendezvous.protocol.failure import FailureKind, hung
@@ -478,12 +480,12 @@ class Simulation:
         if agent := _pick([a for a in self._there() if a.live is not None], choice):
             code = EXIT_CODES[choice // 8 % len(EXIT_CODES)]
             assert agent.assignment is not None
-            past, samples = agent.assignment.past, 0
+            samples = 0
             if code == 1 and choice & 128:  # the script may not do as it is told
-                samples = past.micro_batch if past is not None and choice & 1 else 0
-                samples = samples or 4
+                given = value_of(agent.assignment.carried, NAME) if choice & 1 else None
+                samples = given.value if given is not None else 4
             self._log(f"a worker of {agent.name} fails with {code}, in a part of {samples}")
-            agent.fail(exit_code=code, micro_batch=samples)
+            agent.fail(exit_code=code, samples=samples)
 
     def _train(self, choice: int) -> None:
         """The workers of a node do a step; some say which."""

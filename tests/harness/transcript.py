@@ -285,7 +285,7 @@ _EVENTS: dict[str, Callable[..., None]] = {
     ),
     rf"{_NAME} runs out of memory in a part of (\d+)": lambda self, name, n: self._agents[
         name
-    ].fail(micro_batch=int(n)),
+    ].fail(samples=int(n)),
     rf"the worker of {_NAME} is found to hang": Transcript._hang,
     rf"the workers of {_NAME} are dead": lambda self, name: self._agents[name].finish_stop(),
     rf"the workers of {_NAME} exit with 0": lambda self, name: self._agents[name].finish(),

@@ -67,7 +67,7 @@ def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
         case Attend():
             return _attend(message, job)
         case Failed(number, failure):
-            where = f", in a part of {failure.micro_batch}" if failure.micro_batch else ""
+            where = f"; proposal: {failure.proposal.words}" if failure.proposal else ""
             status = failure.exit_code
             return f"failed in round {number}: rank {failure.rank} exited with {status}{where}"
         case Done(number):
@@ -120,8 +120,8 @@ def _claim(claim: Claim) -> str:
     restarts = f", restarts {claim.restarts}" if claim.restarts else ""
     excluded = claim.past.excluded if claim.past is not None else ()
     past = restarts + (f", excluded {', '.join(excluded)}" if excluded else "")
-    if claim.past is not None and claim.past.micro_batch:
-        past += f", micro_batch {claim.past.micro_batch}"
+    if claim.past is not None and claim.past.carried:
+        past += "".join(f", {one.name} {one.value}" for one in claim.past.carried)
     return (
         f"was node {claim.node_rank} of {claim.nodes} in round {claim.round} of {claim.formed_by}"
         f" ({claim.state.name.lower()}{failures}{past}{checked})"

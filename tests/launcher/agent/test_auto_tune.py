@@ -9,11 +9,14 @@ from typing import Any, cast
 import pytest
 from ft_run.events.event import Event
 from ft_run.launcher.agent.auto_tune import AutoTune, Machine
+from ft_run.launcher.agent.tuning import Tuning
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.tuning import trial, tuner
 from ft_run.launcher.tuning.rules import Rules
 from ft_run.launcher.workers.tune_file import TunedValues, TuneFile
 from ft_run.launcher.workers.worker_group import WorkerGroupState
+from ft_run.rendezvous.protocol.carried import Carried, CarriedValue
+from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness.scene import worker_failure
 from ft_run.training.worker import page_layout as layout
@@ -208,3 +211,36 @@ def test_other_nodes_and_other_scripts_tune_nothing(loop: asyncio.AbstractEventL
     assert line.startswith(
         "auto-tune: nothing was tuned: no step of a Checkpointer used a DataLoader"
     )
+
+
+def test_accepted_values_are_used_by_the_next_node_with_rank_0(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    carried: list[Carried] = []
+
+    def first(node: Node) -> None:
+        tuning = Tuning(None, node._note, node.auto)
+        tuning.begin(FIRST)
+        node.begin()
+        assert tuning.carried == ()
+        node.until(pack(2, 2) | TRIAL)
+        assert tuning.carried == ()
+        node.until(pack(2, 2))
+        carried.append(tuning.carried)
+        tuning.begin(replace(FIRST, round=1, node_rank=1, past=Past(carried=())))
+        assert tuning.carried == carried[0]  # it has not arrived, and is offered again
+
+    run(loop, first)
+    assert carried == [(CarriedValue("num_workers", 2, 1),)]
+
+    def second(node: Node) -> None:
+        tuning = Tuning(None, node._note, node.auto)
+        for rank in (1, 0):
+            assignment = replace(FIRST, node_rank=rank, past=Past(carried=carried[0]))
+            tuning.begin(assignment)
+            assert tuning.carried == carried[0]
+        node.begin(assignment)
+        assert node.wanted == pack(2, 0)
+
+    lines = run(loop, second, {"num_workers": 1}).lines
+    assert not any("from --tune-file" in line for line in lines)

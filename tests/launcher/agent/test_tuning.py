@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from ft_run.events.event import Event
+from ft_run.launcher.agent.auto_tune import AutoTune, Machine
 from ft_run.launcher.agent.tuning import Tuning
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions, ScriptMode
+from ft_run.launcher.workers.smaller_parts import NAME, propose
 from ft_run.launcher.workers.tune_file import TunedValues, TuneFile, fingerprint
 from ft_run.launcher.workers.worker_command import WorkerCommands
+from ft_run.rendezvous.protocol.carried import CarriedValue
 from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness.scene import worker_failure
@@ -38,7 +41,7 @@ def test_values_are_those_of_the_same_job(tmp_path: Path) -> None:
     known = TuneFile(str(path), JOB)
     assert known.values == TunedValues(8, ("torch", "a.b"))
     assert known.ignored is None
-    assert Tuning(known, lambda _: None).offered == 8
+    assert Tuning(known, lambda _: None).carried == (CarriedValue(NAME, 8),)
     other = TuneFile(str(path), {**JOB, "script": "b.py", "torch": "2"})
     assert other.values == TunedValues()
     assert str(other.ignored) == (
@@ -126,10 +129,12 @@ def test_the_fingerprint_changes_with_the_script(tmp_path: Path, mode: ScriptMod
 def test_a_change_is_reported_once_and_kept_by_rank_0(tmp_path: Path) -> None:
     path, events = tmp_path / "tuned.json", list[str]()
     tuning = Tuning(TuneFile(str(path), JOB), lambda event: events.append(str(event)))
-    cause = worker_failure(1, micro_batch=8)
-    smaller = replace(FIRST, round=1, past=Past(micro_batch=4), cause=cause)
-    other = replace(FIRST, round=2, past=Past(micro_batch=4), cause=worker_failure(1))
-    again = replace(FIRST, round=3, past=Past(micro_batch=2), cause=replace(cause, micro_batch=4))
+    cause = worker_failure(1, proposal=propose(8, ()))
+    four = Past(carried=(CarriedValue(NAME, 4, 1, 8),))
+    two = Past(carried=(CarriedValue(NAME, 2, 2, 4),))
+    smaller = replace(FIRST, round=1, past=four, cause=cause)
+    other = replace(FIRST, round=2, past=four, cause=worker_failure(1))
+    again = replace(FIRST, round=3, past=two, cause=cause)
     for assignment in (FIRST, replace(smaller, node_rank=1)):
         tuning.begin(assignment)
         assert not path.exists()
@@ -141,7 +146,18 @@ def test_a_change_is_reported_once_and_kept_by_rank_0(tmp_path: Path) -> None:
         "round=3 node_rank=0 micro_batch 4 -> 2 on all ranks",
     ]
     assert TuneFile(str(path), JOB).values == TunedValues(2)
-    assert Tuning(TuneFile(str(path), JOB), lambda _: None).offered == 2
+    assert tuning.carried == two.carried
+    assert Tuning(TuneFile(str(path), JOB), lambda _: None).carried == (CarriedValue(NAME, 2),)
+
+
+def test_settings_of_a_file_are_offered_only_with_auto_tune(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    begin(path, TunedValues(4, settings=(("num_workers", 2),)))
+    file = TuneFile(str(path), JOB)
+    assert Tuning(file, lambda _: None).carried == (CarriedValue(NAME, 4),)
+    trials = AutoTune(Machine(2, 1), file, lambda _: None)
+    offered = Tuning(file, lambda _: None, trials).carried
+    assert offered == (CarriedValue(NAME, 4), CarriedValue("num_workers", 2))
 
 
 def test_what_is_preloaded_is_kept_by_rank_0_beside_the_other_values(tmp_path: Path) -> None:
@@ -160,4 +176,5 @@ def test_what_is_preloaded_is_kept_by_rank_0_beside_the_other_values(tmp_path: P
 def test_workers_find_it_in_their_environment() -> None:
     commands = WorkerCommands(LaunchOptions("a.py", RendezvousOptions()), 2, {})
     assert VARIABLE not in commands.env(FIRST, 0, "")
-    assert commands.env(replace(FIRST, past=Past(micro_batch=4)), 0, "")[VARIABLE] == "4"
+    given = Past(carried=(CarriedValue(NAME, 4),))
+    assert commands.env(replace(FIRST, past=given), 0, "")[VARIABLE] == "4"

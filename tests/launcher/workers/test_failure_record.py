@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.launcher.workers.failure_record import worker_failure
+from ft_run.launcher.workers.smaller_parts import propose
 from ft_run.rendezvous.policy.matches import look_for_slip
 from ft_run.rendezvous.protocol.failure import Evidence, Failure, evidence
 from ft_run.rendezvous.protocol.messages import Assignment
@@ -112,10 +113,10 @@ def test_the_part_in_which_an_accelerator_ran_out_of_memory(
     file = tmp_path / "error.json"
     if content is not None:
         Path(f"{file}{SUFFIX}").write_text(content)
-    assert record(text, "", str(file)).micro_batch == expected
-    assert record(text, "", str(file), out_of_memory=True).micro_batch == 0
+    assert record(text, "", str(file)).proposal == propose(expected, ())
+    assert record(text, "", str(file), out_of_memory=True).proposal is None
     if text:
         file.write_text(
             json.dumps({"message": {"message": "Failed: x", "extraInfo": {"py_callstack": text}}})
         )
-        assert record("other", "", str(file)).micro_batch == expected
+        assert record("other", "", str(file)).proposal == propose(expected, ())

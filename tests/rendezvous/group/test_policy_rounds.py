@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 from ft_run import exit_codes
+from ft_run.launcher.workers.smaller_parts import NAME, propose
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import Hung, Received
 from ft_run.rendezvous.group.group import GroupPhase
+from ft_run.rendezvous.protocol.carried import Carried, CarriedValue
 from ft_run.rendezvous.protocol.claim import ClaimState, NodeFailures, Past, PastProgress, Progress
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind, hung
 from ft_run.rendezvous.protocol.messages import (
@@ -85,14 +87,16 @@ def test_corrupt_state_ends_the_job_the_second_time_on_one_node() -> None:
 def test_smaller_parts_cost_no_restart_no_delay_and_no_blame() -> None:
     policy = rules("device-oom=shrink", max_node_failures=1, max_no_progress=1)
     scene = running(1, names="ab", restarts=0, policy=policy)
+    carried: Carried = ()
     for used, after in ((8, 4), (4, 2), (2, 1)):
-        scene.fail("a", worker_failure(0, micro_batch=used))
+        scene.fail("a", worker_failure(0, proposal=propose(used, carried)))
         scene.stopped("a", progress=Progress())
         assignment = scene.assignment("a")
-        assert assignment.past == Past(micro_batch=after)
+        carried = (CarriedValue(NAME, after, assignment.round, used),)
+        assert assignment.past == Past(carried=carried)
         assert assignment.decision == f"rule device-oom=shrink; micro_batch {used} -> {after}"
         assert (assignment.restarts, assignment.is_free) == (0, True)
-    scene.fail("a", worker_failure(0, micro_batch=1))
+    scene.fail("a", worker_failure(0, proposal=propose(1, carried)))
     scene.stopped("a")
     assert scene.last("a", Verdict).outcome is Outcome.POLICY_ENDED
 
@@ -107,27 +111,45 @@ def test_a_restart_says_why_smaller_parts_are_no_answer() -> None:
 
 def test_a_job_begins_with_the_micro_batch_of_rank_0() -> None:
     scene = Scene(2, policy=rules("device-oom=shrink"))
-    scene.micro_batches = {"a": 8, "b": 2}
+    scene.carried = {"a": (CarriedValue(NAME, 8),), "b": (CarriedValue(NAME, 2),)}
     for name in "ab":
         scene.attend(name)
     for name in "ab":
-        assert scene.assignment(name).past == Past(micro_batch=8)
-    scene.fail("a", worker_failure(0, micro_batch=8))
+        assert scene.assignment(name).past == Past(carried=scene.carried["a"])
+    scene.fail("a", worker_failure(0, proposal=propose(8, scene.carried["a"])))
     scene.stopped("a", "b")
-    assert scene.assignment("b").past == Past(micro_batch=4)
+    smaller = (CarriedValue(NAME, 4, 1, 8),)
+    assert scene.assignment("b").past == Past(carried=smaller)
     fail_and_stop(scene, "a", worker_failure(0, code=4), "b")
-    past = scene.assignment("b").past
-    assert past is not None
-    assert past.micro_batch == 4  # another failure changes nothing
+    assert scene.assignment("b").carried == smaller  # another failure changes nothing
+
+
+def test_values_of_a_file_are_only_used_on_rank_0_and_at_the_start() -> None:
+    scene = running(2, names="ab")
+    scene.carried = {"a": (CarriedValue(NAME, 8),), "b": (CarriedValue("other", 2),)}
+    fail_and_stop(scene, "a", worker_failure(0, code=4), "b")
+    assert scene.assignment("b").carried == ()
+
+
+def test_newer_values_that_any_node_offers_are_used_in_the_next_round() -> None:
+    scene = running(2, names="ab")
+    scene.carried = {"a": (CarriedValue("x", 8, 1),), "b": (CarriedValue("x", 2, 2),)}
+    fail_and_stop(scene, "a", worker_failure(0, code=4), "b")
+    assert scene.assignment("a").carried == scene.carried["b"]
+    scene.carried = {"a": (CarriedValue("x", 9, 2),), "b": (CarriedValue("y", 1, 1),)}
+    fail_and_stop(scene, "a", worker_failure(0, code=4), "b")
+    values = (CarriedValue("x", 2, 2), CarriedValue("y", 1, 1))
+    assert scene.assignment("a").carried == values
 
 
 def test_a_new_master_knows_how_small_parts_are() -> None:
     scene = Scene(2, policy=rules("device-oom=shrink"))
     # Node b has not yet heard of the last round.
-    scene.attend("a", claim=claim_of(2, 0, past=Past(micro_batch=2), state=ClaimState.STOPPED))
-    scene.attend("b", claim=claim_of(1, 1, past=Past(micro_batch=4), state=ClaimState.STOPPED))
+    newer, older = (Past(carried=(CarriedValue(NAME, 8 >> n, n),)) for n in (2, 1))
+    scene.attend("a", claim=claim_of(2, 0, past=newer, state=ClaimState.STOPPED))
+    scene.attend("b", claim=claim_of(1, 1, past=older, state=ClaimState.STOPPED))
     scene.wait(60)
-    assert scene.assignment("b").past == Past(micro_batch=2)
+    assert scene.assignment("b").past == newer
 
 
 def test_failures_of_a_trial_are_not_counted() -> None:

@@ -17,13 +17,14 @@ from ft_run.rendezvous.policy.rules import (
     Rule,
     decide,
 )
+from ft_run.rendezvous.protocol.carried import Proposal
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind, node_lost, preempted
 from ft_run.tests.harness.scene import worker_failure
 
 LOST = node_lost(1, "h", "", "no connection for 1 s")
 GONE = preempted(1, "h", "", "SIGTERM")
 OOM = worker_failure(0, code=-9, out_of_memory=True)
-DEVICE_OOM = worker_failure(0, micro_batch=5)
+DEVICE_OOM = worker_failure(0, proposal=Proposal("no memory", "smaller"))
 
 
 def recorded(message: str, **more: Any) -> Failure:

@@ -14,6 +14,7 @@ from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import Close, Detached, GroupSettings, Received, Send, Tick
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol import bounds
+from ft_run.rendezvous.protocol.carried import CarriedValue, Proposal
 from ft_run.rendezvous.protocol.check_messages import CheckResult, CheckSpec
 from ft_run.rendezvous.protocol.claim import (
     Claim,
@@ -52,12 +53,14 @@ from google.protobuf.message import DecodeError
 from msgspec import StructMeta
 from msgspec.structs import replace
 
+CARRIED = (CarriedValue("a", 1, 1, 1),)
 OFFER = Offer(
     "::1",
     1,
     Snapshots(0, "m", (Snapshot(1, 1, 0, True),), (Replica(1, 1, (0,)),)),
+    carried=CARRIED,
 )
-FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
+FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0, proposal=Proposal("a", "b", CARRIED))
 IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, takeover_grace_s=1.0)
 NO_BOUND = {"protocol"}
 """It is compared before anything else, and never kept."""
@@ -75,7 +78,7 @@ MESSAGES: list[NodeMessage] = [
         claim=Claim(
             0, "m", 0, 1, 0, 0, "n", ClaimState.RUNNING, (FAILURE,),
             Past(
-                (1,), ("a",), 1, (NodeFailures("a", (1,)),), PastProgress(1, 1), 1
+                (1,), ("a",), 1, (NodeFailures("a", (1,)),), PastProgress(1, 1), CARRIED
             ),
         ),
         leaving="x",

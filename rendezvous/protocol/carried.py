@@ -1,0 +1,75 @@
+"""Values that a job has found out and that outlive a round. No I/O, no clock.
+
+Every node offers and claims all of them, the master merges them, and an assignment has the result.
+Neither knows their names: a node proposes values, and uses them.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from msgspec import Struct
+
+from .bounds import Count, Length, Name, ShortText, Whole
+
+CHANGES_MAX = 100
+"""The maximum number of changes of one value in a job."""
+_KEYS_MAX = 16
+
+
+class CarriedValue(Struct, frozen=True):
+    """One value. Of two values of the same name, the one with the higher ``change`` applies."""
+
+    name: Name
+    value: Count
+    change: Annotated[int, Whole(0, CHANGES_MAX)] = 0
+    """The number of changes in this job; 0: of an earlier job, with which this one can start."""
+    replaces: Count = 0
+    """The value before the change; 0: none or unknown."""
+
+
+Carried = tuple[CarriedValue, ...]
+CarriedField = Annotated[Carried, Length(_KEYS_MAX)]
+
+
+class Proposal(Struct, frozen=True):
+    """What a node proposes after a failure, so that the next round does not fail likewise."""
+
+    cause: ShortText
+    """Why, as text."""
+    words: ShortText
+    """What changes, or why nothing can, as text."""
+    values: CarriedField = ()
+    """Empty: there are no such values."""
+    ends_job: bool = False
+    """Without values: whether every further round would fail in the same way."""
+
+
+def value_of(carried: Iterable[CarriedValue], name: str) -> CarriedValue | None:
+    """Return the value of a name; None if there is none."""
+    return next((one for one in carried if one.name == name), None)
+
+
+def merged(own: Carried, others: Iterable[CarriedValue]) -> Carried:
+    """Return the newest values; ``own`` ones if both are of the same change."""
+    newest = {one.name: one for one in own}
+    for one in others:
+        known = newest.get(one.name)
+        if (known is None and len(newest) < _KEYS_MAX) or (
+            known is not None and one.change > known.change
+        ):
+            newest[one.name] = one
+    return tuple(newest.values())
+
+
+def changed(carried: Carried, name: str, value: int) -> Carried:
+    """Return the values with one that a node has changed; the same ones if it is no change."""
+    known = value_of(carried, name) or CarriedValue(name, 0)
+    if known.value == value:
+        return carried
+    change = min(known.change + 1, CHANGES_MAX)
+    return merged(carried, (CarriedValue(name, value, change, replaces=known.value),))
+
+
+def changes(carried: Iterable[CarriedValue]) -> Carried:
+    """Return the values that were changed in this job."""
+    return tuple(one for one in carried if one.change)
