@@ -43,21 +43,22 @@ ENDLESS = {
 """Changes of the Indexed Job: it trains until it is deleted."""
 FIXED = {"--nnodes=2:3": "--nnodes=3"}
 
-_LIMIT_S = 300
+_LIMIT_S = 600
 _STARTED = re.compile(r"round=(\d+) node_rank=\d+ started ranks=\S+ of \d+ on (\d+) node")
 _EPOCH = re.compile(r"epoch (\d+)/\d+ loss")
+_ENDS = frozenset({"Complete", "Completed", "Failed"})
 _INDEXES = ("batch.kubernetes.io/job-completion-index", "leaderworkerset.sigs.k8s.io/worker-index")
 
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T | None], what: str, limit_s: float = _LIMIT_S) -> T:
+def until(condition: Callable[[], T | None], what: str) -> T:
     """Wait until a condition has a result; fail if it has none in time."""
-    end = time.monotonic() + limit_s
+    end = time.monotonic() + _LIMIT_S
     while True:
         if result := condition():
             return result
-        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
+        assert time.monotonic() < end, f"not within {_LIMIT_S} s: {what}"
         time.sleep(2)
 
 
@@ -88,7 +89,7 @@ class Cluster:
         """Run ``kubectl`` in the namespace and return its output; empty if it fails unchecked."""
         command = ["kubectl", f"--namespace={self.namespace}", *words]
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            command, input=stdin, capture_output=True, text=True, timeout=_LIMIT_S + 60, check=False
         )
         assert not check or done.returncode == 0, f"{shlex.join(command)}: {done.stderr}"
         return done.stdout if done.returncode == 0 else ""
@@ -186,11 +187,30 @@ class Job:
         notes = self.pods().get(index, {}).get("metadata", {}).get("annotations", {})
         return int(notes.get(f"batch.kubernetes.io/job-index-{kind}-count", 0))
 
+    def ended(self, kind: str, *, by: frozenset[str] = _ENDS) -> dict[str, str]:
+        """Wait until it has ended; return the reasons of its conditions by their types.
+
+        Args:
+            kind: the kind of the object.
+            by: the conditions that end it.
+        """
+
+        def found() -> dict[str, str] | None:
+            status = self.cluster.read(kind, "digits").get("status", {})
+            conditions = status.get("conditions", [])
+            ends = {one["type"]: one["reason"] for one in conditions if one["status"] == "True"}
+            return ends if ends.keys() & by else None
+
+        return until(found, f"the job has ended: {', '.join(by)}")
+
+    def containers(self) -> list[Document]:
+        """Return the status of each container; of a pod that is being created, nothing."""
+        found = self.cluster.read("pods", f"--selector={self.selector}").get("items", [])
+        return [one for pod in found for one in pod["status"].get("containerStatuses", ())]
+
     def termination_messages(self) -> list[str]:
         """Return the messages of all containers that have ended."""
-        found = self.cluster.read("pods", f"--selector={self.selector}").get("items", [])
-        of_all = [one for pod in found for one in pod["status"].get("containerStatuses", ())]
-        states = [one[key] for one in of_all for key in ("state", "lastState")]
+        states = [one[key] for one in self.containers() for key in ("state", "lastState")]
         return [one["terminated"].get("message", "") for one in states if "terminated" in one]
 
     def leader(self) -> int:
@@ -207,20 +227,19 @@ class Job:
 
         return until(found, "a pod leads")[0]
 
-    def training(self, nodes: int, after: int = -1, limit_s: float = _LIMIT_S) -> Training:
+    def training(self, nodes: int, after: int = -1) -> Training:
         """Wait until a number of nodes trains.
 
         Args:
             nodes: how many.
             after: a round; a later one must train.
-            limit_s: how long to wait at most.
         """
 
         def found() -> Training | None:
             now = self._now()
             return now if now and now.nodes == nodes and now.round > after else None
 
-        return until(found, f"{nodes} nodes train in a round after {after}", limit_s)
+        return until(found, f"{nodes} nodes train in a round after {after}")
 
     def _now(self) -> Training | None:
         """Return the newest round, if all its nodes have started and an epoch has ended."""

@@ -7,19 +7,21 @@ from contextlib import contextmanager
 import pytest
 from ft_run.tests.harness.kubernetes.manifests import Document
 from ft_run.tests.kubernetes.cluster import ENDLESS, MACHINE, SMALL, Job, documents, machine, until
-from ft_run.tests.kubernetes.namespaces import namespace
+from ft_run.tests.kubernetes.namespaces import as_root, namespace
 
 Tell = Callable[[str, object], None]
 """``record_property``: with ``kubernetes`` as the name, the value is printed at the end."""
 
 needs_machine = pytest.mark.skipif(not MACHINE, reason="FT_RUN_KUBERNETES_MACHINE is not set")
 
+# $1 is a signal, $2 the name of a file in /proc/PID and $3 a line of it, or a part of one.
 _KILL = """
 for process in /proc/[0-9]*; do
-    grep -qz "^LOCAL_RANK=0$" $process/environ 2>/dev/null || continue
-    kill -s KILL ${process#/proc/} && exit 0
+    grep -qz "$3" $process/$2 2>/dev/null || continue
+    [ $2 != cgroup ] || grep -q "^NSpid:.*[[:space:]]1$" $process/status || continue
+    kill -s $1 ${process#/proc/} && exit 0
 done
-echo "no process is a worker"; exit 1
+echo "no process has $3 in $2"; exit 1
 """
 
 
@@ -30,12 +32,33 @@ def running(*changes: dict[str, str]) -> Iterator[Job]:
         job = Job(cluster, documents("indexed-job", SMALL, ENDLESS, *changes))
         job.start()
         yield job
-        cluster.kubectl("delete", "job", "digits")
 
 
-def kill_worker(job: Job, index: int) -> None:
+def kill_worker(job: Job, index: int, signal: str = "KILL") -> None:
     """Kill the worker with a local rank of 0."""
-    job.cluster.kubectl("exec", job.name(index), "--", "sh", "-c", _KILL)
+    words = ("sh", "-c", _KILL, "sh", signal, "environ", "^LOCAL_RANK=0$")
+    job.cluster.kubectl("exec", job.name(index), "--", *words)
+
+
+def kill_first_process(job: Job, index: int) -> None:
+    """Kill process 1 of a pod. Only a process outside of the pod can send it SIGKILL."""
+    (status,) = job.pods()[index]["status"]["containerStatuses"]
+    container = status["containerID"].rpartition("/")[2]
+    script = f"set -- KILL cgroup {container}\n{_KILL}"
+    job.cluster.run(as_root("kill", script, hostPID=True, nodeName=job.node(index)))
+
+
+_LAST_EPOCH = """
+import pathlib, torch
+newest = max(pathlib.Path("/checkpoints/digits").glob("epoch-*.pt"))
+torch.save({**torch.load(newest), "epoch": 99999}, newest.with_name("epoch-099999.pt"))
+"""
+
+
+def finish(job: Job, index: int) -> None:
+    """Let a job that trains without end resume from its last epoch but one."""
+    job.cluster.kubectl("exec", job.name(index), "--", "python", "-c", _LAST_EPOCH)
+    kill_worker(job, index)
 
 
 class Event:
@@ -77,7 +100,8 @@ class Event:
 
 
 def victim(job: Job, who: str) -> int:
-    """Return the index of the pod that leads, or of another one."""
+    """Wait until all three nodes train; return the index of the pod that leads, or of another."""
+    job.training(3)
     leader = job.leader()
     return leader if who == "leader" else (leader + 1) % 3
 

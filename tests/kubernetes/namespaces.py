@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from ft_run.tests.harness.kubernetes.manifests import Document
 from ft_run.tests.kubernetes.cluster import IMAGE, SHARED, Cluster
@@ -15,18 +15,19 @@ def namespace() -> Iterator[Cluster]:
     """Make a namespace with the token and the claim; delete it at the end."""
     name = f"ft-run-{uuid.uuid4().hex[:8]}"
     cluster = Cluster(name)
-    cluster.kubectl("create", "namespace", name)
-    try:
+    with ExitStack() as end:
+        end.callback(cluster.kubectl, "delete", "pv", name, "--wait=false", check=False)
+        end.callback(cluster.kubectl, "delete", "namespace", name, "--wait=false", check=False)
+        cluster.kubectl("create", "namespace", name)
         cluster.kubectl(
             "create", "secret", "generic", "digits-token", f"--from-literal=token={TOKEN}"
         )
         cluster.apply(*_storage(name))
         cluster.run(as_root("prepare", "chown 1000:1000 /checkpoints", shared=True))
+        end.callback(cluster.run, as_root("clean", "rm -rf /checkpoints/*", shared=True))
+        # In a namespace that is being deleted, the controller would wait for a new pod forever.
+        end.callback(cluster.kubectl, "delete", "job", "--all", check=False)
         yield cluster
-        cluster.run(as_root("clean", "rm -rf /checkpoints/*", shared=True))
-    finally:
-        cluster.kubectl("delete", "namespace", name, "--wait=false", check=False)
-        cluster.kubectl("delete", "pv", name, "--wait=false", check=False)
 
 
 def _storage(name: str) -> list[Document]:

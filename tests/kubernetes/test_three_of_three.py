@@ -1,7 +1,6 @@
 """``--nnodes=3``: the job waits for each pod. All tests share one job that trains without end."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from ft_run.tests.harness.kubernetes.manifests import Document
@@ -10,26 +9,21 @@ from ft_run.tests.kubernetes.faults import (
     Event,
     Tell,
     is_running,
+    kill_first_process,
     kill_worker,
     names,
     needs_machine,
-    running,
     victim,
 )
 from ft_run.tests.kubernetes.namespaces import as_root
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
 
-
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with running(FIXED) as job:
-        yield job
+CHANGES = [FIXED]
 
 
 def test_status_in_each_pod(job: Job, record_property: Tell) -> None:
     began = time.time()
-    job.start()
     now = job.training(3)
     record_property("kubernetes", f"start: 3 nodes train after {now.at_s - began:.1f} s")
     for index in range(3):
@@ -47,6 +41,17 @@ def test_worker_is_killed(job: Job, record_property: Tell) -> None:
 
 
 @pytest.mark.parametrize("who", ["leader", "other"])
+def test_first_process_is_killed(job: Job, who: str, record_property: Tell) -> None:
+    index = victim(job, who)
+    failures = job.failures(index)
+    event = Event(job, record_property, f"process 1 killed ({who})", index)
+    kill_first_process(job, index)
+    event.trains()
+    assert event.cost() == 1
+    assert job.failures(index) == failures + 1
+
+
+@pytest.mark.parametrize("who", ["leader", "other"])
 def test_pod_is_deleted(job: Job, who: str, record_property: Tell) -> None:
     index = victim(job, who)
     event = Event(job, record_property, f"pod deleted ({who})", index)
@@ -60,9 +65,11 @@ def test_node_is_drained(job: Job, who: str, record_property: Tell) -> None:
     index = victim(job, who)
     node, failures = job.node(index), job.failures(index)
     event = Event(job, record_property, f"node drained ({who})", index)
-    words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
+    uid = job.cluster.read("job", "digits")["metadata"]["uid"]
+    only = f"--pod-selector=batch.kubernetes.io/controller-uid={uid}"
+    words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=10m")
     try:
-        job.cluster.kubectl("drain", node, *words, f"--pod-selector={job.selector}")
+        job.cluster.kubectl("drain", node, *words, only)
         event.trains()
     finally:
         job.cluster.kubectl("uncordon", node)

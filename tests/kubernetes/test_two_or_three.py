@@ -3,27 +3,22 @@
 All tests share one job that trains without end.
 """
 
-from collections.abc import Iterator
-
 import pytest
 from ft_run.tests.kubernetes.cluster import Job, machine, until
 from ft_run.tests.kubernetes.faults import (
     Event,
     Tell,
     is_ready,
+    kill_worker,
     lost,
     needs_machine,
-    running,
     victim,
 )
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
 
-
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with running() as job:
-        yield job
+_RULE = "--on-failure=signal:SIGUSR2=replace-node"
+CHANGES = [{"--max-restarts=100": f"--max-restarts=100\n            - {_RULE}"}]
 
 
 def test_job_is_scaled(job: Job, record_property: Tell) -> None:
@@ -79,3 +74,14 @@ def test_node_is_cut_off(job: Job, record_property: Tell) -> None:
         until(lambda: is_ready(job, node), f"{node} is ready")
         job.away.clear()
     event.trains()
+
+
+def test_node_is_excluded(job: Job, record_property: Tell) -> None:
+    """The last one of this job: exit code 30, which is ignored; each new pod is refused."""
+    index = victim(job, "other")
+    failures, ignored = job.failures(index), job.failures(index, ignored=True)
+    event = Event(job, record_property, "node excluded")
+    kill_worker(job, index, "USR2")
+    event.trains(2)
+    until(lambda: job.failures(index, ignored=True) >= ignored + 2, "a new pod is refused")
+    assert job.failures(index) == failures
