@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...events.event import Event
 from ...events.tuning import TuneFileIgnored, TuneFileNotWritten
@@ -23,10 +24,30 @@ from ..processes.regular_file import head_of_file
 
 _VERSION = 1
 _READ_MAX_BYTES = 1 << 20
-_MODULES_MAX = 100
-_MICRO_BATCH_MAX = 10**9
-_SETTINGS = ("num_workers", "prefetch_factor")
-_SETTING_MAX = 1000
+
+
+_Setting = Annotated[int, Meta(ge=1, le=1000)]
+_Module = Annotated[str, Meta(pattern=r"\A[^\W\d]\w*(\.[^\W\d]\w*)*\Z")]
+
+
+class _Settings(Struct, frozen=True):
+    """Loader settings of ``--auto-tune on``; others, of earlier versions, are ignored."""
+
+    num_workers: _Setting | UnsetType = UNSET
+    prefetch_factor: _Setting | UnsetType = UNSET
+
+
+class _Values(Struct, frozen=True):
+    micro_batch: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    preload: Annotated[tuple[_Module, ...], Meta(max_length=100)] = ()
+    settings: _Settings = _Settings()
+    gain: float = 0.0
+
+
+class _Content(Struct, frozen=True):
+    version: Literal[1]
+    fingerprint: dict[str, Any]
+    values: _Values
 
 
 class TunedValues(Struct, frozen=True):
@@ -60,21 +81,20 @@ class TuneFile:
                 self.ignored = TuneFileIgnored(self._path, "it is not a file that can be read")
             return TunedValues()
         try:
-            found = json.loads(data)
-            known, given = found["fingerprint"], found["values"]
-            if found["version"] != _VERSION:
-                raise ValueError
-            names = self._fingerprint.keys() | known.keys()
-            differing = sorted(n for n in names if known.get(n) != self._fingerprint.get(n))
-            values = _checked(given)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            found = msgspec.json.decode(data, type=_Content)
+        except (ValueError, RecursionError):
             self.ignored = TuneFileIgnored(self._path, "it is not a tune file of this version")
             return TunedValues()
+        known, own = found.fingerprint, self._fingerprint
+        differing = sorted(n for n in own.keys() | known.keys() if known.get(n) != own.get(n))
         if differing:
             why = f"it is of a job with another value for: {', '.join(differing)}"
             self.ignored = TuneFileIgnored(self._path, why)
             return TunedValues()
-        return values
+        values = found.values
+        settings = {name: getattr(values.settings, name) for name in _Settings.__struct_fields__}
+        used = tuple((name, value) for name, value in settings.items() if value is not UNSET)
+        return TunedValues(values.micro_batch, values.preload, used, values.gain)
 
     def keep(self, values: TunedValues, note: Callable[[Event], None]) -> None:
         """Write the values if they are new; atomically, readable by the owner only."""
@@ -103,25 +123,6 @@ class TuneFile:
             with suppress(OSError):
                 os.unlink(draft)
             note(TuneFileNotWritten(self._path, error.strerror or str(error)))
-
-
-def _checked(given: Any) -> TunedValues:
-    """Return the values of a file; raise ``ValueError`` or ``TypeError`` for others."""
-    micro_batch, preload = given.get("micro_batch", 0), given.get("preload", [])
-    if not isinstance(micro_batch, int) or not 0 <= micro_batch <= _MICRO_BATCH_MAX:
-        raise ValueError
-    if not isinstance(preload, list) or len(preload) > _MODULES_MAX:
-        raise ValueError
-    for name in preload:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError
-    settings, gain = given.get("settings", {}), given.get("gain", 0.0)
-    loader = {name: settings[name] for name in _SETTINGS if name in settings}
-    if not all(type(one) is int and 1 <= one <= _SETTING_MAX for one in loader.values()):
-        raise ValueError
-    if not isinstance(gain, float):
-        raise ValueError
-    return TunedValues(micro_batch, tuple(preload), tuple(loader.items()), gain)
 
 
 def fingerprint(options: LaunchOptions, workers: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """``--tune-file``, and what changes from one round to the next."""
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -82,7 +83,8 @@ def test_what_is_no_tune_file(tmp_path: Path, text: str) -> None:
         *({"micro_batch": -1}, {"micro_batch": "2"}, {"micro_batch": 10**9 + 1}),
         *({"preload": "os"}, {"preload": ["os;x"]}, {"preload": ["os"] * 101}, []),
         *({"settings": {"num_workers": 0}}, {"settings": []}),
-        *({"settings": {"num_workers": True}}, {"gain": "1"}),
+        *({"settings": {"num_workers": True}}, {"gain": "1"}, {"gain": math.nan}),
+        *({"preload": ["os\n"]}, {"settings": {"num_workers": None}}),
     ],
 )
 def test_values_that_none_of_us_has_written(tmp_path: Path, values: Any) -> None:
