@@ -382,3 +382,14 @@ def test_the_command_and_a_script_of_its_name(tmp_path: Path) -> None:
     found = parse.parse(["./policy"], {})
     assert isinstance(found, LaunchOptions)
     assert found.script == "./policy"
+
+
+def test_dry_run_shows_the_checks_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "ft-run.toml"
+    config.write_text("[checks]\nnetwork-check = true\ncheck-level = 'full'\n")
+    words = ["--config", str(config), "--dry-run", "--no-python", "true"]
+    with pytest.raises(SystemExit):
+        parse.parse(words, {})
+    assert "--network-check --check-level=full" in capsys.readouterr().out

@@ -26,7 +26,8 @@ def test_own_options_are_separated_from_those_of_the_job(script: str) -> None:
         "--ig",
         "seen",
     ]
-    options = parse(["rehearse", *words, "--only", "kill", script, "--steps", "3"], {})
+    environ = {"PET_MAX_RESTARTS": "2"}  # rehearsed jobs have it too
+    options = parse(["rehearse", *words, "--only", "kill", script, "--steps", "3"], environ)
     assert isinstance(options, RehearseOptions)
     assert (options.steps, options.only, options.ignore) == (12, ("stop", "kill"), ("seen",))
     assert options.job == ("--nproc-per-node=2",)
