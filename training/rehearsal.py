@@ -130,6 +130,8 @@ class Rehearsal:
 def _sketch(tensor: torch.Tensor) -> tuple[float, float]:
     """Return the norm and the sum of a tensor, which change little if it does."""
     whole: Any = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not whole.is_floating_point():
+        whole = whole.to(torch.float64)
     return whole.norm().item(), whole.sum(dtype=torch.float64).item()
 
 

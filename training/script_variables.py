@@ -72,7 +72,9 @@ class _Walk:
 
     def visit(self, name: str, value: Any, depth: int = 0) -> None:
         """Add a variable and its content. Items of a container have the container's name."""
-        is_large = getattr(value, "nbytes", 0) > _LARGEST_BYTES or len(self.found) > _ITEMS
+        size = getattr(value, "nbytes", 0)  # dictionaries with attributes answer None
+        is_large = isinstance(size, int) and size > _LARGEST_BYTES
+        is_large |= len(self.found) > _ITEMS
         if id(value) in self._seen or name.startswith("__") or depth > _DEPTH or is_large:
             return
         if isinstance(value, _PLAIN):

@@ -60,6 +60,7 @@ def test_intervals_and_folder_are_those_of_the_rehearsal(tmp_path: Path) -> None
 def test_state_is_recorded_by_object_and_tensor(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters())
+    model.packed = nn.Parameter(torch.ones(4, dtype=torch.uint8), requires_grad=False)
     values = {"sum": 1.5}
     state = {"model": model, "optimizer": optimizer, "values": PlainValue("values", values)}
     mine = Rehearsal("checkpoints", 1, 1)
@@ -71,6 +72,12 @@ def test_state_is_recorded_by_object_and_tensor(tmp_path: Path) -> None:
     assert before["model"]["['weight']"] != after["model"]["['weight']"]
     assert "['state'][0]['exp_avg']" in after["optimizer"]
     assert after["values"] == {"['sum']": "1.5"} == before["values"]
+
+
+class Config(dict[str, Any]):
+    """A dictionary with attributes, which has each name that is asked for."""
+
+    __getattr__ = dict.get
 
 
 class Augment:
@@ -86,6 +93,7 @@ def test_variables_of_the_script_are_found() -> None:
     ema = torch.optim.swa_utils.AveragedModel(model)
     scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), 1.0), 2)
     generator, words, empty = torch.Generator(), {"a": 1}, list[int]()
+    config = Config(rate=0.1)
     loader: Any = DataLoader([1, 2], generator=generator)  # type: ignore[arg-type]  # any sequence
     count = 0
 
@@ -108,6 +116,7 @@ def test_variables_of_the_script_are_found() -> None:
     augment.calls += 1
     rows.append(2.0)
     words["b"] = words.pop("a")
+    config["rate"] = 0.2
     ema.n_averaged += 1
     scheduler.last_epoch = 7
     torch.rand(1, generator=generator)
@@ -118,6 +127,7 @@ def test_variables_of_the_script_are_found() -> None:
         "augment.calls",
         "rows",
         "words",
+        "config",
         "count",
         "counted.count",
     }

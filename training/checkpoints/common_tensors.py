@@ -46,6 +46,11 @@ class CommonTensors(NamedTuple):
     is_sharded: bool
     """Whether other tensors of the object differ between ranks by design."""
 
+    @property
+    def digests(self) -> dict[str, int]:
+        """Digest of each tensor, by key."""
+        return {key: number for share in self.shares for key, number in share.digests.items()}
+
 
 class Row(NamedTuple):
     """Digests of one tensor on the ranks that hold it."""

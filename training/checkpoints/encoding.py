@@ -7,11 +7,13 @@ dictionaries is listed next to them.
 
 import io
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Container, Iterator, Mapping
 from copy import deepcopy
 from enum import Enum
+from functools import partial
 from importlib import import_module
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -24,7 +26,12 @@ KEYS = "ft_run_keys"
 """The key under which a state dict lists what DCP loses: dictionaries with keys that are not
 strings, empty ones, and their types. Without it, ``MultiStepLR``, which looks up numbers in a
 ``Counter``, would silently never change the rate again."""
+_WHOLE = "ft_run_whole"
+"""The only other key then, if the state is not a dictionary."""
 _KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+_FACTORIES = {f"defaultdict.{of.__name__}": of for of in (int, float, str, list, dict, set)}
+"""Kinds of ``defaultdict``, by what they make of a missing key."""
+_KINDS |= {kind: partial(defaultdict, of) for kind, of in _FACTORIES.items()}
 _PLAIN = frozenset((str, bytes, bytearray, int, float, complex, bool, type(None)))
 _OF_TORCH = (torch.Tensor, torch.dtype, torch.device, torch.Size)
 """With ``_PLAIN``: the types that are stored as they are."""
@@ -75,6 +82,8 @@ def with_keys(state: Any) -> Any:
     """Return an encoded state dict with a list of what DCP would lose, if anything."""
     found = [[list(path), *of] for path, *of in _lossy_dicts(state, ())]
     state = encode(state)
+    if found and not isinstance(state, Mapping):
+        return {_WHOLE: state, KEYS: [[[_WHOLE, *path], *of] for path, *of in found]}
     return {**state, KEYS: found} if found else state
 
 
@@ -89,13 +98,14 @@ def without_keys(state: Any) -> Any:
             kept = (dict(enumerate(kept)) if isinstance(key, int) else kept).get(key) or {}
         there = {_decode_key(key): kept[_text_of(key)] for key in keys}
         put(whole, ("", *path), _KINDS[kind](there))
-    return decode(whole[""])
+    found = decode(whole[""])
+    return found[_WHOLE] if isinstance(found, Mapping) and set(found) == {_WHOLE} else found
 
 
 def _lossy_dicts(value: Any, path: Path) -> Iterator[tuple[Path, str, list[Any]]]:
     """Yield path, type and keys of each dictionary that DCP does not preserve."""
     if isinstance(value, Mapping):
-        kind = type(value).__name__ if type(value) in _KINDS.values() else "dict"
+        kind = _kind_of(value)
         if not value or kind != "dict" or not all(type(key) is str for key in value):
             yield path, kind, [_encode_key(key) for key in value]
         for key, inner in value.items():
@@ -105,6 +115,15 @@ def _lossy_dicts(value: Any, path: Path) -> Iterator[tuple[Path, str, list[Any]]
         for index, inner in enumerate(value):
             if isinstance(inner, Mapping | list):
                 yield from _lossy_dicts(inner, (*path, index))
+
+
+def _kind_of(value: "Mapping[Any, Any]") -> str:
+    """Return the type of a dictionary as text, "dict" for one that cannot be made elsewhere."""
+    if type(value) is defaultdict:
+        kinds = (kind for kind, of in _FACTORIES.items() if of is value.default_factory)
+        return next(kinds, "dict")
+    name = type(value).__name__
+    return name if _KINDS.get(name) is type(value) else "dict"
 
 
 def _encode_key(key: Any) -> Any:
@@ -147,12 +166,14 @@ def encode(value: Any, *, is_whole: bool = False) -> Any:
     if isinstance(value, Mapping):
         encoded = {key: encode(inner, is_whole=is_whole) for key, inner in value.items()}
         keys = [encode(key, is_whole=True) for key in value] if is_whole else []
-        if not all(map(_is, keys, value)):
-            of = kind.__name__ if kind in _KINDS.values() else "dict"
-            return (_DICT, of, keys, [*encoded.values()])
+        is_default = kind is defaultdict  # torch does not load it
+        if not all(map(_is, keys, value)) or (is_default and is_whole):
+            return (_DICT, _kind_of(value), keys, [*encoded.values()])
+        if is_default:
+            return encoded
         if all(encoded[key] is inner for key, inner in value.items()):
             return value
-        return kind(encoded) if kind in _KINDS.values() else encoded
+        return _KINDS[_kind_of(value)](encoded)
     if kind in (set, frozenset):
         return (
             _SET if kind is set else _FROZENSET,
@@ -222,7 +243,7 @@ def decode(value: Any) -> Any:
         decoded = {key: decode(inner) for key, inner in value.items()}
         if all(decoded[key] is inner for key, inner in value.items()):
             return value
-        return kind(decoded) if kind in _KINDS.values() else decoded
+        return _KINDS[_kind_of(value)](decoded)
     return value
 
 
@@ -331,17 +352,42 @@ class PlainValue:
         self._value = value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy."""
+        """Return a copy, without the graphs of tensors."""
+        memo: dict[int, Any] = {}
+        for tensor in _computed_tensors(self._value):
+            memo[id(tensor)] = tensor.detach().clone()
         # DCP stores a tuple as one value, whatever it has inside.
-        return {"value": (deepcopy(self._value),)}
+        return {"value": (deepcopy(self._value, memo),)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it, if it was saved."""
-        if not state:
-            return
-        (found,) = state["value"]
-        self._value.clear()
-        if isinstance(self._value, dict):
-            self._value.update(found)
-        else:
-            self._value.extend(found)
+        if state:
+            _restore(self._value, state["value"][0])
+
+
+def _computed_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that have a graph, which ``deepcopy`` refuses."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_leaf:
+            yield value
+    elif isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _computed_tensors(inner)
+
+
+def _restore(now: Any, saved: Any) -> Any:
+    """Return a saved value; a dictionary, list or trained tensor remains the same object."""
+    if isinstance(now, dict) and isinstance(saved, dict):
+        restored = {key: _restore(now.get(key), inner) for key, inner in saved.items()}
+        now.clear()
+        now.update(restored)
+        return now
+    if isinstance(now, list) and isinstance(saved, list):
+        now[:] = [_restore(*pair) for pair in zip_longest(now[: len(saved)], saved)]
+        return now
+    if isinstance(now, torch.Tensor) and isinstance(saved, torch.Tensor):
+        is_trained = now.is_leaf and now.requires_grad  # an optimizer may have it
+        if is_trained and (now.shape, now.dtype) == (saved.shape, saved.dtype):
+            with torch.no_grad():
+                return now.copy_(saved)
+    return saved

@@ -89,6 +89,8 @@ class Equality:
         """Step of the last comparison in this process; -1 if none."""
         self._was_equal: frozenset[str] = frozenset()
         """Objects that were equal in the last comparison."""
+        self._digests: dict[str, dict[str, int]] = {}
+        """Digests of the last comparison in this process, by object and key."""
         self._settled: set[str] = set()
         """Objects that are no longer compared, after a warning."""
         self._common: dict[str, set[int]] = {}
@@ -161,6 +163,7 @@ class Equality:
                 corrupt += self._explain(name, digests[name], name in was_equal, differing)
         if corrupt:
             self._refuse_corrupt(corrupt, differing)
+        self._digests = {name: one.digests for name, one in digests.items()}
         self._verified_s = time.monotonic()
 
     def _limit_cost(self, cost_s: float, step_s: float) -> None:
@@ -200,6 +203,10 @@ class Equality:
         """
         table, partial = self._gather(tensors)
         keys = {checksum(key): key for key in tensors.values}
+        before, now = self._digests.get(name, {}), tensors.digests
+        (trained,) = self._ranks.maximum(
+            sum(now[key] != before[key] for key in now.keys() & before.keys())
+        )
         if partial:
             if self._ranks.maximum(int(tensors.is_sharded))[0]:
                 shared = {row.key for row in table if len(row.by_rank) == self._ranks.size}
@@ -207,39 +214,48 @@ class Equality:
             else:
                 key = self._key_of(partial[0], keys)
                 lack = next(r for r in range(self._ranks.size) if r not in partial[0].by_rank)
-                self._refuse(f"{key} of {name!r} is missing on rank {lack}", name, all_of)
+                text = f"{key} of {name!r} is missing on rank {lack}"
+                if name in self._state.optimizers:
+                    self._settle_optimizer(name, text, 0)
+                else:
+                    self._refuse(text, name, all_of)
                 return []
         differing = [row for row in table if len({*row.by_rank.values()}) > 1]
         if not differing:
             return []
-        first, odd = differing[0], {row.odd for row in differing}
-        key = self._key_of(first, keys)
+        odd = {row.odd for row in differing}
         corrupt = odd.pop() if was_equal and len(odd) == 1 else None
+        for first in differing:
+            one = min(first.by_rank)
+            mine = next((v for k, v in tensors.values.items() if checksum(k) == first.key), None)
+            size, limit = self._difference(mine if self._ranks.rank in first.by_rank else None, one)
+            if size > 0:
+                break
+        else:  # e.g. 0.0 and -0.0
+            return []
+        key = self._key_of(first, keys)
         # Kernels that round differently, and a rank that the script treats differently, change
-        # most tensors.
-        is_single = 2 * len(differing) <= max(2, len(table))
+        # most tensors that are trained.
+        is_single = 2 * len(differing) <= max(2, trained)
         if corrupt is not None and is_single:
             return [(f"{name}.{key}", corrupt)]
-        one = min(first.by_rank)
         other = next(r for r, value in first.by_rank.items() if value != first.by_rank[one])
-        mine = next((v for k, v in tensors.values.items() if checksum(k) == first.key), None)
-        size, limit = self._difference(mine if self._ranks.rank in first.by_rank else None, one)
         where = f"between ranks {one} and {other} ({key})"
-        if size <= 0:  # e.g. 0.0 and -0.0
-            return []
         if size <= max(_SMALL, limit):
             self._warn_of_small(f"the state of {name!r} differs slightly {where}: {size:.0e}")
-        elif name in self._state.optimizers:  # e.g. DDP's join, in which some ranks step less often
-            self._settled.add(name)
-            self._log(
-                f"the state of {name!r} differs {where}, although the weights are equal: "
-                f"checkpoints contain that of rank {one}"
-            )
+        elif name in self._state.optimizers:
+            text = f"the state of {name!r} differs {where}, although the weights are equal"
+            self._settle_optimizer(name, text, one)
         elif corrupt:  # rank 0 is rather treated differently by the script
             return [(f"{name}.{key}", corrupt)]
         else:
             self._refuse(f"the weights of {name!r} differ {where}", name, all_of)
         return []
+
+    def _settle_optimizer(self, name: str, text: str, rank: int) -> None:
+        """Warn of an optimizer's state: e.g. with DDP's join, some ranks step less often."""
+        self._settled.add(name)
+        self._log(f"{text}: checkpoints contain that of rank {rank}")
 
     def _gather(self, tensors: CommonTensors) -> tuple[list[Row], list[Row]]:
         """Return the digests of all ranks by tensor, and the tensors that some ranks lack."""

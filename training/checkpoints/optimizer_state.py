@@ -196,10 +196,7 @@ class OptimizerState:
             {**group, _PARAMETERS: [next(numbers) for _ in names]}
             for group, names in zip(state[_GROUPS], self._groups_of_names(), strict=True)
         ]
-        self._optimizer.load_state_dict({**state, _STATE: saved, _GROUPS: groups})
-        for number, parameter in enumerate(self._parameters):
-            if number in saved:
-                _mend(self._optimizer.state.get(parameter), saved[number])
+        load_exactly(self._optimizer, {**state, _STATE: saved, _GROUPS: groups})
 
     # --- groups that are added during training ---------------------------------------------------
 
@@ -214,6 +211,15 @@ class OptimizerState:
 
     def _count(self) -> list[int]:
         return [len(group[_PARAMETERS]) for group in self._optimizer.param_groups]
+
+
+def load_exactly(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load a state dict of an optimizer, without the casts of torch."""
+    optimizer.load_state_dict(state)
+    saved = state.get(_STATE, {})
+    for number, parameter in enumerate(parameters_of(optimizer)):
+        if number in saved:
+            _mend(optimizer.state.get(parameter), saved[number])
 
 
 def is_standard(optimizer: Optimizer) -> bool:

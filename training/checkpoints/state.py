@@ -21,7 +21,14 @@ from .checkpoint_files import LayoutMismatchError
 from .copying import local
 from .encoding import KEYS, PlainValue, encode, flatten, put, with_keys, without_keys
 from .kinds import SAME, find_kinds
-from .optimizer_state import OptimizerState, Path, Saved, is_standard, parameters_of
+from .optimizer_state import (
+    OptimizerState,
+    Path,
+    Saved,
+    is_standard,
+    load_exactly,
+    parameters_of,
+)
 from .rank_state import RESERVED
 from .snapshot_file import SnapshotFile
 
@@ -127,6 +134,8 @@ class State:
                 _load_module(value, mine)
             elif name in self.optimizers:
                 self.optimizers[name].load(mine)
+            elif isinstance(value, Optimizer) and is_standard(value):
+                load_exactly(value, mine)
             else:
                 value.load_state_dict(mine)
 
@@ -350,7 +359,18 @@ def names_in(module: nn.Module, expected: Container[str]) -> dict[str, str]:
         expected: the names of DCP.
     """
     keys = list(module.state_dict())
-    return {key: key if key in expected else without_wrappers(key) for key in keys}
+    return {key: key if key in expected else _unwrapped(module, key) for key in keys}
+
+
+def _unwrapped(module: nn.Module, key: str) -> str:
+    """Return the name of a value without the parts that stand for wrappers."""
+    parts, here = [], module
+    for part in key.split("."):
+        is_ddp = part == "module" and isinstance(here, DistributedDataParallel)
+        if not is_ddp and part != "_orig_mod":  # of torch.compile
+            parts.append(part)
+        here = getattr(here, part, here)
+    return ".".join(parts)
 
 
 def without_wrappers(key: str) -> str:

@@ -1,7 +1,7 @@
 """Values of a state dict: as plain data, and as they were."""
 
 import io
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from datetime import date
 from enum import Enum, Flag
 from typing import Any
@@ -41,6 +41,7 @@ VALUES = {
     "nested": {"a": [{np.int64(1): {"b": np.float32(2)}}]},
     "counter": Counter({np.int64(1): 2}),
     "ordered": OrderedDict(b=np.float32(1), a=2),
+    "default": {"a": defaultdict(list, {"b": [1]}), 3: defaultdict(int, {(1, 2): 4})},
     "plain": [1, "a", b"b", 1.5, 2j, True, None, torch.float32, torch.Size([1])],
 }
 
@@ -76,6 +77,12 @@ def test_plain_state_is_not_copied() -> None:
     assert without_keys(state) is state
 
 
+def test_state_that_is_a_list_returns() -> None:
+    """As of a wrapper of several optimizers."""
+    state = [{"state": {0: 1.0}, "param_groups": []}, {"state": {}}]
+    assert travel(state) == state
+
+
 def test_generator_returns() -> None:
     generator = torch.Generator().manual_seed(5)
     (found,) = travel({"it": generator}).values()
@@ -103,3 +110,25 @@ def test_enum_of_unknown_module_is_refused() -> None:
             without_keys({"it": (mark, module, name, value)})
     with pytest.raises(RuntimeError, match="does not exist"):
         without_keys({"it": (mark, "os", "system", "true")})
+
+
+def test_plain_value_keeps_containers_and_trained_tensors() -> None:
+    trained = torch.zeros(1, requires_grad=True)
+    inner: dict[str, Any] = {"best": 0.0, "gone": 1}
+    value: dict[str, Any] = {"trained": trained, "inner": inner, "losses": [trained * 3, 1.0]}
+    kept = PlainValue("value", value)
+    saved = kept.state_dict()
+    with torch.no_grad():
+        trained += 5
+    inner.clear()
+    value["losses"] = []
+    kept.load_state_dict(saved)
+    assert value["trained"] is trained
+    assert value["inner"] is inner
+    assert (trained.item(), trained.requires_grad) == (0.0, True)
+    assert inner == {"best": 0.0, "gone": 1}
+    (loss, number) = value["losses"]
+    assert (loss.item(), loss.grad_fn, number) == (0.0, None, 1.0)
+    value["trained"] = torch.ones(2, requires_grad=True)
+    kept.load_state_dict(saved)
+    assert value["trained"].shape == (1,)

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from ft_run.training import Checkpointer
 
 torch.set_num_threads(1)
@@ -33,6 +34,11 @@ def model_of(kind, rank, size):
     if kind == "stages":
         return nn.Linear(3, 1)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    if kind == "frozen":
+        net[0].requires_grad_(False), net[1].requires_grad_(False)
+        net = DistributedDataParallel(net)
+    if kind == "averaged":
+        net = AveragedModel(DistributedDataParallel(net, broadcast_buffers=False))
     if kind == "lacking" and rank == 1:
         net.append(nn.Linear(1, 1))
     if kind in ("fsdp2", "ignored"):
@@ -63,6 +69,13 @@ def weight_of(net, index):
 def disturb(change, step, rank, net, optimizer, state):
     if change == "ema" and rank == 0:
         state["ema"].weight.data += step
+    if change == "rounding" and step == 3 and rank == 2:
+        weight_of(net, 2).data *= 1 + 1e-6
+        net.module[2].bias.data *= 1 + 1e-6
+    if change == "zeros" and step == 3:
+        weight_of(net, 2).data.zero_().mul_(-1 if rank == 2 else 1)
+    if change == "lacking" and (step, rank) == (7, 1):
+        del optimizer.state[net.module[0].bias]
     if change == "slightly" and (step, rank) == (0, 1):
         weight_of(net, 0).data[0, 0] *= 1 + 1e-6
     if change == "weight" and (step, rank) == (4, 2):
@@ -132,6 +145,8 @@ CASES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
     "hsdp": (4, "hsdp", "", SAVES),
     "tp": (2, "tp", "", SAVES),
     "ema on rank 0": (2, "ema on rank 0", "", SAVES),
+    "averaged": (2, "averaged", "", EACH),
+    "zeros": (4, "ddp", "zeros", EACH),
     "not a number": (2, "ddp", "nan", EACH),
     "stages": (2, "stages", "", {"checkpoint_every": None}),
     "plain": (2, "plain", "", {"checkpoint_every": None}),
@@ -144,6 +159,8 @@ CASES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
     "checkpoint": (2, "ema", "ema", {"verify_every": 99, "checkpoint_every": 3}),
     "warning": (2, "stages", "", {**EACH, "unequal": "warn"}),
     "slightly": (2, "ddp", "slightly", EACH),
+    "frozen": (4, "frozen", "rounding", EACH),
+    "optimizer lacks": (2, "ddp", "lacking", EACH),
     "replica of a shard": (4, "hsdp", "shard", EACH),
     "weight": (4, "ddp", "weight", EACH),
     "moment": (4, "ddp", "moment", EACH),
@@ -173,7 +190,10 @@ def run(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "hsdp", "tp", "ema on rank 0", "not a number"])
+@pytest.mark.parametrize(
+    "name",
+    ["ddp", "fsdp2", "hsdp", "tp", "ema on rank 0", "averaged", "zeros", "not a number"],
+)
 def test_equal_state_causes_no_alarm(output: dict[str, list[str]], name: str) -> None:
     """Batches, buffers, objects of one rank and the bits of NaN differ."""
     for text in output[name]:
@@ -214,11 +234,15 @@ def test_warning_is_one_line(output: dict[str, list[str]]) -> None:
 
 
 def test_slight_difference_is_a_warning_with_its_size(output: dict[str, list[str]]) -> None:
-    first, second = output["slightly"]
-    assert first.endswith("done\n")
-    assert second.endswith("done\n")
-    line = r"'net' differs slightly between ranks 0 and 1 \(0.weight\): \de-0\d"
-    assert len(re.findall(line, first)) == 1
+    for name, key in (("slightly", "1 (0.weight)"), ("frozen", "2 (2.weight)")):
+        assert all(text.endswith("done\n") for text in output[name])
+        line = rf"'net' differs slightly between ranks 0 and {re.escape(key)}: \de-0\d"
+        assert len(re.findall(line, output[name][0])) == 1
+
+
+def test_optimizer_state_that_a_rank_lacks_is_a_warning(output: dict[str, list[str]]) -> None:
+    assert all(text.endswith("done\n") for text in output["optimizer lacks"])
+    assert output["optimizer lacks"][0].count("of 'optimizer' is missing on rank 1") == 1
 
 
 @pytest.mark.parametrize(

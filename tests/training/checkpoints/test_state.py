@@ -4,18 +4,20 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from ft_run.training.checkpoints.folder import CheckpointFolder
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
-from ft_run.training.checkpoints.state import State
+from ft_run.training.checkpoints.state import State, names_in
 from ft_run.training.ranks import Ranks
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import LBFGS, Adam, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import MultiStepLR
+from torch.optim.swa_utils import AveragedModel
 
 Move = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
@@ -140,6 +142,33 @@ def test_an_optimizer_goes_on(move: Move, kind: str) -> None:
         after.weight.data.copy_(after.objects["weight"].state["it"])
     after.train(3, 7)
     assert after.everything() == undisturbed.everything()
+
+
+def test_types_of_an_optimizer_of_other_tensors_return(move: Move) -> None:
+    """Torch would cast the moments to the type of the parameter."""
+    before, after = (
+        Adam([torch.ones(2, dtype=torch.bfloat16, requires_grad=True)]) for _ in range(2)
+    )
+    moment = torch.full((2,), 0.1)
+    before.state[before.param_groups[0]["params"][0]] = {
+        "step": torch.tensor(1.0),
+        "exp_avg": moment,
+    }
+    move({"optimizer": before}, {"optimizer": after})
+    (restored,) = after.state.values()
+    assert restored["exp_avg"].dtype == torch.float32
+    assert restored["exp_avg"].equal(moment)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_names_are_those_of_dcp(is_compiled: bool) -> None:
+    """An attribute ``module`` is no wrapper, as in ``AveragedModel``."""
+    network: nn.Module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    if is_compiled:
+        network = cast(nn.Module, torch.compile(network, backend="eager"))
+    averaged = AveragedModel(network)
+    expected = get_model_state_dict(averaged)
+    assert {*names_in(averaged, expected).values()} == {*expected}
 
 
 def test_the_state_of_an_optimizer_is_restored_on_the_device_of_its_parameters() -> None:
