@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from .records import Fact
+from .records import CLOCK_FACT, Fact
 
 COMPARED_FACTS: Final = (
     *("ft_run", "python", "torch", "cuda", "hip", "nccl", "driver", "script_sha256"),
@@ -13,7 +13,6 @@ COMPARED_FACTS: Final = (
 
 _COMPARED: Final = frozenset(COMPARED_FACTS)
 
-CLOCK_FACT: Final = "unix_time_s"
 CLOCKS_APART_S: Final = 10.0
 """The clock difference that is reported. An order reaches all nodes at once. A node that does
 not answer for a few seconds is lost (``node_timeout``), so that the transit of an order explains

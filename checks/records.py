@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 Fact = str | int | float
+CLOCK_FACT: Final = "unix_time_s"
+"""A node's clock when it received the order, in seconds since 1970."""
 Metrics = Mapping[str, float]
 """The measurements of one node in one order, by name (``METRICS``), without those not made."""
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
-from ...checks.records import record_to_json
+from ...checks.records import CLOCK_FACT, Record, record_to_json
 from ...errors import NodeUnfitError
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ...rendezvous.protocol.messages import Outcome, Verdict
@@ -57,8 +57,8 @@ class CheckSession:
         self._next: CheckOrder | None = None
         self._order: CheckOrder | None = None
         """The last order that was started."""
-        self._result: CheckResult | None = None
-        """The result of that order, once it is available."""
+        self._answer: tuple[Record, Offer] | None = None
+        """The record of that order, once it is available, and what this node offers since then."""
         self._is_of_old_stream = False
         """Whether that order was received on an earlier stream."""
         self._newest = 0
@@ -82,8 +82,9 @@ class CheckSession:
             return False
         self._newest = order.number
         if order in (self._order, self._next):
-            if order == self._order and self._result is not None:
-                self._post(self._result)  # the first reply was lost with a broken stream
+            if order == self._order and self._answer is not None:
+                # The first reply was lost with a broken stream, or another master asks the same.
+                self._send(order, *self._answer)
             return False
         self._next, self._found = order, None
         before = self._task
@@ -118,7 +119,7 @@ class CheckSession:
     async def rest(self) -> None:
         """Stop the running check and the check workers."""
         # Another master may use the same number: its order is not the one that is dropped here.
-        self._next = self._order = self._result = None
+        self._next = self._order = self._answer = None
         task, self._task = self._task, None
         if task is not None and not task.done():
             task.cancel()
@@ -133,16 +134,22 @@ class CheckSession:
             await self._crew.rest()
         # The agent of a job without checks does not load what they are written in.
         while (order := self._next) is not None:
-            self._order, self._next, self._result = order, None, None
+            self._order, self._next, self._answer = order, None, None
             self._is_of_old_stream = False
             record = await self._crew.run(order)
             if self.node_id:
                 record = replace(record, node=self.node_id)
             if self._is_overtaken():
                 continue
-            self._result = CheckResult(order.number, record_to_json(record), self._renew())
-            self._post(self._result)
+            self._answer = record, self._renew()
+            self._send(order, *self._answer)
         self._task = None
+
+    def _send(self, order: CheckOrder, record: Record, offer: Offer) -> None:
+        if self._is_of_old_stream:  # the other nodes may have read their clocks at another time
+            facts = {name: fact for name, fact in record.facts.items() if name != CLOCK_FACT}
+            record = replace(record, facts=facts)
+        self._post(CheckResult(order.number, record_to_json(record), offer))
 
     def _is_overtaken(self) -> bool:
         """Whether another order was received meanwhile, possibly from another master."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from ft_run import exit_codes
-from ft_run.checks.records import Phase, Record
+from ft_run.checks.records import Fact, Phase, Record, record_from_json
 from ft_run.errors import NodeUnfitError
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.identity import NodeIdentity
@@ -54,6 +54,7 @@ class FakeCrew:
     def __init__(self) -> None:
         self.did: list[str] = []
         self.answer = asyncio.Event()
+        self.facts: dict[str, Fact] = {}
 
     def start(self) -> None:
         self.did.append("start")
@@ -61,7 +62,7 @@ class FakeCrew:
     async def run(self, order: CheckOrder) -> Record:
         self.did.append(f"order {order.number}")
         await self.answer.wait()
-        return Record("n", Phase(order.phase))
+        return Record("n", Phase(order.phase), facts=self.facts)
 
     async def rest(self) -> None:
         self.did.append("rest")
@@ -219,6 +220,28 @@ def test_a_meeting_that_an_earlier_master_ordered_is_given_up(node, phase, is_gi
         (answer,) = [said for said in node.link.said if isinstance(said, CheckResult)]
         assert answer.number == 1
         assert node.crew.did[-1] == "order 1"
+
+    node(test)
+
+
+def test_clock_of_an_earlier_master_s_order_is_left_out(node):
+    """The others read theirs when the next master orders the same, perhaps a minute later."""
+
+    async def test(node: Node) -> None:
+        node.crew.facts = {"unix_time_s": 5.0, "gpus": 2}
+        node.crew.answer.set()
+        facts = replace(order(1), phase="facts")
+        await node.hear(LinkUp(again=False), facts)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        await node.hear(facts, LinkUp(again=True), facts)
+        first, again, next_master = [
+            record_from_json(said.report).facts
+            for said in node.link.said
+            if isinstance(said, CheckResult)
+        ]
+        assert first == again == {"unix_time_s": 5.0, "gpus": 2}
+        assert next_master == {"gpus": 2}
 
     node(test)
 
