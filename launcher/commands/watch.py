@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from ... import exit_codes
@@ -216,6 +217,8 @@ def _suspend(screen: "FullScreen") -> None:
 
 
 def _pressed(job: _Watched) -> None:
-    keys = os.read(0, 64)
+    keys = b""
+    with suppress(OSError):  # the terminal is closed
+        keys = os.read(0, 64)
     if not keys or b"q" in keys.lower():
         job.quit(exit_codes.SUCCESS)

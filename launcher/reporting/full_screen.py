@@ -7,12 +7,14 @@ import os
 import sys
 import termios
 import tty
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
 from rich.text import Text
+
+from .standard_output import discard
 
 
 class FullScreen:
@@ -32,7 +34,7 @@ class FullScreen:
     def enter(self) -> None:
         """Show the screen; keys arrive one by one and are not echoed."""
         self.is_shown = True
-        with suppress(OSError, termios.error):  # a terminal that is closed: so is what is read
+        with _if_open():
             if self.has_keys:
                 self._modes = termios.tcgetattr(0)
                 tty.setcbreak(0, termios.TCSADRAIN)
@@ -44,7 +46,7 @@ class FullScreen:
         if not self.is_shown:
             return
         self.is_shown = False
-        with suppress(OSError, termios.error):  # the terminal may be closed
+        with _if_open():
             self._console.show_cursor(True)
             self._console.set_alt_screen(False)
             if self._modes is not None:
@@ -61,3 +63,14 @@ class FullScreen:
         """Columns and rows."""
         size = os.get_terminal_size(sys.stdout.fileno())
         return max(20, size.columns or 80), max(6, size.lines or 24)
+
+
+@contextmanager
+def _if_open() -> Iterator[None]:
+    """Suppress the error of a terminal that is closed, and what was not written to it."""
+    try:
+        yield
+    except termios.error:
+        pass
+    except OSError:
+        discard(sys.stdout)

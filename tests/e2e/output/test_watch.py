@@ -190,6 +190,28 @@ def test_a_terminal_that_is_closed_ends_the_watch(agent: FakeAgent, *, has_keys:
     assert (watch.returncode, errors.decode()) == (0, "")
 
 
+@pytest.mark.parametrize("action", ["leave", "enter"])
+def test_nothing_is_left_to_write_to_a_terminal_that_is_closed(action: str) -> None:
+    """Python would try it at the end, and exit with 120."""
+    program = (
+        "import sys; from ft_run.launcher.reporting.full_screen import FullScreen; "
+        f"screen = FullScreen(); screen.enter(); sys.stdin.read(); screen.{action}()"
+    )
+    master, slave = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": ""},
+    ) as shown:
+        os.close(slave)
+        assert os.read(master, 1)
+        os.close(master)
+        _, errors = shown.communicate(timeout=60)
+    assert (shown.returncode, errors.decode()) == (0, "")
+
+
 def test_a_job_of_two_nodes_until_it_succeeds(ft: "Launcher", opened: Open, free_port: int) -> None:
     endpoint, gate = f"127.0.0.1:{free_port}", ft.folder / "gate"
     job = (
