@@ -29,7 +29,9 @@ def new_gloo_group() -> Any:
 def set_limit(group: Any, limit: datetime.timedelta) -> None:
     """Set how long an operation of a group may take."""
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
-        distributed_c10d._set_pg_timeout(limit, group)
+        # Public since torch 2.15, which warns of the other name.
+        public = getattr(dist, "set_timeout", None)
+        (public or distributed_c10d._set_pg_timeout)(limit, group)
 
 
 @contextmanager

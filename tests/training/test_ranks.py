@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ft_run.tests.harness.forked import run_forked
 from ft_run.tests.harness.hosts import Network, unavailable
-from ft_run.training.gloo import interface_towards
+from ft_run.training.gloo import A_DAY, interface_towards, set_limit
 
 PROGRAM = """
 import sys
@@ -85,3 +85,15 @@ def test_ranks_meet_where_a_host_knows_itself_by_its_loopback_address() -> None:
 
 def test_the_interface_towards_a_host() -> None:
     assert interface_towards("127.0.0.1") == interface_towards("no such host") == ""
+
+
+def test_limit_is_set_by_the_public_name_where_torch_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        "torch.distributed.set_timeout", lambda *words: given.append(words), raising=False
+    )
+    group = object()
+    set_limit(group, A_DAY)
+    assert given == [(A_DAY, group)]

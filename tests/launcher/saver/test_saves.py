@@ -130,7 +130,7 @@ def test_one_after_the_other(node: Node) -> None:
         assert [type(event) for event in node.told] == [CheckpointWritten] * 2
         assert pid is not None
         assert int(stat(pid)[16]) == min(19, os.nice(0) + 10)  # no process has more
-        assert "torch" not in maps(pid)
+        assert "libtorch" not in maps(pid)
         node.saves.close()
 
     run(test)
