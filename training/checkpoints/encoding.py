@@ -1,8 +1,7 @@
 """Values of a state dict for DCP, which stores text as keys, and for other hosts: plain data only.
 
 A value of NumPy, a set, an ``Enum`` or a tensor that consists of others (of 8-bit optimizers, say)
-becomes a tuple that starts with a mark. What DCP loses of
-dictionaries is listed next to them.
+becomes a tuple that starts with a mark. What DCP loses of dictionaries is listed next to them.
 """
 
 import io

@@ -225,14 +225,10 @@ class Equality:
             return []
         odd = {row.odd for row in differing}
         corrupt = odd.pop() if was_equal and len(odd) == 1 else None
-        for first in differing:
-            one = min(first.by_rank)
-            mine = next((v for k, v in tensors.values.items() if checksum(k) == first.key), None)
-            size, limit = self._difference(mine if self._ranks.rank in first.by_rank else None, one)
-            if size > 0:
-                break
-        else:  # e.g. 0.0 and -0.0
+        found = self._first_unequal(differing, tensors)
+        if found is None:
             return []
+        first, one, size, limit = found
         key = self._key_of(first, keys)
         # Kernels that round differently, and a rank that the script treats differently, change
         # most tensors that are trained.
@@ -251,6 +247,23 @@ class Equality:
         else:
             self._refuse(f"the weights of {name!r} differ {where}", name, all_of)
         return []
+
+    def _first_unequal(
+        self, differing: Sequence[Row], tensors: CommonTensors
+    ) -> tuple[Row, int, float, float] | None:
+        """Return the first tensor whose values differ, and not only their bits (0.0 and -0.0).
+
+        Returns:
+            The tensor, the first rank that has it, the largest distance from its
+            value there, and the precision.
+        """
+        for row in differing:
+            one = min(row.by_rank)
+            mine = next((v for k, v in tensors.values.items() if checksum(k) == row.key), None)
+            size, limit = self._difference(mine if self._ranks.rank in row.by_rank else None, one)
+            if size > 0:
+                return row, one, size, limit
+        return None
 
     def _settle_optimizer(self, name: str, text: str, rank: int) -> None:
         """Warn of an optimizer's state: e.g. with DDP's join, some ranks step less often."""

@@ -170,24 +170,28 @@ def test_a_killed_agent_ends_the_watch(opened: Open, agent: FakeAgent) -> None:
     assert is_as_before(terminal)
 
 
-@pytest.mark.parametrize("has_keys", [True, False])
-def test_a_terminal_that_is_closed_ends_the_watch(agent: FakeAgent, *, has_keys: bool) -> None:
-    agent.nodes(1, 7)
+def run_until_closed(command: list[str], *, has_keys: bool) -> tuple[int, str]:
+    """Run a command in a terminal that is closed after its first output; return how it ended."""
     master, slave = os.openpty()
-    ft_run = str(Path(sys.executable).with_name("ft-run"))
-    command = [ft_run, "status", agent.job_id, "--watch"]
     with subprocess.Popen(
         command,
-        stdin=slave if has_keys else subprocess.DEVNULL,
+        stdin=slave if has_keys else subprocess.PIPE,
         stdout=slave,
         stderr=subprocess.PIPE,
         env=os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": ""},
-    ) as watch:
+    ) as shown:
         os.close(slave)
         assert os.read(master, 1)
         os.close(master)
-        _, errors = watch.communicate(timeout=60)
-    assert (watch.returncode, errors.decode()) == (0, "")
+        _, errors = shown.communicate(timeout=60)
+    return shown.returncode, errors.decode()
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_a_terminal_that_is_closed_ends_the_watch(agent: FakeAgent, *, has_keys: bool) -> None:
+    agent.nodes(1, 7)
+    command = [str(Path(sys.executable).with_name("ft-run")), "status", agent.job_id, "--watch"]
+    assert run_until_closed(command, has_keys=has_keys) == (0, "")
 
 
 @pytest.mark.parametrize("action", ["leave", "enter"])
@@ -197,19 +201,7 @@ def test_nothing_is_left_to_write_to_a_terminal_that_is_closed(action: str) -> N
         "import sys; from ft_run.launcher.reporting.full_screen import FullScreen; "
         f"screen = FullScreen(); screen.enter(); sys.stdin.read(); screen.{action}()"
     )
-    master, slave = os.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=slave,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": ""},
-    ) as shown:
-        os.close(slave)
-        assert os.read(master, 1)
-        os.close(master)
-        _, errors = shown.communicate(timeout=60)
-    assert (shown.returncode, errors.decode()) == (0, "")
+    assert run_until_closed([sys.executable, "-c", program], has_keys=False) == (0, "")
 
 
 def test_a_job_of_two_nodes_until_it_succeeds(ft: "Launcher", opened: Open, free_port: int) -> None:

@@ -78,23 +78,19 @@ def test_lost_connections_are_reported_as_lost(
     ]
 
 
-def test_the_error_names_every_failed_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(255, r"^2 of 2 hosts .* \(a, b\)"), (143, r"^1 of 2 hosts .* \(a\)")],
+    ids=["lost", "stopped by a signal"],
+)
+def test_the_error_names_every_failed_host(tmp_path: Path, code: int, message: str) -> None:
+    """Host b ends when host a has failed; one that a signal stops has not failed."""
     write(
         tmp_path / "ssh",
         'case "$*" in *" a "*) exit 255;; esac\n'
-        'while read -r line; do case "$line" in SIGTERM) exit 255;; esac; done',
+        f'while read -r line; do case "$line" in SIGTERM) exit {code};; esac; done',
     )
-    with pytest.raises(RendezvousError, match=r"^2 of 2 hosts .* \(a, b\), and it needs 2"):
-        hosts.run_hosts(options(tmp_path / "ssh"))
-
-
-def test_hosts_that_a_signal_stops_have_not_failed(tmp_path: Path) -> None:
-    write(
-        tmp_path / "ssh",
-        'case "$*" in *" a "*) exit 255;; esac\n'
-        'while read -r line; do case "$line" in SIGTERM) exit 143;; esac; done',
-    )
-    with pytest.raises(RendezvousError, match=r"^1 of 2 hosts .* \(a\), and it needs 2"):
+    with pytest.raises(RendezvousError, match=f"{message}, and it needs 2"):
         hosts.run_hosts(options(tmp_path / "ssh"))
 
 
