@@ -1,9 +1,9 @@
-"""Writes and reads the files of a checkpoint: one ``torch.save`` archive per value.
+"""Reads and writes the files of a checkpoint: one ``torch.save`` archive per value.
 
-Snapshots write a rank's file to memory and later overwrite the values in place; workers without a
-saver write it to storage. A value that is not a tensor has a slot with spare room, filled by the
-archive's comment. The metadata is a pickle: only workers build it, and only loading a checkpoint
-reads it.
+A snapshot writes a rank's file to memory and later overwrites the values in place; workers without
+a saver write it to storage. A value that is not a tensor gets a slot with spare room, which a
+comment in the archive fills. The metadata is a pickle, so only workers build it, and it is read
+only to load a checkpoint.
 """
 
 import io
@@ -45,19 +45,19 @@ from .storage import METADATA, Storage, file_of
 from .storage_backends import FilePart, is_url
 
 ALIGNMENT = 64
-"""Of each archive, as torch aligns the data in it."""
+"""Alignment of each archive, the same as that of the data inside a torch archive."""
 _COMMENT_MAX = 65535
 _PIECE_BYTES = 1 << 23
 skip_data: Any = getattr(torch.serialization, "skip_data", nullcontext)
-"""Since torch 2.5: ``torch.save`` leaves out the bytes of tensors, and their checksum."""
+"""With torch >= 2.5, ``torch.save`` leaves out the bytes of tensors, and their checksum."""
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
 Path = tuple[str | int, ...]
-"""Keys of a value in a nested state dict, from the outside."""
+"""Keys of a value in a nested state dict, outermost first."""
 
 
 class LayoutMismatchError(Exception):
-    """Raised when a state does not match the layout of a file."""
+    """Raised if a state does not match the layout of a file."""
 
 
 class Item(NamedTuple):
@@ -65,14 +65,14 @@ class Item(NamedTuple):
 
     path: Path
     start: int
-    """Offset of its archive, in bytes."""
+    """Offset of the archive, in bytes."""
     length: int
-    """Size of its archive, in bytes, including spare room."""
+    """Size of the archive, in bytes, including spare room."""
     dtype: str
-    """E.g. ``float32``; empty: not a tensor."""
+    """E.g. ``float32``; empty if the value is not a tensor."""
     shape: tuple[int, ...]
     data_start: int
-    """Offset of the tensor's bytes; 0: not looked up."""
+    """Offset of the tensor's bytes; 0 before ``with_data_start``."""
 
     @property
     def key(self) -> str:
@@ -92,16 +92,13 @@ def write_values(
     """Write the values of a plan from the start of a file; return their positions.
 
     Args:
-        planner: that made the plan.
-        plan: of one rank.
-        file: with a method ``write``; with ``room`` also ``seek``.
         written: called after each write.
         room: memory at least as large as each tensor. The bytes of tensors are then left out, if
-            this torch can: the caller writes them afterwards.
+            this version of torch can, and the caller writes them; ``file`` must have ``seek``.
         checksums: list to which the checksum of each value is added; not with ``room``.
 
     Raises:
-        OSError: a write failed.
+        OSError: If a write fails.
         RuntimeError: If a tensor has no data.
     """
     sink = _Sink(file, written, checksums)
@@ -132,13 +129,12 @@ def write_values(
 
 
 def _on_host(part: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in the host's memory with a storage of its size."""
     part = part.detach().cpu().contiguous()
     return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
 
 
 def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
-    """Return a tensor as ``_on_host`` does, in existing memory and with undefined values."""
+    """Return a tensor like that of ``_on_host``, in ``room`` and with undefined values."""
     if not part.numel():
         return torch.empty(part.shape, dtype=part.dtype, device="cpu")
     data = torch.frombuffer(room, dtype=torch.uint8, count=part.nbytes)
@@ -146,16 +142,14 @@ def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
 
 
 class _Sink:
-    """A file that is written in small pieces; torch also skips bytes in it."""
+    """A file that is written in small pieces; torch may also skip bytes in it."""
 
     def __init__(
         self, file: Any, written: Callable[[], object], checksums: list[Checksum] | None
     ) -> None:
         self._file, self._written, self._checksums = file, written, checksums
         self.count = 0
-        """Bytes written."""
         self.error: OSError | None = None
-        """The error of the last write."""
         self._checksum = 0
         """Checksum of the bytes since the end of the previous value."""
 
@@ -174,13 +168,12 @@ class _Sink:
         return len(view)
 
     def end_value(self) -> None:
-        """Add the checksum of a value that was written."""
         if self._checksums is not None:
             self._checksums.append((self.count, self._checksum))
         self._checksum = 0
 
     def seek(self, count: int, whence: int) -> None:
-        """Leave out bytes, for ``skip_data``."""
+        """Skip bytes, for ``skip_data``."""
         assert whence == os.SEEK_CUR
         self._file.seek(count, os.SEEK_CUR)
         self.count += count
@@ -190,17 +183,17 @@ class _Sink:
 
 
 def serialized(value: Any) -> bytes:
-    """Return the archive of a value that is not a tensor, as DCP writes it."""
+    """Return the archive of a value that is not a tensor, in DCP's format."""
     data = io.BytesIO()
     torch.save(value, data)
     return data.getvalue()
 
 
 def pad(data: bytes, length: int) -> bytes:
-    """Return an archive padded to a length by a comment.
+    """Pad an archive to a length by a comment.
 
     Raises:
-        LayoutMismatchError: it is longer, or too much shorter.
+        LayoutMismatchError: If it is longer, or more than 65,535 bytes shorter.
     """
     room = length - len(data)
     if not 0 <= room <= _COMMENT_MAX:
@@ -209,7 +202,7 @@ def pad(data: bytes, length: int) -> bytes:
 
 
 def with_data_start(item: Item, file: Any) -> Item:
-    """Return an item with ``data_start``, looked up in a readable file."""
+    """Look up ``data_start`` of an item in a readable file."""
     if not item.dtype or 0 in item.shape:
         return item._replace(data_start=item.start if item.dtype else 0)
     with zipfile.ZipFile(FilePart(file, item.start, item.length)) as container:
@@ -223,27 +216,17 @@ def with_data_start(item: Item, file: Any) -> Item:
 # --- metadata ------------------------------------------------------------------------------------
 
 Offsets = Mapping[MetadataIndex, tuple[int, int]]
-"""Offset and length in bytes of the archive of each item of a plan in its file."""
+"""Offset and length, in bytes, of the archive of each item in the file of a plan."""
 
 
 def offsets_of(plan: SavePlan, items: Sequence[Any]) -> Offsets:
-    """Return the offsets of the items of a plan.
-
-    Args:
-        plan: of one rank.
-        items: of its file, in the same order.
-    """
+    """Return the offsets of a plan's items; ``items`` has the same order."""
     indexes = (write.index for write in plan.items)
     return {index: (item.start, item.length) for index, item in zip(indexes, items, strict=True)}
 
 
 def plan_of(state: Mapping[str, Any], kinds: Kinds = SAME) -> tuple[SavePlan, list[str]]:
-    """Return the plan of a rank, and the flat keys of its items in memory.
-
-    Args:
-        state: the nested state dict of this rank.
-        kinds: of the objects in it.
-    """
+    """Return a rank's plan for its nested state dict, and the flat keys of its items in memory."""
     planner = DefaultSavePlanner()
     planner.set_up_planner(kinds.in_checkpoint(state), is_coordinator=True)
     plan = planner.create_local_plan()
@@ -252,7 +235,7 @@ def plan_of(state: Mapping[str, Any], kinds: Kinds = SAME) -> tuple[SavePlan, li
 
 
 def first_items(plan: SavePlan, count: int | None) -> SavePlan:
-    """Return a plan with its first items only; None for all."""
+    """Reduce a plan to its first ``count`` items; None keeps all."""
     items = plan.items[:count]
     names = {write.index.fqn for write in items}
     paths = {name: path for name, path in plan.planner_data.items() if name in names}
@@ -260,16 +243,11 @@ def first_items(plan: SavePlan, count: int | None) -> SavePlan:
 
 
 def metadata_of(plans: Sequence[SavePlan], offsets: Sequence[Offsets]) -> bytes:
-    """Return the metadata of a checkpoint.
-
-    Args:
-        plans: of all ranks, by rank.
-        offsets: of their items, by rank.
-    """
+    """Return the metadata of a checkpoint from the plans and offsets of all ranks, by rank."""
     planner = DefaultSavePlanner()
     planner.set_up_planner({}, is_coordinator=True)
     _, metadata = planner.create_global_plan(list(plans))
-    # An item that several ranks have is read from the first one.
+    # An item that several ranks hold is read from the lowest rank.
     metadata.storage_data = {
         index: filesystem._StorageInfo(file_of(rank), start, length)
         for rank, of_rank in reversed([*enumerate(offsets)])
@@ -283,41 +261,36 @@ def metadata_of(plans: Sequence[SavePlan], offsets: Sequence[Offsets]) -> bytes:
 
 _READ_BYTES = 1 << 23
 _UNKNOWN_CLASS = re.compile(r"Unsupported global: GLOBAL (\S+) was not an allowed global")
-"""What torch's unpickler says of a class that is not registered with it."""
+"""Message of torch's unpickler about a class that is not registered with it."""
 _UNDECODABLE = (pickle.UnpicklingError, EOFError, zipfile.BadZipFile)
 
 
 class CorruptCheckpointError(Exception):
-    """Raised if the files of a checkpoint were changed or cut after they were written."""
+    """Raised if the files of a checkpoint were changed or truncated after they were written."""
 
 
 class CheckpointReader:
     """Reads the files of one checkpoint, on one rank."""
 
     def __init__(self, storage: Storage, step: int) -> None:
-        """Read what describes the checkpoint.
-
-        Args:
-            storage: of the checkpoint.
-            step: of the checkpoint.
+        """Read the metadata and the record of checksums.
 
         Raises:
-            CorruptCheckpointError: If it is damaged.
-            OSError: If it cannot be read.
+            CorruptCheckpointError: If they are damaged.
+            OSError: If they cannot be read.
         """
         self._storage, self._step = storage, step
         data = storage.read(step, METADATA)
         self.digest = zlib.crc32(data)
-        """Checksum of the metadata, the same on all ranks that read the same checkpoint."""
+        """Checksum of the metadata: the same on all ranks that read the same checkpoint."""
         self.record = self._read_record()
-        """None if the checkpoint has no checksums: another program has written it, or ft-run before
-        it had them."""
+        """None if the checkpoint has no checksums: written by another program or an old ft-run."""
         if self.record is not None:
             ((length, checksum),) = self.record.files[METADATA]
             if (length, checksum) != (len(data), self.digest):
                 raise CorruptCheckpointError(f"{METADATA} does not match its checksum")
         try:
-            # As DCP does: a checkpoint is trusted.
+            # A checkpoint is trusted, as in DCP.
             self.metadata: Metadata = pickle.loads(data)  # noqa: S301
         except _UNDECODABLE as error:
             raise CorruptCheckpointError(f"{METADATA} cannot be decoded: {error}") from None
@@ -331,21 +304,18 @@ class CheckpointReader:
             raise CorruptCheckpointError(f"{RECORD_NAME} cannot be decoded: {error}") from None
 
     def load(self, flat: dict[str, Any]) -> None:
-        """Load values in place; other values than tensors are replaced.
-
-        Args:
-            flat: the flat state dict, with a value for each key to load.
+        """Load the values of a flat state dict: tensors in place, other values are replaced.
 
         Raises:
             CorruptCheckpointError: If a value is damaged.
-            OSError: If it cannot be read.
+            OSError: If a value cannot be read.
         """
         path = self._storage.path(self._step)
         reader: Any = _plain_reader(path)
         if self.record is not None:
             reader = _ComparingReader(path, self)
         try:
-            # Each rank reads for itself: a collective would wait for a rank that cannot read.
+            # Each rank reads alone: a collective would wait for a rank that cannot read.
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*assuming the intent is to")  # it is
                 load(flat, storage_reader=reader, no_dist=True)
@@ -381,11 +351,7 @@ class CheckpointReader:
 
 
 def _compared(read: Any, known: "list[tuple[int, int]]", start: int, end: int, name: str) -> Any:
-    """Return a value of a file after comparing it with its checksum.
-
-    Raises:
-        CorruptCheckpointError: If it does not match.
-    """
+    """Return a part of a file after checking it against the checksums."""
     index = bisect_left(known, end, key=lambda one: one[0])
     begin = known[index - 1][0] if index else 0
     if index == len(known) or known[index][0] != end or not begin <= start:
@@ -396,13 +362,13 @@ def _compared(read: Any, known: "list[tuple[int, int]]", start: int, end: int, n
         found = zlib.crc32(data, found)
     if part.tell() != end - begin or found != known[index][1]:
         raise CorruptCheckpointError(f"the value at {start} of {name} does not match its checksum")
-    if isinstance(part, io.BytesIO):  # it was fetched: not again
+    if isinstance(part, io.BytesIO):  # already fetched
         return io.BytesIO(part.getbuffer()[start - begin :])
     return read(start, end)
 
 
 def _use(item: ReadItem, planner: LoadPlanner, part: BinaryIO) -> None:
-    """Load a value, as ``FileSystemReader`` does."""
+    """Load a value like ``FileSystemReader``."""
     if item.type is LoadItemType.BYTE_IO:
         planner.load_bytes(item, io.BytesIO(part.read()))
         return
@@ -422,18 +388,16 @@ def _use(item: ReadItem, planner: LoadPlanner, part: BinaryIO) -> None:
 
 
 class _ComparingReader(FileSystemReader):
-    """Has ``CheckpointReader`` read the values."""
+    """Reads values through ``CheckpointReader``."""
 
     def __init__(self, path: str, reader: CheckpointReader) -> None:
         super().__init__(path)
         self._reader = reader
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Return the metadata, which was read already."""
         return self._reader.metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
-        """Read the values of a plan."""
         self._reader.read_values(plan, planner)
         done: Future[None] = Future()
         done.set_result(None)
@@ -441,7 +405,6 @@ class _ComparingReader(FileSystemReader):
 
 
 def _plain_reader(path: str) -> FileSystemReader:
-    """Return the reader of torch."""
     if not is_url(path):
         return FileSystemReader(path)
     try:

@@ -1,4 +1,4 @@
-"""Tensors that several ranks have in common: which ones, and how far they are apart."""
+"""Tensors that several ranks have in common, and the distance between their values."""
 
 import hashlib
 from collections import Counter
@@ -29,10 +29,10 @@ OF_ALL = checksum(repr(()))
 
 
 class Share(NamedTuple):
-    """Tensors of one object of which the same ranks have the same data."""
+    """Tensors of one object that the same ranks hold with the same data."""
 
     holders: tuple[int, ...]
-    """These ranks; empty for all ranks."""
+    """Ranks that hold the tensors; empty for all ranks."""
     digests: dict[str, int]
     """Digest of each tensor, by key."""
 
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
     @property
     def odd(self) -> int | None:
-        """The only rank that differs from all others, of at least three; None if there is none."""
+        """The only rank of at least three whose digest differs; None if there is no such rank."""
         (_, times), *rest = Counter(self.by_rank.values()).most_common()
         if not rest or len(self.by_rank) < 3 or times != len(self.by_rank) - 1:
             return None
@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
 
 def tensors_of(state: State, name: str) -> list[tuple[str, torch.Tensor]]:
-    """Return the weights of a module, or the state of an optimizer, by key."""
+    """Return the weights of a module, or the tensors in the state of an optimizer, by key."""
     if name in state.optimizers:
         return [*_leaves(state.optimizers[name].collect(), "")]
     module: nn.Module = state.objects[name]
@@ -89,7 +89,7 @@ def common_tensors(
     Args:
         tensors: tensors of an object, by key.
         size: number of ranks.
-        common: checksums of the keys that all ranks have; None for all.
+        common: checksums of the keys that all ranks have; None for all keys.
     """
     values: dict[str, torch.Tensor] = {}
     places: dict[str, tuple[int, ...]] = {}
@@ -115,7 +115,6 @@ def common_tensors(
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of nested dictionaries and lists, with their keys."""
     if isinstance(value, torch.Tensor):
         yield path.removeprefix("."), value
     elif isinstance(value, dict):
@@ -142,7 +141,7 @@ def _holders(value: torch.Tensor, size: int) -> tuple[int, ...]:
 
 
 def _precedence(share: Share) -> tuple[bool, int, tuple[int, ...]]:
-    """Return the order of shares: large sets of ranks first, all ranks before them."""
+    """Sort key: shares of all ranks first, then larger sets of ranks before smaller ones."""
     return bool(share.holders), -len(share.holders), share.holders
 
 
@@ -157,11 +156,7 @@ def summary(shares: Sequence[Share]) -> list[int]:
 
 
 def differs(rows: Sequence[Sequence[int]]) -> bool:
-    """Return whether ranks differ in a share that they have in common.
-
-    Args:
-        rows: ``summary`` of each rank.
-    """
+    """Return whether a share differs between ranks, given the ``summary`` of each rank."""
     found: dict[int, int] = {}
     pairs = [pair for row in rows for pair in zip(row[::2], row[1::2], strict=True) if pair[0]]
     count = sum(share == OF_ALL for share, _ in pairs)
@@ -170,7 +165,7 @@ def differs(rows: Sequence[Sequence[int]]) -> bool:
 
 @torch.no_grad()
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor on the CPU, in contiguous memory."""
+    """Copy a tensor to contiguous memory on the CPU."""
     any_tensor: Any = tensor
     if is_traceable_wrapper_subclass(any_tensor) and hasattr(any_tensor, "dequantize"):
         tensor = any_tensor.dequantize()
@@ -178,7 +173,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Return the distance of two tensors relative to the norm of the second, 1.0 at most."""
+    """Return the distance of two tensors relative to the norm of the second, at most 1.0."""
     kind = torch.complex128 if mine.is_complex() else torch.float64
     mine, theirs = mine.view(-1).to(kind), theirs.to(kind)
     is_same = (mine == theirs) | (mine.isnan() & theirs.isnan())
@@ -189,7 +184,7 @@ def distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def precision(tensor: torch.Tensor | None) -> float:
-    """Return the relative distance of adjacent values of a tensor, 0.0 if unknown."""
+    """Return the relative distance of adjacent values of a tensor; 0.0 if unknown."""
     if tensor is None or not tensor.is_floating_point():
         return 0.0
     return torch.finfo(tensor.dtype).eps

@@ -1,4 +1,4 @@
-"""When training is saved: by which Checkpointer, at which steps, and with which result."""
+"""Decides which Checkpointer saves and at which steps, and tracks the result."""
 
 import gc
 import hashlib
@@ -28,22 +28,17 @@ from .storage import StorageTimeout, StorageTimeoutError, log_while_waiting
 
 
 def owner_of(directory: str, names: Iterable[str]) -> int:
-    """Return the owner of snapshots: a digest, positive in 64 bits.
-
-    Args:
-        directory: directory or URL of the checkpoints.
-        names: names of the objects in the state.
-    """
+    """Return the owner of snapshots: a positive 63-bit digest of directory and object names."""
     text = json.dumps([directory, sorted(names)])
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
     return (number >> 1) or 1
 
 
 class Buffers(Protocol):
-    """Snapshot buffers as one Checkpointer sees them (``snapshots.py``)."""
+    """Snapshot buffers of one Checkpointer (``snapshot_store.py``)."""
 
     def let_go(self) -> None:
-        """Wait until nothing reads the buffers, and drop what is known of their content."""
+        """Wait until nothing reads the buffers, and drop the cached state of their content."""
 
 
 class Holder(Protocol):
@@ -56,26 +51,21 @@ class Holder(Protocol):
 
 
 class Turn:
-    """Decides which Checkpointer of this process takes snapshots: they share the buffers."""
+    """Decides which Checkpointer of this process takes snapshots, because they share buffers."""
 
     def __init__(self) -> None:
         self._last: weakref.ref[Holder] | None = None
-        """The Checkpointer that took snapshots last."""
+        """The Checkpointer that took the last snapshot."""
         self._buffers: weakref.ref[Buffers] | None = None
-        """Its buffers: while a thread sends them, they outlive the Checkpointer."""
+        """Its buffers. A thread that sends them can keep them alive after the Checkpointer."""
         self._is_live = False
         self.has_trained = False
-        """Whether this process has completed a step."""
 
     def begin(self, holder: Holder, buffers: Buffers) -> bool:
-        """Begin or continue the turn of a Checkpointer; return whether it did not have the last.
-
-        Args:
-            holder: the Checkpointer.
-            buffers: its view of the buffers.
+        """Start or continue the turn of a Checkpointer; return whether it lacked the last one.
 
         Raises:
-            ValueError: If another one is live.
+            ValueError: If another one is in use.
         """
         last = self._last() if self._last is not None else None
         if last is holder:
@@ -97,13 +87,12 @@ class Turn:
         return True
 
     def end(self, holder: Holder) -> None:
-        """End the turn of a Checkpointer, if it is live."""
+        """End the turn of a Checkpointer, if it is in use."""
         if self._last is not None and self._last() is holder:
             self._is_live = False
 
 
 TURN = Turn()
-"""The turn of this process."""
 
 
 # --- steps at which something is due -------------------------------------------------------------
@@ -113,14 +102,10 @@ _TIME = "a time, e.g. '30s', '10min' or '2h', or None"
 
 
 def time_s(name: str, value: str | None) -> float | None:
-    """Return a time in seconds; None: no limit.
-
-    Args:
-        name: of the argument, for the error.
-        value: e.g. ``10min``.
+    """Parse a time such as ``10min``; return seconds, or None for no limit.
 
     Raises:
-        ValueError: it is neither a time nor None.
+        ValueError: If the value is neither a time nor None; the message names the argument.
     """
     seconds = _time_s(value)
     if seconds is None and value is not None:
@@ -134,13 +119,13 @@ def _time_s(value: object) -> int | None:
 
 
 class Interval:
-    """A number of steps, a time, or never (then it is false)."""
+    """A number of steps, a time, or never (in which case it is false)."""
 
     def __init__(self, name: str, value: int | str | None) -> None:
         """Parse the value of an argument.
 
         Raises:
-            ValueError: it is neither a number of steps, a time nor None.
+            ValueError: If it is neither a number of steps, nor a time, nor None.
         """
         self._steps: int | None = None
         self._time_s = _time_s(value)
@@ -156,19 +141,17 @@ class Interval:
         return self._steps is not None or self._time_s is not None
 
     def restart(self, number: int, now: float) -> None:
-        """Count from a step and a time at which it was done."""
+        """Restart the interval after something was done at this step and time."""
         self._since, self._since_s = number, now
 
     def skip(self, number: int) -> None:
-        """Leave out a step at which it was due; a time stays due until ``restart``."""
+        """Skip a step at which it was due; a time stays due until ``restart``."""
         self._since = number
 
     def is_due(self, number: int, has_elapsed: int) -> bool:
         """Return whether it is due at a step.
 
-        Args:
-            number: of the step.
-            has_elapsed: whether ``has_elapsed`` is true on any rank.
+        ``has_elapsed``: whether the method of this name returned true on any rank.
         """
         if self._steps is not None:
             return number // self._steps > self._since // self._steps
@@ -182,19 +165,17 @@ class Interval:
 # --- bodies after which training can resume ------------------------------------------------------
 
 _SEEN = "_ft_run_seen"
-"""The attribute of a gradient with its versions at the end of the last body."""
+"""Attribute of a gradient: its version counters at the end of the last step body."""
 
 
 class Bodies:
-    """Judges each body as a whole: another network of a GAN keeps its gradients for ever."""
+    """Determines after which step bodies training can resume.
+
+    Each body is checked as a whole, because e.g. the second network of a GAN keeps its gradients.
+    """
 
     def __init__(self, objects: Mapping[str, Any], *, is_logging: bool) -> None:
-        """Begin with the first body.
-
-        Args:
-            objects: of the state; without optimizers every body is a point to resume from.
-            is_logging: whether this rank prints the warnings.
-        """
+        """Without optimizers in ``objects``, training can resume after every body."""
         self._optimizers = [one for one in objects.values() if isinstance(one, Optimizer)]
         self._scalers = [one for one in objects.values() if isinstance(one, GradScaler)]
         self._is_logging = is_logging
@@ -202,7 +183,7 @@ class Bodies:
         self._has_stepped = False
         self._scales = self._versions_of_scales()
         self.is_clean = True
-        """Whether training can resume after the body that has ended last."""
+        """Whether training can resume after the last body."""
         if self._optimizers:
             run_before_steps(self._note_step)
 
@@ -210,10 +191,10 @@ class Bodies:
         self._has_stepped = True
 
     def end(self) -> bool:
-        """End a body and begin the next one; return ``is_clean``."""
+        """End a body and start the next one; return ``is_clean``."""
         has_stepped, self._has_stepped = self._has_stepped, False
         scales, self._scales = self._scales, self._versions_of_scales()
-        has_stepped |= scales != self._scales  # also if the scaler left out the step
+        has_stepped |= scales != self._scales  # even if the scaler skipped the step
         is_clean = True
         for optimizer in self._optimizers:
             for parameter in parameters_of(optimizer):
@@ -228,16 +209,12 @@ class Bodies:
         return is_clean
 
     def _versions_of_scales(self) -> list[int]:
-        """Return numbers that change with each update of a scaler; its values are on the GPU."""
+        """Return counters that change with each update; reading a scale would wait for the GPU."""
         tensors = (getattr(one, "_scale", None) for one in self._scalers)
         return [-1 if tensor is None else tensor._version for tensor in tensors]
 
     def warn_of_delay(self, number: int) -> None:
-        """Log once that a snapshot or checkpoint is not taken after this body.
-
-        Args:
-            number: completed steps.
-        """
+        """Log once that a snapshot or checkpoint is not taken after this body."""
         self._warn_once(
             f"no snapshot or checkpoint of step {number}: its body has changed gradients, which are"
             " not saved, without a step of an optimizer; it is made up for after the next step of "
@@ -245,11 +222,7 @@ class Bodies:
         )
 
     def warn_of_save(self, number: int) -> None:
-        """Log once that a checkpoint lacks gradients, if it does.
-
-        Args:
-            number: completed steps.
-        """
+        """Log once that a checkpoint lacks gradients, if it does."""
         if not self.is_clean:
             self._warn_once(
                 f"the checkpoint of step {number} does not have the gradients that its body has "
@@ -266,48 +239,37 @@ class Bodies:
 # --- the result of each checkpoint ---------------------------------------------------------------
 
 _RETRIES_S = (1, 2, 4, 8)
-"""Pauses before the last checkpoint is retried: object stores fail temporarily."""
+"""Pauses before the last checkpoint is retried, because object stores can fail temporarily."""
 _RETRY_LIMIT_S = 900.0
-"""No retry begins after this time."""
+"""No retry starts after this time."""
 
 
 class Checkpoints:
-    """Tracks the checkpoint that was begun last. All ranks call the methods together."""
+    """Tracks the checkpoint that was started last. All ranks call the methods together."""
 
     def __init__(
         self, folder: CheckpointFolder, ranks: Ranks, rank: int, timeout: StorageTimeout
     ) -> None:
-        """Begin without a checkpoint.
-
-        Args:
-            folder: where checkpoints are written.
-            ranks: of the job.
-            rank: of this process, as its agent knows it.
-            timeout: of the storage.
-        """
         self._folder, self._ranks, self._rank, self._timeout = folder, ranks, rank, timeout
         self.saver: SaverLink | None = None
-        """Writes checkpoints asynchronously; None: the workers write them."""
+        """Writes checkpoints asynchronously; None if the workers write them."""
         self.owner = 0
         """Owner of the snapshots that the saver writes."""
         self.newest = -1
-        """The step of the newest complete checkpoint that this process knows of; -1: none."""
+        """Step of the newest complete checkpoint that this process knows; -1 if none."""
         self._step = -1
-        """The step of the checkpoint that was begun last."""
+        """Step of the checkpoint that was started last."""
         self._is_being_written = False
         self._error: str | None = None
-        """Why it was not written; None: it is complete, or none was begun."""
+        """Reason why it was not written; None if it is complete, or none was started."""
         self._timed_out = ""
-        """Why this rank no longer waits for the saver; empty: it does."""
+        """Reason why this rank no longer waits for the saver; empty if it does."""
 
     def begin(self, step: int) -> bool:
-        """Begin a checkpoint after the previous one has ended.
-
-        Args:
-            step: completed steps.
+        """Start a checkpoint after the previous one has ended.
 
         Returns:
-            Whether it may be written now; if not, the failure has been logged.
+            Whether it can be written now; if not, the failure has been logged.
         """
         self._step, self._is_being_written, self._error = step, True, None
         error = self._ranks.first_text(self._wait_for_saver())
@@ -317,11 +279,7 @@ class Checkpoints:
         return error is None
 
     def write(self, state: Mapping[str, Any]) -> bool:
-        """Write the checkpoint that was begun, synchronously; return whether it is complete.
-
-        Args:
-            state: the nested state dict of this rank.
-        """
+        """Write the checkpoint that was started, synchronously; return whether it is complete."""
         started, step = time.monotonic(), self._step
         error = self._folder.save(step, state)
         self._finish(error)
@@ -337,7 +295,7 @@ class Checkpoints:
     def wait_for_result(self) -> str | None:
         """Wait for the saver; return why the last checkpoint was not written.
 
-        None: it is complete, or none was begun.
+        None if it is complete, or if none was started.
         """
         timed_out = self._wait_for_saver()
         if self._is_being_written:
@@ -351,9 +309,7 @@ class Checkpoints:
     def write_last(self, step: int, save: Callable[[int], object]) -> None:
         """Write the checkpoint at the end of training, wait for it, and retry if it fails.
 
-        Args:
-            step: completed steps.
-            save: begins or writes a checkpoint.
+        ``save`` starts or writes the checkpoint of a step.
         """
         until = time.monotonic() + _RETRY_LIMIT_S
         with self._log_wait(step):
@@ -374,7 +330,7 @@ class Checkpoints:
         """Wait for the saver.
 
         Raises:
-            RuntimeError: the last checkpoint was not written.
+            RuntimeError: If the last checkpoint was not written.
         """
         with self._log_wait(self._step):
             error = self.wait_for_result()
@@ -416,18 +372,18 @@ class Checkpoints:
 # --- the position of the data --------------------------------------------------------------------
 
 _LOADERS = (DataLoader, dataloader._BaseDataLoaderIter)
-"""A loop over a loader that it makes itself holds only its iterator."""
+"""The script may hold only the iterator: ``for batch in DataLoader(...)``."""
 _WITHOUT_POSITION = (nn.Module, Optimizer, LRScheduler, GradScaler)
 
 
 class DataPosition:
-    """Whether the state has the position of the data."""
+    """Whether the state contains the position in the data."""
 
     def __init__(self, state: State, position: str | None) -> None:
         """Check the argument ``position``.
 
         Raises:
-            ValueError: it is neither None nor ``step``.
+            ValueError: If it is neither None nor ``step``.
         """
         if position not in (None, "step"):
             raise ValueError(f"invalid value {position!r} for position: expected 'step' or None")
@@ -438,12 +394,7 @@ class DataPosition:
         self._resumed_at = 0
 
     def resumed(self, step: int, *, is_logging: bool) -> None:
-        """Note the step from which training resumes.
-
-        Args:
-            step: completed steps.
-            is_logging: whether this rank prints the warning.
-        """
+        """Record the step from which training resumes."""
         self._resumed_at = step if is_logging and self._is_missing else 0
 
     def check(self) -> None:

@@ -16,12 +16,12 @@ from ..activities import activity
 _CUDA: Any = torch.cuda
 """Untyped: the stubs differ between builds of torch."""
 LARGE_BYTES = 1 << 18
-"""Smaller tensors are copied at once: that is cheaper than detecting changes."""
+"""Smaller tensors are copied immediately, which is cheaper than detecting changes."""
 _SAMPLE_EVERY_BYTES = 1 << 16
 
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
-"""Targets and sources; of a sharded source each rank copies its own part."""
+"""Targets and sources; each rank copies its own part of a sharded source."""
 
 
 def local(value: Any) -> Any:
@@ -30,16 +30,14 @@ def local(value: Any) -> Any:
 
 
 def copy_source(value: torch.Tensor, *, is_left_alone: bool) -> torch.Tensor | None:
-    """Return the source of a background copy; None: copy the tensor at once.
+    """Return the source of a background copy; None if the tensor must be copied immediately.
 
-    Args:
-        value: the tensor, which may be sharded.
-        is_left_alone: whether only optimizers change it.
+    ``is_left_alone``: whether only optimizers change the tensor, which can be sharded.
     """
     part = local(value)
     if is_left_alone and not value.is_inference() and (part.nbytes >= LARGE_BYTES or part.is_cuda):
         return value
-    # Copying it to the host at once would synchronize with the GPU.
+    # An immediate copy to the host would synchronize with the GPU.
     return part.detach().clone() if part.is_cuda and part.nbytes < LARGE_BYTES else None
 
 
@@ -54,20 +52,19 @@ class LateCopy:
     """A copy of tensors that detects changes during the copy.
 
     Torch counts writes to a tensor, but not those through ``.data``, NumPy or a collective.
-    Therefore samples of each large tensor are taken at the start and compared with the copy: this
+    Therefore samples of each large tensor are taken at the start and compared with the copy, which
     detects changes of a whole tensor.
     """
 
     def __init__(self, copies: Copies) -> None:
         """Record the versions and samples of the tensors.
 
-        Args:
-            copies: targets have the shapes and types of their sources; no source may be an
-                inference tensor, which has no version.
+        Targets have the shapes and types of their sources. No source can be an inference tensor,
+        which has no version.
         """
         self._targets = [to for to, _ in copies]
         self._values = [value for _, value in copies]
-        """Their versions are compared: the local part of a DTensor has another version."""
+        """For version checks: the local part of a DTensor has a different version counter."""
         self._sources = [local(value) for value in self._values]
         self._versions = [value._version for value in self._values]
         self._samples = _sampled(self._sources)
@@ -79,7 +76,7 @@ class LateCopy:
         with ExitStack() as stack:
             for stream in self._streams:
                 # A new thread is on device 0. Leaving the stream of another device would restore
-                # that, and so initialize CUDA on another rank's GPU.
+                # device 0 and so initialize CUDA on another rank's GPU.
                 stack.enter_context(_CUDA.device(stream.device))
                 stack.enter_context(_CUDA.stream(stream))
             torch._foreach_copy_(self._targets, self._sources, non_blocking=True)
@@ -93,12 +90,11 @@ class LateCopy:
 class Background:
     """A thread that runs one function at a time; optimizers wait for it before they step.
 
-    It holds no reference to a function that has returned, nor to this object. The process waits for
-    it at its end.
+    It keeps no reference to a function that has returned, nor to this object. At exit, the process
+    waits for it.
     """
 
     def __init__(self) -> None:
-        """Have optimizers wait; the thread starts with the first function."""
         self._pid = os.getpid()
         self._thread = ThreadPoolExecutor(1, "ft-run-snapshots")
         self._last: Future[None] = Future()
@@ -121,14 +117,14 @@ class Background:
         self._last = self._thread.submit(run)
 
     def wait(self) -> None:
-        """Wait until the function has ended; in a forked child, return at once."""
+        """Wait until the function has ended; in a forked child, return immediately."""
         if not self._last.done() and os.getpid() == self._pid:
             with activity("saving"):
                 wait((self._last,))
 
 
 def run_before_steps(method: Callable[[], object]) -> None:
-    """Have each step of an optimizer call a method first, as long as its object lives."""
+    """Call a method before each optimizer step, as long as its object is alive."""
     found = weakref.WeakMethod(method)
 
     def before_step(*_: object) -> None:
@@ -136,7 +132,7 @@ def run_before_steps(method: Callable[[], object]) -> None:
         if living is not None:
             living()
 
-    # A graph break in compiled steps (as torch.compiler.disable, without its import).
+    # Causes a graph break in compiled steps, like torch.compiler.disable but without its import.
     before_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch reads it
     before_step._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
     handle = register_optimizer_step_pre_hook(before_step)
@@ -145,7 +141,6 @@ def run_before_steps(method: Callable[[], object]) -> None:
 
 @torch.no_grad()
 def _sampled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return samples of each large tensor, on its device."""
     parts = [tensor[_sample_index(tensor)] for tensor in tensors if tensor.nbytes >= LARGE_BYTES]
     samples = [part.new_empty(part.shape) for part in parts]
     if samples:
@@ -166,12 +161,12 @@ def _sample_index(tensor: torch.Tensor) -> tuple[slice, ...]:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether the bits are equal (NaN does not equal itself)."""
+    """Compare bits: NaN does not equal itself."""
     return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
 
 
 def _streams_of(sources: list[torch.Tensor]) -> list[Any]:
-    """Return a stream for each GPU that waits for the work queued so far."""
+    """Return a stream per GPU that waits for the work queued so far."""
     streams = []
     for device in {source.device: None for source in sources if source.is_cuda}:
         streams.append(_CUDA.Stream(device))

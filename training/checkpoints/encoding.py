@@ -1,7 +1,8 @@
-"""Values of a state dict for DCP, which stores text as keys, and for other hosts: plain data only.
+"""Encodes values of a state dict as plain data, for DCP and for other hosts.
 
-A value of NumPy, a set, an ``Enum`` or a tensor that consists of others (of 8-bit optimizers, say)
-becomes a tuple that starts with a mark. What DCP loses of dictionaries is listed next to them.
+A NumPy value, a set, an ``Enum`` or a tensor that consists of other tensors (e.g. in an 8-bit
+optimizer) becomes a tuple that starts with a mark. DCP stores keys as strings: what it loses of
+dictionaries is listed next to them.
 """
 
 import io
@@ -20,20 +21,20 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.tensor import DTensor
 
 Path = tuple[str | int, ...]
-"""Keys of a value in a nested state dict, from the outside."""
+"""Keys of a value in a nested state dict, outermost first."""
 KEYS = "ft_run_keys"
-"""The key under which a state dict lists what DCP loses: dictionaries with keys that are not
-strings, empty ones, and their types. Without it, ``MultiStepLR``, which looks up numbers in a
-``Counter``, would silently never change the rate again."""
+"""Key under which a state dict lists dictionaries that DCP does not preserve: non-string keys,
+empty ones, and types. Without it, ``MultiStepLR``, which looks up numbers in a ``Counter``, would
+silently never change the learning rate again."""
 _WHOLE = "ft_run_whole"
-"""The only other key then, if the state is not a dictionary."""
+"""If the state is not a dictionary, the only other key."""
 _KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 _FACTORIES = {f"defaultdict.{of.__name__}": of for of in (int, float, str, list, dict, set)}
-"""Kinds of ``defaultdict``, by what they make of a missing key."""
+"""Kinds of ``defaultdict``, by their factory."""
 _KINDS |= {kind: partial(defaultdict, of) for kind, of in _FACTORIES.items()}
 _PLAIN = frozenset((str, bytes, bytearray, int, float, complex, bool, type(None)))
 _OF_TORCH = (torch.Tensor, torch.dtype, torch.device, torch.Size)
-"""With ``_PLAIN``: the types that are stored as they are."""
+"""Together with ``_PLAIN``, the types that are stored unchanged."""
 _LIKE_PLAIN = (str, bytes, int, float, complex, tuple, list)
 _MARK = "\0ft_run"
 _ARRAY, _SCALAR, _SET, _FROZENSET, _DICT, _ENUM, _GENERATOR, _KEY, _TENSOR, _SAVED = (
@@ -61,7 +62,7 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def put(nested: dict[str, Any], path: Path, value: Any) -> None:
-    """Set the value at a path, as DCP unflattens: numbers are indexes of lists."""
+    """Set the value at a path like DCP's unflattening: numbers are list indexes."""
     place: Any = nested
     for key, following in zip(path, [*path[1:], None], strict=True):
         if isinstance(key, int):
@@ -78,7 +79,7 @@ def put(nested: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def with_keys(state: Any) -> Any:
-    """Return an encoded state dict with a list of what DCP would lose, if anything."""
+    """Encode a state dict, and add a list of what DCP would lose, if anything."""
     found = [[list(path), *of] for path, *of in _lossy_dicts(state, ())]
     state = encode(state)
     if found and not isinstance(state, Mapping):
@@ -117,7 +118,7 @@ def _lossy_dicts(value: Any, path: Path) -> Iterator[tuple[Path, str, list[Any]]
 
 
 def _kind_of(value: "Mapping[Any, Any]") -> str:
-    """Return the type of a dictionary as text, "dict" for one that cannot be made elsewhere."""
+    """Return the type of a dictionary by name; "dict" if another process cannot create it."""
     if type(value) is defaultdict:
         kinds = (kind for kind, of in _FACTORIES.items() if of is value.default_factory)
         return next(kinds, "dict")
@@ -126,7 +127,7 @@ def _kind_of(value: "Mapping[Any, Any]") -> str:
 
 
 def _encode_key(key: Any) -> Any:
-    """Return a key as plain data, and the text that DCP makes of it if that is not the same."""
+    """Return a key as plain data, with DCP's string for it if that is different."""
     encoded = encode(key, is_whole=True)
     if next(find_foreign(encoded, ""), None) is not None:
         return str(key)
@@ -147,10 +148,8 @@ def _text_of(key: Any) -> str:
 def encode(value: Any, *, is_whole: bool = False) -> Any:
     """Return a value as plain data; the same object if it is plain or cannot be encoded.
 
-    Args:
-        value: from a state dict.
-        is_whole: whether it is stored as one value, with all in it: ``_lossy_dicts`` does not
-            list its dictionaries.
+    ``is_whole``: whether DCP stores it as one value, whose dictionaries ``_lossy_dicts`` does not
+    list.
     """
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -165,7 +164,7 @@ def encode(value: Any, *, is_whole: bool = False) -> Any:
     if isinstance(value, Mapping):
         encoded = {key: encode(inner, is_whole=is_whole) for key, inner in value.items()}
         keys = [encode(key, is_whole=True) for key in value] if is_whole else []
-        is_default = kind is defaultdict  # torch does not load it
+        is_default = kind is defaultdict  # torch cannot load it
         if not all(map(_is, keys, value)) or (is_default and is_whole):
             return (_DICT, _kind_of(value), keys, [*encoded.values()])
         if is_default:
@@ -190,12 +189,12 @@ def _is(one: Any, other: Any) -> bool:
 
 
 def _is_composed(kind: type) -> bool:
-    """Return whether tensors of a class consist of other tensors, and have no storage."""
+    """Return whether tensors of a class consist of other tensors, without own storage."""
     return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, DTensor)
 
 
 def _is_dense(value: torch.Tensor) -> bool:
-    """Return whether the data of a tensor is an array: a file can be overwritten with it."""
+    """Return whether a tensor's data is an array, with which a file can be overwritten."""
     is_array = value.layout is torch.strided and not value.is_nested
     return is_array and not value.is_quantized and not value.is_meta
 
@@ -225,7 +224,7 @@ def _encode_numpy(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Undo ``encode``; the same object if nothing in it was encoded.
+    """Undo ``encode``; return the same object if nothing in it was encoded.
 
     Raises:
         RuntimeError: If the class of an ``Enum`` or a tensor does not exist.
@@ -247,7 +246,7 @@ def decode(value: Any) -> Any:
 
 
 def _mark_of(value: Any) -> str:
-    """Return the mark of an encoded value; empty if there is none."""
+    """Return the mark of an encoded value; empty if it has none."""
     is_marked = type(value) is tuple and value and type(value[0]) is str
     return value[0] if is_marked and value[0].startswith(_MARK) else ""
 
@@ -277,7 +276,7 @@ def _decode_marked(mark: str, value: Any) -> Any:
 
 
 def _class_of(module: str, name: str, base: type) -> Any:
-    """Return a class of a module that the script has imported: another host may send its name."""
+    """Return a class of an imported module only, because the name can come from another host."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -287,11 +286,9 @@ def _class_of(module: str, name: str, base: type) -> Any:
 
 
 def find_foreign(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path of each value that other hosts cannot receive, and the value.
+    """Yield path and value of each value, encoded or not, that other hosts cannot receive.
 
-    Args:
-        value: encoded, or not.
-        path: text for the value itself, e.g. ``state['stats']``.
+    ``path`` is the path of the value itself, e.g. ``state['stats']``.
     """
     kind = type(value)
     if kind in (list, tuple):
@@ -313,9 +310,7 @@ def find_foreign(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 def foreign_values(flat: Mapping[str, Any], plain: Container[str]) -> list[str]:
     """Return path and type of each value in a flat state dict that other hosts cannot receive.
 
-    Args:
-        flat: the flat state dict.
-        plain: names of ``PlainValue`` objects.
+    ``plain`` are the names of ``PlainValue`` objects.
     """
     found = []
     for key, value in flat.items():
@@ -332,13 +327,14 @@ def foreign_values(flat: Mapping[str, Any], plain: Container[str]) -> list[str]:
 
 
 class PlainValue:
-    """A dictionary or list, which is restored in place: the script keeps the same object."""
+    """A dictionary or list that is restored in place: the script keeps the same object."""
 
     def __init__(self, name: str, value: "dict[Any, Any] | list[Any]") -> None:
         """Check the values.
 
         Raises:
-            TypeError: there are others than numbers, strings, tensors, and collections of them.
+            TypeError: If they contain anything but numbers, strings, tensors, and collections of
+                them.
         """
         foreign = find_foreign(value, f"state[{name!r}]")
         wrong = next((found for found in foreign if not isinstance(found[1], _LIKE_PLAIN)), None)
@@ -351,11 +347,11 @@ class PlainValue:
         self._value = value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy, without the graphs of tensors."""
+        """Return a copy in which tensors have no graph."""
         memo: dict[int, Any] = {}
         for tensor in _computed_tensors(self._value):
             memo[id(tensor)] = tensor.detach().clone()
-        # DCP stores a tuple as one value, whatever it has inside.
+        # DCP stores a tuple as one value, regardless of its content.
         return {"value": (deepcopy(self._value, memo),)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -365,7 +361,7 @@ class PlainValue:
 
 
 def _computed_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that have a graph, which ``deepcopy`` refuses."""
+    """Yield the tensors with a graph, which ``deepcopy`` rejects."""
     if isinstance(value, torch.Tensor):
         if not value.is_leaf:
             yield value
@@ -375,7 +371,7 @@ def _computed_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _restore(now: Any, saved: Any) -> Any:
-    """Return a saved value; a dictionary, list or trained tensor remains the same object."""
+    """Return a saved value; dictionaries, lists and trained tensors stay the same objects."""
     if isinstance(now, dict) and isinstance(saved, dict):
         restored = {key: _restore(now.get(key), inner) for key, inner in saved.items()}
         now.clear()
@@ -385,7 +381,7 @@ def _restore(now: Any, saved: Any) -> Any:
         now[:] = [_restore(*pair) for pair in zip_longest(now[: len(saved)], saved)]
         return now
     if isinstance(now, torch.Tensor) and isinstance(saved, torch.Tensor):
-        is_trained = now.is_leaf and now.requires_grad  # an optimizer may have it
+        is_trained = now.is_leaf and now.requires_grad  # an optimizer may hold it
         if is_trained and (now.shape, now.dtype) == (saved.shape, saved.dtype):
             with torch.no_grad():
                 return now.copy_(saved)

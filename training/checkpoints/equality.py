@@ -1,7 +1,8 @@
-"""Compares the weights and the optimizer state of all ranks, which are equal or sharded.
+"""Checks that weights and optimizer state are equal on all ranks, or sharded.
 
-A difference is an error before rank 0's values are saved for all. A tensor that only one rank has
-changed is corrupt there. Buffers, extra states and other objects may differ (``rank_state.py``).
+A difference is an error, raised before rank 0's values are saved for all ranks. A tensor that
+changed on only one rank is reported as corrupt there. Buffers, extra state and other objects may
+differ (``rank_state.py``).
 """
 
 import os
@@ -34,11 +35,11 @@ from .state import State, without_wrappers
 
 _EVERY_STEPS = 100
 _COST_MAX = 0.001
-"""Share of the time that comparisons may take before they become rarer."""
+"""Maximum share of the time that comparisons take before they become less frequent."""
 _COST_LOGGED_S = 0.01
 _SMALL = 1e-5
-"""Relative difference of a tensor that is only a warning: kernels of different GPUs round
-differently, which has been measured as 2e-7 of the weights after 10,000 steps of AdamW."""
+"""Relative difference of a tensor up to which there is only a warning. Kernels of different GPUs
+round differently: measured as 2e-7 of the weights after 10,000 steps of AdamW."""
 _NAMES_MAX = 64
 
 
@@ -65,11 +66,9 @@ class Equality:
         """Agree on the objects that all ranks have.
 
         Args:
-            ranks: ranks of the job.
-            state: state of the script.
-            discard: function that discards the snapshots of this rank, called before an error.
+            discard: discards the snapshots of this rank; called before an error.
             unequal: whether a difference is an error or a warning.
-            every: number of steps between comparisons; None for 100, or more if they take long.
+            every: steps between comparisons; None for 100, or more if they take long.
 
         Raises:
             ValueError: If the value of an argument is invalid.
@@ -94,7 +93,8 @@ class Equality:
         self._settled: set[str] = set()
         """Objects that are no longer compared, after a warning."""
         self._common: dict[str, set[int]] = {}
-        """Checksums of the keys that all ranks have, for sharded objects if other keys differ."""
+        """Checksums of the keys that all ranks have, for sharded objects whose other keys
+        differ."""
         self._has_warned_of_small = self._has_logged_cost = False
         self._verified_s, self._exchange_s = 0.0, 0.0
 
@@ -109,26 +109,18 @@ class Equality:
         return [name for name, checksum in zip(mine, sums, strict=True) if checksum in common]
 
     def resume(self) -> None:
-        """Note that each rank resumes from its own snapshot: the state was equal before."""
+        """Record that each rank resumes from its own snapshot, so the state was equal before."""
         self._was_equal = frozenset(self._names)
 
     def is_due(self, step: int) -> bool:
-        """Return whether to compare at a step: the first one in this process, and every so often.
-
-        Args:
-            step: number of completed steps.
-        """
+        """Return whether to compare at a step: the first one in this process, then periodically."""
         return self._verified < 0 or not 0 <= step - self._verified < self._every
 
     def verify(self, step: int, *, is_changed: bool = False) -> None:
-        """Compare the state of all ranks, unless this was done at this step.
-
-        Args:
-            step: number of completed steps.
-            is_changed: whether the state can have changed since the comparison at this step.
+        """Compare the state of all ranks, unless it was compared at this step and has not changed.
 
         Raises:
-            CorruptStateError: If this rank's state has become different from all others'.
+            CorruptStateError: If a single rank's state has become different from all others'.
             UnequalStateError: If the state differs between ranks.
         """
         names = [name for name in self._names if name not in self._settled]
@@ -167,12 +159,7 @@ class Equality:
         self._verified_s = time.monotonic()
 
     def _limit_cost(self, cost_s: float, step_s: float) -> None:
-        """Compare half as often if it takes too long.
-
-        Args:
-            cost_s: time of a comparison.
-            step_s: time of a step.
-        """
+        """Halve the frequency of comparisons if they take too much of the time."""
         share = cost_s / max(step_s * self._every, 1e-6)
         if share <= _COST_MAX:
             return
@@ -191,12 +178,6 @@ class Equality:
         self, name: str, tensors: CommonTensors, was_equal: bool, all_of: Sequence[str]
     ) -> list[tuple[str, int]]:
         """Find the first tensor of an object that differs, and raise or warn.
-
-        Args:
-            name: name of the object.
-            tensors: its tensors on this rank.
-            was_equal: whether it was equal in the last comparison.
-            all_of: names of all objects that differ.
 
         Returns:
             The tensor and the rank if it is corrupt.
@@ -230,8 +211,8 @@ class Equality:
             return []
         first, one, size, limit = found
         key = self._key_of(first, keys)
-        # Kernels that round differently, and a rank that the script treats differently, change
-        # most tensors that are trained.
+        # Kernels that round differently, or a rank that the script treats differently, change most
+        # of the trained tensors.
         is_single = 2 * len(differing) <= max(2, trained)
         if corrupt is not None and is_single:
             return [(f"{name}.{key}", corrupt)]
@@ -242,7 +223,7 @@ class Equality:
         elif name in self._state.optimizers:
             text = f"the state of {name!r} differs {where}, although the weights are equal"
             self._settle_optimizer(name, text, one)
-        elif corrupt:  # rank 0 is rather treated differently by the script
+        elif corrupt:  # for rank 0, the script's special treatment is more likely
             return [(f"{name}.{key}", corrupt)]
         else:
             self._refuse(f"the weights of {name!r} differ {where}", name, all_of)
@@ -251,11 +232,11 @@ class Equality:
     def _first_unequal(
         self, differing: Sequence[Row], tensors: CommonTensors
     ) -> tuple[Row, int, float, float] | None:
-        """Return the first tensor whose values differ, and not only their bits (0.0 and -0.0).
+        """Return the first tensor whose values differ, not only their bits (0.0 and -0.0).
 
         Returns:
-            The tensor, the first rank that has it, the largest distance from its
-            value there, and the precision.
+            The tensor, the lowest rank that has it, the largest distance from that rank's value,
+            and the precision.
         """
         for row in differing:
             one = min(row.by_rank)
@@ -266,7 +247,7 @@ class Equality:
         return None
 
     def _settle_optimizer(self, name: str, text: str, rank: int) -> None:
-        """Warn of an optimizer's state: e.g. with DDP's join, some ranks step less often."""
+        """Only warn of an optimizer's state: e.g. with DDP's join, some ranks step less often."""
         self._settled.add(name)
         self._log(f"{text}: checkpoints contain that of rank {rank}")
 
@@ -296,15 +277,13 @@ class Equality:
         return [row for row in rows.values() if row not in partial], partial
 
     def _key_of(self, row: Row, keys: dict[int, str]) -> str:
-        """Return the key of a tensor, which perhaps only other ranks have."""
+        """Return the key of a tensor that possibly only other ranks have."""
         return without_wrappers(self._ranks.first_text(keys.get(row.key)) or "")
 
     def _difference(self, tensor: torch.Tensor | None, first: int) -> tuple[float, float]:
-        """Return the largest distance of a tensor from that of one rank, and its precision.
+        """Return the largest distance of a tensor from that of rank ``first``, and its precision.
 
-        Args:
-            tensor: tensor of this rank; None if the rank does not have it.
-            first: rank with which to compare.
+        ``tensor`` is None if this rank does not have it.
         """
         data = torch.empty(0) if tensor is None else plain(tensor)
         (size,) = self._ranks.maximum(data.nbytes)
@@ -333,9 +312,8 @@ class Equality:
     def _refuse_corrupt(self, found: Sequence[tuple[str, int]], all_of: Sequence[str]) -> None:
         """Raise on the rank with the wrong tensors; the others wait until it has ended.
 
-        Args:
-            found: tensors and their rank; a wrong moment of an optimizer makes a weight wrong.
-            all_of: names of all objects that differ.
+        ``found`` can have several tensors, because a wrong moment of an optimizer makes a weight
+        wrong.
         """
         rank = found[0][1]
         keys = " and ".join(key for key, of in found if of == rank)
@@ -350,11 +328,11 @@ class Equality:
         self._end()
         if rank == self._ranks.rank:
             raise CorruptStateError(f"{text} ({_place()})")
-        self._ranks.all_true(True)  # fails as after the loss of any rank, so that it is the cause
+        self._ranks.all_true(True)  # fails when the other rank ends, whose error is the cause
         raise CorruptStateError(text)
 
     def _end(self) -> None:
-        """Discard the snapshots of all ranks before one of them ends and has them saved."""
+        """Discard the snapshots of all ranks before one of them ends and they would be saved."""
         self._discard()
         self._ranks.all_true(True)
 
@@ -369,14 +347,14 @@ class Equality:
 
 
 def _synchronize(tensors: Iterable[torch.Tensor]) -> None:
-    """Wait for the GPUs, so that the time of their last step is not the time of a comparison."""
+    """Wait for the GPUs, so that the time of their last step does not count as comparison time."""
     cuda: Any = torch.cuda
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         cuda.synchronize(device)
 
 
 def _place() -> str:
-    """Return node and GPU of this process."""
+    """Return node and GPU of this process, as text."""
     parts = [f"host {socket.gethostname()}"]
     if "GROUP_RANK" in os.environ:
         parts.insert(0, f"node {os.environ['GROUP_RANK']}")

@@ -1,4 +1,4 @@
-"""The flat state dict of a script's objects at each step, with the names of DCP cached."""
+"""The flat state dict of a script's objects at each step, with cached DCP names."""
 
 import pickle
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from .state import State, names_in
 
 
 class FlatState:
-    """A faster ``flatten(state.collect())``; it also knows which tensors only optimizers change.
+    """A faster ``flatten(state.collect())``; also finds the tensors that only optimizers change.
 
     DCP looks up each name in the tree of modules, which takes 10 us per tensor. Here names are
     cached while objects, parameters and the keys of their state dicts stay the same. Each lookup
@@ -25,7 +25,7 @@ class FlatState:
     def __init__(self, state: State) -> None:
         self._state = state
         self._shortcuts: dict[str, _Module | _Optimizer | None] = {}
-        """By the names of objects; None: always collected by DCP."""
+        """Cached names by object; None if DCP always collects it."""
         self._count = -1
         self.late: frozenset[str] = frozenset()
         """Keys of the parameters of optimizers and of their state."""
@@ -85,7 +85,7 @@ class FlatState:
 
 
 class _Module:
-    """The state dict of a module with cached names of DCP."""
+    """The state dict of a module with cached DCP names."""
 
     def __init__(self, name: str, module: nn.Module, expected: Mapping[str, Any]) -> None:
         self._name, self._module = name, module
@@ -93,7 +93,7 @@ class _Module:
         self._keys, self._names = list(names), list(names.values())
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return tensors by flat key, and other values nested; None: the cache is outdated."""
+        """Return tensors by flat key, and other values nested; None if the cache is outdated."""
         state = self._module.state_dict()
         if list(state) != self._keys:
             return None
@@ -114,7 +114,6 @@ class _Optimizer:
         self._name, self._optimizer = name, optimizer
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return tensors by flat key, and other values nested."""
         whole = with_keys(self._optimizer.collect())
         tensors: dict[str, Any] = {}
         others: dict[str, Any] = {}

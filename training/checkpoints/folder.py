@@ -1,4 +1,4 @@
-"""Reads and writes the checkpoints of a job, all ranks together."""
+"""Reads and writes the checkpoints of a job, on all ranks together."""
 
 import os
 import secrets
@@ -46,16 +46,15 @@ class CheckpointFolder:
         ranks: Ranks,
         timeout: StorageTimeout | None = None,
     ) -> None:
-        """Use a folder, which need not exist yet.
+        """The folder need not exist yet.
 
         Args:
             folder: path or URL, the same on all ranks.
             keep: number of checkpoints to keep.
-            ranks: of the job.
-            timeout: of the storage, when a checkpoint is written; None: no limit.
+            timeout: limit for writing a checkpoint; None if unlimited.
         """
         self.folder = os.fspath(folder) if is_url(os.fspath(folder)) else os.path.abspath(folder)
-        """An absolute path, or a URL."""
+        """Absolute path, or URL."""
         self.keep = keep
         self._job = this_job()
         self._storage = open_storage(self.folder, tag_of(self._job))
@@ -63,18 +62,18 @@ class CheckpointFolder:
         self._left_out: set[int] = set()
         """Damaged checkpoints that could not be renamed; only on rank 0."""
         self._warned = ""
-        """The last warning about an old checkpoint; only on rank 0."""
+        """Last warning about an old checkpoint; only on rank 0."""
         self._thread = StorageThread(timeout or StorageTimeout(None))
 
     def path(self, step: int) -> str:
-        """Return where the checkpoint of a step is, or will be."""
+        """Return the path of the checkpoint of a step, which need not exist."""
         return self._storage.path(step)
 
     def check(self) -> None:
         """Check that each node can write to the folder, and that all nodes see the same one.
 
         Raises:
-            RuntimeError: If a node cannot, or does not see what rank 0 wrote.
+            RuntimeError: If a node cannot write, or does not see the file of rank 0.
         """
         attempt = f"probe-{self._ranks.first_text(secrets.token_hex(4))}"
         host = self._ranks.first_text(socket.gethostname())
@@ -94,9 +93,9 @@ class CheckpointFolder:
         if words is None:
             words = on_all_ranks(self._ranks, probe if is_asked else lambda: None)
         not_shared = None
-        if words is None:  # each node has changed the folder: its names are not from a cache
+        if words is None:  # each node has changed the folder, so its names are not cached
             not_shared = on_all_ranks(self._ranks, look if is_asked else lambda: None)
-        with suppress(Exception):  # its time will come
+        with suppress(Exception):  # a leftover is removed later, when it is old
             if is_asked and (self._ranks.rank == 0 or words is not None or not_shared is not None):
                 self._storage.unmark(0, attempt)
         if words is not None:
@@ -108,10 +107,9 @@ class CheckpointFolder:
             raise RuntimeError(not_shared)
 
     def newest(self, *, cleans: bool = True) -> int:
-        """Return the step of the newest checkpoint, -1 if there is none.
+        """Return the step of the newest checkpoint; -1 if there is none.
 
-        Args:
-            cleans: whether to remove leftovers of crashes; nothing may be writing then.
+        ``cleans`` removes leftovers of crashes; in this case nothing can be writing.
 
         Raises:
             RuntimeError: If the folder cannot be read, or all its checkpoints are damaged.
@@ -139,17 +137,12 @@ class CheckpointFolder:
         return newest
 
     def set_aside(self, step: int, reason: str) -> None:
-        """Rename a damaged checkpoint, and log it.
-
-        Args:
-            step: of the checkpoint.
-            reason: text for the log.
-        """
+        """Rename a damaged checkpoint, and log it with the reason."""
         if self._ranks.rank > 0:
             return
         try:
             then = f"renamed to {self._storage.set_aside(step)}"
-        except Exception as error:  # whatever a file system of fsspec raises
+        except Exception as error:  # any exception of an fsspec file system
             self._left_out.add(step)
             then = f"it could not be renamed: {one_line(error)}"
         log(
@@ -159,11 +152,11 @@ class CheckpointFolder:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an operation that ``save`` has given up still runs."""
+        """Whether an operation that ``save`` has abandoned is still running."""
         return self._thread.is_stuck
 
     def save(self, step: int, state: Mapping[str, Any]) -> str | None:
-        """Write a checkpoint; return the error, on all ranks; None: it is complete."""
+        """Write a checkpoint; return the error on all ranks, or None if it is complete."""
         draft, do = self._storage.draft(step), self._thread.run
         shard = _Shard(self._ranks, state)
         if shard.error is not None:
@@ -204,13 +197,12 @@ class CheckpointFolder:
         """Load a checkpoint into the objects.
 
         Args:
-            step: of the checkpoint.
-            state: of the script.
-            select: may replace values, and returns the names of objects to leave out.
-            job_began: time when this job began, in seconds since the epoch.
+            select: can replace values; returns the names of objects to leave out.
+            job_began: start time of this job, in seconds since the epoch.
 
         Raises:
-            CorruptCheckpointError: If it is damaged; the objects may have some of its values.
+            CorruptCheckpointError: If it is damaged; the objects may already have some of its
+                values.
             RuntimeError: If it cannot be read, or belongs to other objects.
         """
         reader = self._read_metadata(step)
@@ -219,7 +211,7 @@ class CheckpointFolder:
 
         def read() -> None:
             paths = state.kinds.in_memory(saved_paths)
-            # Values that several ranks have stand behind the sharded ones in the metadata.
+            # In the metadata, values that several ranks have follow the sharded ones.
             keys = {key: reader.metadata.state_dict_metadata[key] for key in paths}
             saved = [(paths[key], *_dtype_and_shape(keys[key])) for key in keys]
 
@@ -253,11 +245,11 @@ class CheckpointFolder:
             )
 
     def _read_metadata(self, step: int) -> CheckpointReader:
-        """Return a reader on each rank, of the same checkpoint on all ranks.
+        """Return a reader on each rank, for the same checkpoint on all ranks.
 
         Raises:
             CorruptCheckpointError: If the checkpoint is damaged.
-            RuntimeError: If a rank cannot read it, or reads another one.
+            RuntimeError: If a rank cannot read it, or reads a different one.
         """
         found: list[CheckpointReader] = []
         self._on_all_ranks(step, lambda: found.append(CheckpointReader(self._storage, step)))
@@ -275,8 +267,8 @@ class CheckpointFolder:
         """Run an action on each rank that reads a checkpoint.
 
         Raises:
-            CorruptCheckpointError: If it is raised on a rank, and nothing else on any rank.
-            RuntimeError: If anything else is raised.
+            CorruptCheckpointError: If a rank raises it and no rank raises anything else.
+            RuntimeError: If any rank raises another exception.
         """
         damage: list[str] = []
 
@@ -295,14 +287,14 @@ class CheckpointFolder:
 
 
 def _dtype_and_shape(value: Any) -> tuple[str, Sequence[int]]:
-    """Return them for a value in a checkpoint; an empty type if it is not a tensor."""
+    """Return dtype and shape of a saved value; an empty dtype if it is not a tensor."""
     if isinstance(value, TensorStorageMetadata):
         return str(value.properties.dtype).removeprefix("torch."), value.size
     return "", ()
 
 
 def _placeholder(value: Any) -> Any:
-    """Return a placeholder for a value, for DCP to load into."""
+    """Return a placeholder into which DCP can load a value."""
     if isinstance(value, TensorStorageMetadata):
         return torch.empty(value.size, dtype=value.properties.dtype, device="cpu")
     return value
@@ -312,30 +304,25 @@ def _placeholder(value: Any) -> Any:
 
 
 class _Shard:
-    """The values that this rank writes; of values that several ranks have, one rank writes them."""
+    """The values that this rank writes; one of the ranks writes a value that several have."""
 
     def __init__(self, ranks: Ranks, state: Mapping[str, Any]) -> None:
-        """Divide the state among the ranks. All ranks call it together.
-
-        Args:
-            ranks: of the job.
-            state: the nested state dict of this rank.
-        """
+        """Divide the state among the ranks. All ranks call it together."""
         self._ranks = ranks
         self._planner = DefaultSavePlanner()
         self._state = dict(state)
         self._plan = SavePlan([])
         self._plans: list[SavePlan] = []
-        """Of all ranks; only on rank 0."""
+        """Plans of all ranks; only on rank 0."""
         self._items: list[Item] = []
         self._checksums: list[Checksum] = []
         self._device = _CUDA.current_device() if _CUDA.is_initialized() else None
         if self._device is not None:
-            _CUDA.synchronize()  # copies of another thread do not wait for this one's streams
+            _CUDA.synchronize()  # copies of another thread do not wait for this thread's streams
         words = on_all_ranks(ranks, self._make_plan)
         plans = ranks.gather(self._plan)
         self.error = words or on_rank_0(ranks, lambda: self._agree(plans))
-        """Why the states of the ranks do not match, on all of them; None: they do."""
+        """On all ranks, why the states of the ranks do not match; None if they do."""
         if self.error is None:
             self._plan = ranks.scatter(self._plans)
 
@@ -348,16 +335,10 @@ class _Shard:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this rank writes nothing."""
         return not self._plan.items
 
     def write(self, file: Any, written: Callable[[], object]) -> None:
-        """Write this rank's file, from any thread.
-
-        Args:
-            file: with a method ``write``.
-            written: called after each write.
-        """
+        """Write this rank's file, from any thread; ``written`` is called after each write."""
         device = nullcontext() if self._device is None else _CUDA.device(self._device)
         self._checksums = []
         with device:
@@ -370,7 +351,6 @@ class _Shard:
         return self._ranks.gather((offsets_of(self._plan, self._items), self._checksums))
 
     def metadata(self, offsets: list[Offsets]) -> bytes:
-        """Return the metadata of the checkpoint, on rank 0."""
         return metadata_of(self._plans, offsets)
 
 

@@ -1,4 +1,4 @@
-"""Kinds of objects in the state: the same on all ranks, or each rank has its own.
+"""Which objects in the state are the same on all ranks, and which are local to each rank.
 
 In memory, an object has the same name on each rank. In a checkpoint, the name of a local object
 starts with the rank and the number of ranks.
@@ -14,21 +14,20 @@ from ..ranks import Ranks
 Path = tuple[str | int, ...]
 """Keys of a value in a nested state dict."""
 _LOCAL = re.compile(r"ft_run_local\.(\d+)-of-(\d+)\.([^.]+)")
-"""The name of a local object in a checkpoint."""
+"""Name of a local object in a checkpoint."""
 
 
 class WorldSizeError(RuntimeError):
-    """Raised if state that each rank has of its own was saved with another number of ranks."""
+    """Raised if local state was saved with a different number of ranks."""
 
 
 class Place(NamedTuple):
-    """The object that a name in a checkpoint belongs to, and the rank that has it."""
+    """The object and rank that a name in a checkpoint belongs to."""
 
     name: str
     rank: int | None = None
     """None if the object is not local."""
     size: int = 0
-    """Number of ranks."""
 
 
 class Kinds(NamedTuple):
@@ -37,7 +36,7 @@ class Kinds(NamedTuple):
     rank: int = 0
     size: int = 1
     local: frozenset[str] = frozenset()
-    """Objects that each rank has of its own."""
+    """Objects that each rank has separately."""
     partial: frozenset[str] = frozenset()
     """Objects that other ranks do not have."""
     known: frozenset[int] = frozenset()
@@ -55,7 +54,7 @@ class Kinds(NamedTuple):
         return _hash_of(name) in self.known
 
     def in_checkpoint(self, nested: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a nested state dict with the names of a checkpoint, in the same order."""
+        """Rename the objects of a nested state dict for a checkpoint, in the same order."""
         start = f"ft_run_local.{self.rank}-of-{self.size}."
         return {
             f"{start}{name}" if name in self.local else name: value
@@ -76,10 +75,7 @@ class Kinds(NamedTuple):
                 )
 
     def in_memory(self, saved: Mapping[str, Path]) -> dict[str, Path]:
-        """Return the paths in memory of the values in a checkpoint that are meant for this rank.
-
-        Args:
-            saved: the paths in the checkpoint, by flat key.
+        """Return the paths in memory of this rank's values, from their paths in a checkpoint.
 
         Raises:
             RuntimeError: If an object is local in the checkpoint or in the script, but not in both.
@@ -118,14 +114,13 @@ def find_kinds(
 ) -> Kinds:
     """Return the kinds of this rank's objects. All ranks call it together.
 
-    Objects that only rank 0 has are not local: with them, other ranks can still be replaced, and
-    their number can change.
+    Objects that only rank 0 has are not local, so other ranks can still be replaced and their
+    number can change.
 
     Args:
-        ranks: of the job.
         parameters: identities of the parameters of each object, by name.
-        optimizers: names of optimizers: local if one of their parameters belongs to a local object.
-        local: names of objects that each rank has of its own.
+        optimizers: optimizers are local if one of their parameters belongs to a local object.
+        local: names of objects that each rank has separately.
 
     Raises:
         TypeError: If ``local`` is not a list of names.

@@ -1,8 +1,8 @@
 """Descriptions of the files of a snapshot or checkpoint. Does not import torch.
 
 The layout of a snapshot's file is appended to it as JSON for the saver. The record of a checkpoint
-has the job and the host that wrote it, and a checksum of each value. It is a file next to those of
-``torch.distributed.checkpoint``, which do not need it.
+contains the job and host that wrote it, and a checksum of each value. It is an extra file that
+``torch.distributed.checkpoint`` does not need.
 """
 
 import base64
@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 
 class Description(NamedTuple):
-    """What turns files into a checkpoint; the layout of the first file has the metadata."""
+    """Turns files into a checkpoint; the layout of the first file contains the metadata."""
 
     metadata: bytes = b""
-    """The metadata file of ``torch.distributed.checkpoint``; empty: not made yet."""
+    """Metadata file of ``torch.distributed.checkpoint``; empty until it is built."""
     digests: tuple[str, ...] = ()
-    """Of the layouts of all files, by rank; empty: this is the only file."""
+    """Digests of the layouts of all files, by rank; empty if this is the only file."""
     saved: int | None = None
-    """Number of values, the first ones, that a checkpoint needs; the file of rank 0 has the others.
-    None: all."""
+    """Number of leading values that a checkpoint needs; rank 0's file has the others. None for
+    all."""
 
 
 def packed(items: Sequence[Any], description: Description) -> bytes:
@@ -51,7 +51,6 @@ def digest(items: Sequence[Any]) -> str:
 # --- the record of a checkpoint ------------------------------------------------------------------
 
 RECORD_NAME = ".ft_run"
-"""The name of the file in a checkpoint."""
 JOB_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 Checksum = tuple[int, int]
@@ -59,12 +58,12 @@ Checksum = tuple[int, int]
 
 
 class Record(NamedTuple):
-    """Content of the file."""
+    """Content of the file ``RECORD_NAME``."""
 
     job: str
     """Job ID, empty if unknown."""
     attempt: str
-    """Attempt to write the checkpoint."""
+    """Name of the attempt to write the checkpoint."""
     host: str
     time: float
     """Seconds since the epoch."""
@@ -80,7 +79,7 @@ def record_of(job: str, attempt: str, files: Mapping[str, list[Checksum]]) -> by
 
 
 def read_record(data: bytes) -> Record:
-    """Return a record.
+    """Parse a record.
 
     Raises:
         ValueError: If it is damaged.
@@ -93,12 +92,7 @@ def read_record(data: bytes) -> Record:
 
 
 def checksums_of(data: memoryview, ends: Iterable[int]) -> list[Checksum]:
-    """Return the checksums of the values in a file.
-
-    Args:
-        data: content of the file.
-        ends: end of each value, in bytes.
-    """
+    """Return the checksums of the values in a file, given the end of each in bytes."""
     found, start = [], 0
     for end in ends:
         found.append((end, zlib.crc32(data[start:end])))
@@ -107,10 +101,10 @@ def checksums_of(data: memoryview, ends: Iterable[int]) -> list[Checksum]:
 
 
 def this_job() -> str:
-    """Return the ID of this worker's job, empty if it has none."""
+    """Return the ID of this worker's job; empty if it has none."""
     return os.environ.get(JOB_VARIABLE, "")
 
 
 def tag_of(job: str) -> str:
-    """Return the name of a job in temporary names: letters and digits."""
+    """Return the tag of a job in temporary names: hexadecimal digits."""
     return f"{zlib.crc32(job.encode()):08x}" if job else ""

@@ -38,17 +38,17 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def mapped(fd: int, length: int, *, is_there: bool = False) -> memoryview:
     """Map a memory file; it stays mapped while the result or a view of it is referenced.
 
-    It uses huge pages if the kernel can, regardless of the system setting: with 300 MB, freeing the
+    Uses huge pages if the kernel can, regardless of the system setting: with 300 MB, freeing the
     memory of a dead worker takes half the time, and allocating it a seventh.
 
     Args:
         fd: the file, at least as long as ``length``.
         length: in bytes, >= 1.
-        is_there: the file was written before. Its pages are then mapped on first access, which
-            takes a third of the time.
+        is_there: whether the file was written before. Its pages are then mapped on first access,
+            which takes a third of the time.
 
     Raises:
-        OSError: there is not enough memory.
+        OSError: If there is not enough memory.
     """
     room = length + HUGE_BYTES
     start = _map(None, room, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1)
@@ -74,14 +74,14 @@ def _map(address: int | None, length: int, protection: int, flags: int, fd: int)
 
 
 def _fill(fd: int, address: int, length: int) -> None:
-    """Allocate all pages of a file: else a write without free memory would kill the worker."""
+    """Allocate all pages of a file; otherwise a write without free memory would kill the worker."""
     huge = length // HUGE_BYTES * HUGE_BYTES
     for offset in range(0, huge, HUGE_BYTES):
         os.posix_fallocate(fd, offset, 1)  # MADV_COLLAPSE needs a page in each huge page
     if huge:
         _libc.madvise(address, huge, _MADV_COLLAPSE)  # best effort
     os.posix_fallocate(fd, 0, length)
-    # Best effort: on older kernels the first write of each page is slow.
+    # Best effort: on older kernels, the first write to each page is slow.
     _libc.madvise(address, length, _MADV_POPULATE_WRITE)
 
 
@@ -89,23 +89,24 @@ class Registration:
     """Memory that a thread registers with the current device, in one call.
 
     CUDA refuses a copy that crosses from one registered range to the next, or from registered to
-    other memory. Drivers from R580 on refuse a call for 512 GiB or more.
+    other memory. Drivers >= R580 refuse a call for 512 GiB or more.
     """
 
     def __init__(self, memory: torch.Tensor, owner: object) -> None:
-        """Begin; until ``wait`` has returned, nothing may be copied between memory and GPU.
+        """Start; until ``wait`` has returned, nothing can be copied between the memory and the GPU.
 
         Args:
             memory: starts at a page boundary.
             owner: when it is garbage-collected, the memory is unregistered.
 
         Raises:
-            RuntimeError: there is no thread, e.g. because the interpreter ends.
+            RuntimeError: If no thread can be started, e.g. while the interpreter exits.
         """
-        self._device = _CUDA.current_device()  # that of a new thread is 0
+        self._device = _CUDA.current_device()  # a new thread starts with device 0
         self._address = 0
-        """Of registered memory; 0: none is."""
-        # Not a daemon: one that returns from CUDA while the interpreter ends aborts the process.
+        """Address of the registered memory; 0 if it is not registered."""
+        # Not a daemon: a daemon thread that returns from CUDA while the interpreter exits aborts
+        # the process.
         self._thread = threading.Thread(
             target=self._register, args=(memory,), name="ft-run-pinning"
         )
@@ -127,9 +128,9 @@ class Registration:
                 self._address = address
 
     def _end(self) -> None:
-        if self._thread is not threading.current_thread():  # as the garbage collector may be
+        if self._thread is not threading.current_thread():  # false in the garbage collector
             self._thread.join()
-        if not self._address or not _CUDA.is_initialized():  # not in a forked child
+        if not self._address or not _CUDA.is_initialized():  # not initialized in a forked child
             return
         with _CUDA.device(self._device):  # the finalizer may run in any thread
             if int(_CUDA.cudart().cudaHostUnregister(self._address)):
@@ -137,11 +138,7 @@ class Registration:
 
 
 def register(memory: torch.Tensor, owner: object) -> Registration | None:
-    """Begin to register memory, as ``Registration`` does.
-
-    Returns:
-        None: this process uses no GPU, or gets no thread.
-    """
+    """Start to register memory; None if this process uses no GPU, or cannot start a thread."""
     if not _CUDA.is_initialized() or _error_reader() is None:
         return None
     try:
@@ -158,10 +155,10 @@ def _read_error() -> None:
 
 @cache
 def _error_reader() -> Callable[[], int] | None:
-    """Return ``cudaGetLastError`` of torch's CUDA runtime; None: not found.
+    """Return ``cudaGetLastError`` of torch's CUDA runtime; None if it is not found.
 
-    An error that is not read is raised by torch's next kernel launch. Each copy of the runtime has
-    its own error state, so the function is looked up in torch's library.
+    Torch's next kernel launch raises an error that was not read. Each copy of the runtime has its
+    own error state, so the function is looked up in torch's library.
     """
     name = "hip" if torch.version.hip else "cuda"
     path = os.path.join(os.path.dirname(torch.__file__), "lib", f"libc10_{name}.so")
@@ -177,8 +174,7 @@ def _error_reader() -> Callable[[], int] | None:
 def available(root: Path = Path("/")) -> int:
     """Return the bytes available on the machine and within the limits of its cgroups.
 
-    Args:
-        root: that contains ``proc`` and ``sys``.
+    ``root`` contains ``proc`` and ``sys``.
     """
     found = [_number_after("MemAvailable:", root / "proc/meminfo", unit=1024)]
     for folder in _cgroups(root):
@@ -195,7 +191,7 @@ def available(root: Path = Path("/")) -> int:
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Yield the visible folders of this process's cgroup and its parents."""
+    """Yield the visible directories of this process's cgroup and its parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

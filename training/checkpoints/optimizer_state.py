@@ -1,4 +1,4 @@
-"""The state of an optimizer, with the names of its parameters in place of torch's indices."""
+"""The state of an optimizer, with parameter names instead of torch's indices."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ from .checkpoint_files import LayoutMismatchError
 from .copying import local
 
 Path = tuple[str | int, ...]
-"""Keys of a value in the state dict, from the outside."""
+"""Keys of a value in the state dict, outermost first."""
 Saved = tuple[Path, str, Sequence[int]]
-"""Of a value: its path, its type (e.g. ``float32``; empty: not a tensor) and its shape."""
+"""Path, dtype (e.g. ``float32``; empty if not a tensor) and shape of a value."""
 
 _STATE, _GROUPS, _PARAMETERS = "state", "param_groups", "params"
 _STEP = "step"
@@ -24,33 +24,27 @@ _STEP = "step"
 
 
 class ParameterGroupsError(RuntimeError):
-    """Raised when a saved optimizer has other parameter groups than the script's."""
+    """Raised if a saved optimizer has different parameter groups from the script's."""
 
 
 class OptimizerState:
     """The state of an optimizer whose parameters have names in a module.
 
-    ``state_dict`` and ``load_state_dict`` of the optimizer do the work. The helpers of
+    It is read and set by the optimizer's ``state_dict`` and ``load_state_dict``. The helpers of
     ``torch.distributed.checkpoint`` lose the state of parameters that are frozen when it is loaded,
-    groups that are empty or differ, and keys of an optimizer's own.
+    groups that are empty or differ, and an optimizer's additional keys.
     """
 
     def __init__(self, name: str, optimizer: Optimizer, owner: nn.Module) -> None:
-        """Begin without names.
-
-        Args:
-            name: of the optimizer in the state of the script.
-            optimizer: whose parameters all belong to ``owner``.
-            owner: has the names.
-        """
+        """All parameters of the optimizer belong to ``owner``, which has their names."""
         self._name, self._optimizer, self._owner = name, optimizer, owner
         self._parameters: list[Any] = []
         """The parameters with known names."""
         self._names: list[str] = []
         self._places: list[tuple[dict[str, Any], str, object]] = []
-        """Dictionary, key and value of each parameter and of each module on the way to it."""
+        """Dictionary, key and value of each parameter and of each module on the path to it."""
         self._counts: list[int] = []
-        """Numbers of parameters of the groups when training began."""
+        """Number of parameters per group when training started."""
 
     # --- saving ----------------------------------------------------------------------------------
 
@@ -80,14 +74,11 @@ class OptimizerState:
     # --- loading ---------------------------------------------------------------------------------
 
     def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Compare saved groups with those of the script.
-
-        Args:
-            groups: with the names of their parameters.
+        """Compare saved groups, which have parameter names, with those of the script.
 
         Raises:
-            LayoutMismatchError: they are those of an optimizer of another kind.
-            ParameterGroupsError: they have other parameters, or there are more or fewer.
+            LayoutMismatchError: If they belong to a different kind of optimizer.
+            ParameterGroupsError: If they have different parameters, or their number differs.
         """
         advice = (
             "create all parameter groups at the start, before the state is restored, the same in "
@@ -109,7 +100,8 @@ class OptimizerState:
                         f"{where}: {advice}"
                     )
         for group, own in zip(groups, self._optimizer.param_groups, strict=True):
-            # Versions of torch add keys, and schedulers do; another kind of optimizer has others.
+            # Other versions of torch and schedulers only add keys; a different kind of optimizer
+            # also lacks some.
             missing, unknown = self._optimizer.defaults.keys() - group.keys(), group.keys() - own
             if missing and unknown:
                 raise LayoutMismatchError(
@@ -122,14 +114,14 @@ class OptimizerState:
         return [[next(names) for _ in group[_PARAMETERS]] for group in self._optimizer.param_groups]
 
     def prepare(self, saved: Sequence[Saved], *, is_local: bool) -> dict[Path, torch.Tensor]:
-        """Return tensors to load into, by path; the optimizer stays as it is.
+        """Return tensors to load into, by path; the optimizer does not change.
 
         Args:
-            saved: the values of this optimizer; paths begin in its state dict.
+            saved: the values of this optimizer; paths start in its state dict.
             is_local: whether the shapes of sharded tensors are those of this rank's parts.
 
         Raises:
-            LayoutMismatchError: the optimizer does not have such a value.
+            LayoutMismatchError: If the optimizer does not have such a value.
         """
         parameters = dict(zip(self._find_names(), self._parameters, strict=True))
         found: dict[Path, torch.Tensor] = {}
@@ -141,7 +133,7 @@ class OptimizerState:
             if parameter is None:
                 found[path] = _empty_like(self._optimizer, path, dtype, shape)
             elif type(parameter) is nn.Parameter or path[-1] == _STEP or not shape:
-                # As in torch's load_state_dict, which would copy to the device what is elsewhere.
+                # On the device to which torch's load_state_dict would otherwise copy them.
                 device = "cpu" if path[-1] == _STEP else parameter.device
                 found[path] = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
             elif tuple(shape) == tuple(local(parameter).shape if is_local else parameter.shape):
@@ -162,12 +154,10 @@ class OptimizerState:
 
     @torch.no_grad()
     def _create(self, have_state: Sequence[bool]) -> Mapping[str, Any]:
-        """Return a state that the optimizer creates with a step: torch's helper lets it do so.
+        """Return a state that torch's helper creates by a step of the optimizer.
 
-        Only the optimizer knows how it divides sharded tensors of other shapes than its parameters.
-
-        Args:
-            have_state: of each parameter, whether it has saved state.
+        Only the optimizer knows how it shards tensors whose shapes differ from the parameters'.
+        ``have_state``: for each parameter, whether it has saved state.
         """
         optimizer = self._optimizer
         kept = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
@@ -188,7 +178,7 @@ class OptimizerState:
                 group.update(before)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state dict with names; ``check_groups`` has compared its groups."""
+        """Load a state dict with names, after ``check_groups``."""
         index = {name: number for number, name in enumerate(self._find_names())}
         saved = {index.get(key, key): value for key, value in state.get(_STATE, {}).items()}
         numbers = iter(range(len(index)))
@@ -201,11 +191,11 @@ class OptimizerState:
     # --- groups that are added during training ---------------------------------------------------
 
     def begin(self) -> None:
-        """Note the groups with which training begins."""
+        """Record the groups with which training starts."""
         self._counts = self._count()
 
     def has_grown(self) -> bool:
-        """Return whether parameters were added since ``begin``; true once for each time."""
+        """Return whether parameters were added since ``begin`` or the last call."""
         before, self._counts = self._counts, self._count()
         return before != self._counts
 
@@ -214,7 +204,7 @@ class OptimizerState:
 
 
 def load_exactly(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a state dict of an optimizer, without the casts of torch."""
+    """Load a state dict of an optimizer, without torch's casts."""
     optimizer.load_state_dict(state)
     saved = state.get(_STATE, {})
     for number, parameter in enumerate(parameters_of(optimizer)):
@@ -223,7 +213,7 @@ def load_exactly(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def is_standard(optimizer: Optimizer) -> bool:
-    """Return whether the state dict of an optimizer has torch's form."""
+    """Return whether the state dict of an optimizer has torch's format."""
     saved = optimizer.state_dict()
     return isinstance(saved, Mapping) and {_STATE, _GROUPS} <= saved.keys()
 
@@ -234,7 +224,7 @@ def parameters_of(optimizer: Optimizer) -> list[Any]:
 
 
 def _named(names: Sequence[str], key: Any) -> Any:
-    """Return the name for an index; an optimizer may have other keys too."""
+    """Return the name for an index; an optimizer can also have other keys."""
     return names[key] if type(key) is int and key < len(names) else key
 
 
@@ -258,7 +248,7 @@ def _places_of(owner: nn.Module, mine: set[int]) -> Iterator[tuple[dict[str, Any
 
 
 def _at(value: Any, path: Path) -> Any:
-    """Return the value at a path; None: there is none."""
+    """Return the value at a path; None if there is no value."""
     for key in path:
         if isinstance(value, Mapping):
             value = next((inner for own, inner in value.items() if str(own) == str(key)), None)
@@ -270,16 +260,17 @@ def _at(value: Any, path: Path) -> Any:
 
 
 def _empty_like(optimizer: Optimizer, path: Path, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """Return an empty tensor for a value of a group, where the script has its own, e.g. ``lr``."""
+    """Return an empty tensor for a group value, on the device of the script's own, e.g. ``lr``."""
     own = _at(optimizer.param_groups, path[1:]) if path[0] == _GROUPS else None
     device = own.device if isinstance(own, torch.Tensor) else "cpu"
     return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
 
 
 def _mend(loaded: Any, saved: Any) -> None:
-    """Undo what torch's ``load_state_dict`` changes in the state of a parameter.
+    """Undo changes that torch's ``load_state_dict`` makes to the state of a parameter.
 
-    It casts tensors to the type of the parameter, and texts to the text of a generator.
+    It casts tensors to the dtype of the parameter, and replaces strings by the string of a
+    generator.
     """
     if not isinstance(loaded, dict) or not isinstance(saved, Mapping):
         return
@@ -296,7 +287,7 @@ def _mend(loaded: Any, saved: Any) -> None:
 
 @contextmanager
 def _without_step(parameters: Sequence[Any]) -> Iterator[None]:
-    """Keep torch's helper from letting the optimizer step, which it does without gradients."""
+    """Prevent torch's helper from stepping the optimizer, which it does without gradients."""
     first = next((p for p in parameters if p.requires_grad), None)
     if first is None or any(p.grad is not None for p in parameters):
         yield
@@ -310,7 +301,7 @@ def _without_step(parameters: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def _without_gradients(parameters: Sequence[Any]) -> Iterator[None]:
-    """Make torch's helper let the optimizer step, which it does only without gradients."""
+    """Make torch's helper step the optimizer, which it does only without gradients."""
     gradients = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -1,7 +1,7 @@
-"""What each rank has of its own: objects that are neither modules nor their optimizers.
+"""State of single ranks: objects that are neither modules nor their optimizers.
 
-A snapshot has the values of its rank. A checkpoint has those of rank 0, and of all ranks where they
-differ: gathered when it is written.
+A snapshot contains the values of its rank. A checkpoint contains those of rank 0, and of all ranks
+if they differ; they are gathered when it is written.
 """
 
 import json
@@ -23,33 +23,33 @@ from .checkpoint_files import serialized
 from .values import digest_of, has_shards, leaves, packed, unpacked
 
 RESERVED = "ft_run_"
-"""Names in the state that begin like this are ft-run's own."""
+"""Prefix of ft-run's own names in the state."""
 RECORD = f"{RESERVED}ranks"
 BUFFERS = f"{RESERVED}buffers"
-"""The key of buffers and extra state of modules among the values of a rank."""
+"""Key of the buffers and extra state of modules among the values of a rank."""
 
 _LIMIT_BYTES = 64 << 20
-"""Of the values of all ranks in a checkpoint, each as large as the largest."""
+"""Limit for the values of all ranks in a checkpoint: number of ranks times the largest."""
 _SLOT_BYTES = 1 << 16
-"""Room for them at first: a slot that grows is a new layout of the file."""
+"""Initial room for them; a slot that grows changes the layout of the file."""
 
 
 class Origin(NamedTuple):
-    """Whose state it is."""
+    """The rank that saved a state."""
 
     world: int
     rank: int
     differing: list[str]
-    """Names of the objects that are known to differ among the ranks."""
+    """Names of the objects that are known to differ between the ranks."""
 
 
 class RankRecord:
-    """The origin of the state, and in a checkpoint the values of all ranks, as an object in it."""
+    """Object in the state with its origin and, in a checkpoint, the values of all ranks."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.origin = Origin(ranks.size, ranks.rank, [])
         self.slot: torch.Tensor | None = None
-        """The packed values of all ranks, with room to grow; only on rank 0, once some differ."""
+        """Packed values of all ranks, with room to grow; only on rank 0, once some differ."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the record."""
@@ -70,28 +70,25 @@ class RankRecord:
 
 
 class RankState:
-    """The values that each rank keeps. All ranks call the methods together."""
+    """The values of single ranks. All ranks call the methods together."""
 
     def __init__(
         self, ranks: Ranks, record: RankRecord, names: Iterable[str], modules: Iterable[str] = ()
     ) -> None:
-        """Compare the names of the objects.
+        """Compare the names of the objects with those of the other ranks.
 
         Args:
-            ranks: of the job.
-            record: in the state.
-            names: of the objects that are neither modules nor their optimizers.
+            names: names of the objects that are neither modules nor their optimizers.
             modules: names of modules, the same on all ranks, whose buffers may differ.
         """
         self._modules = sorted(modules)
         self._ranks, self._record = ranks, record
         self._names = tuple(sorted(set(names) - {RECORD}))
-        """Of the objects that ranks compare, the same on all of them."""
         shared = [name for name in self._names if name != GENERATORS]
         known = ranks.all_gather(len(shared), zlib.crc32(json.dumps(shared).encode()))
         self._compared = tuple(shared) if all(row == known[0] for row in known) else ()
         self.gathered = -1
-        """The step of which values were gathered."""
+        """Step at which values were gathered."""
         self._sharded: frozenset[str] = frozenset()
         """Objects with DTensors: each rank has its part of the same values."""
         self._has_warned = False
@@ -99,16 +96,15 @@ class RankState:
         """Objects of this rank that were not restored."""
         self._old_world = ranks.size
         self._digests = [0] * (2 * len(self._compared)) if ranks.size > 1 else []
-        """Of the newest snapshot, or of what was gathered since."""
+        """Digests of the newest snapshot, or of values that were gathered later."""
 
     # --- at each step ----------------------------------------------------------------------------
 
     def digests(self, of: Callable[[Sequence[str]], list[int]] | None) -> list[int]:
-        """Return the digest of each object, and its negative: of both, ranks find the maximum.
+        """Return the digest of each object, and its negative; ranks compute the maximum of both.
 
-        Args:
-            of: returns those of the objects with these names in the snapshot; None: there is no new
-                one, the last digests hold.
+        ``of`` returns the digests of the named objects in the snapshot; None if there is no new
+        snapshot, so that the last digests are still valid.
         """
         if of is not None and self._digests:
             pairs = zip(self._compared, of(self._compared), strict=True)
@@ -119,11 +115,7 @@ class RankState:
         self._digests = [*digests, *(-one for one in digests)]
 
     def receive(self, maxima: Sequence[int]) -> None:
-        """Record which objects differ.
-
-        Args:
-            maxima: of ``digests``, over all ranks.
-        """
+        """Record which objects differ, from the maxima of ``digests`` over all ranks."""
         count = len(maxima) // 2
         pairs = zip(self._compared, maxima[:count], maxima[count:], strict=False)
         self._set_differing(name for name, high, low in pairs if high != -low)
@@ -133,7 +125,7 @@ class RankState:
 
     @property
     def is_needed(self) -> bool:
-        """Whether checkpoints may have values of several ranks."""
+        """Whether checkpoints can have values of several ranks."""
         return self._ranks.size > 1 and bool(
             self._compared or self._modules or GENERATORS in self._names
         )
@@ -146,7 +138,6 @@ class RankState:
         """Put the values that differ into the record of rank 0; return whether it has changed.
 
         Args:
-            step: completed steps.
             nested: the nested state dict of these objects.
             buffers: buffers and extra state of the modules.
         """
@@ -176,7 +167,7 @@ class RankState:
         return True
 
     def _pack(self, values: dict[str, Any], buffers: dict[str, Any]) -> bytes:
-        """Return the values that this rank sends: without buffers or all if they are too large."""
+        """Return the values that this rank sends: without buffers or none if they are too large."""
         for of_modules in (buffers, {}) if buffers else ({},):
             sent = {**values, **({BUFFERS: of_modules} if of_modules else {})}
             payload = serialized(sent) if sent else b""
@@ -195,11 +186,7 @@ class RankState:
         self._has_warned = True
 
     def written_by_rank_0(self, nested: Mapping[str, Any]) -> frozenset[str]:
-        """Return the names of objects whose values in a checkpoint are those of rank 0.
-
-        Args:
-            nested: the nested state dict of this rank.
-        """
+        """Return the names of objects whose values in a checkpoint are those of rank 0."""
         names = (*self._compared, GENERATORS, RECORD)
         return frozenset(name for name in names if name in nested and not has_shards(nested[name]))
 
@@ -209,13 +196,12 @@ class RankState:
         """Choose the values of this rank; return the names of objects that are not restored.
 
         Args:
-            nested: the nested state dict that was read; values in it are replaced.
-            step: completed steps.
-            compares: it is this rank's or another rank's snapshot, and all ranks call this
-                together; False: a checkpoint.
+            nested: nested state dict that was read; values in it are replaced.
+            compares: True for a snapshot of this or another rank, with all ranks calling together;
+                False for a checkpoint.
         """
         record = nested.pop(RECORD, None)
-        if record is None:  # an older version of ft-run has saved it
+        if record is None:  # saved by an older version of ft-run
             return frozenset()
         origin = Origin(*json.loads(record["origin"]))
         differing = {*origin.differing, GENERATORS}
@@ -240,7 +226,7 @@ class RankState:
         return frozenset(missing)
 
     def _compare(self, nested: Mapping[str, Any], known: set[str]) -> set[str]:
-        """Return which objects differ among the ranks, or are known to by any rank."""
+        """Return which objects differ between the ranks, or are known to on any rank."""
         rows = self._ranks.all_gather(
             0,
             *(digest_of(leaves(nested.get(name)), is_exact=False) for name in self._compared),
@@ -255,7 +241,7 @@ class RankState:
         }
 
     def report(self) -> None:
-        """Log which ranks have no values of their own, and which values are dropped."""
+        """Log which ranks have no saved values, and which saved values are dropped."""
         new = [
             rank for rank, row in enumerate(self._ranks.all_gather(len(self._missing))) if row[0]
         ]
@@ -275,32 +261,32 @@ class RankState:
 
 
 def _shown(items: Iterable[object]) -> str:
-    """Return a list for people."""
+    """Return a list for display."""
     return ", ".join("random number generators" if one == GENERATORS else str(one) for one in items)
 
 
 # --- generators of random numbers ----------------------------------------------------------------
 
 GENERATORS = "ft_run_generators"
-"""The name of this object in the state."""
+"""Name of this object in the state."""
 _CUDA: Any = torch.cuda
 """Untyped: the stubs differ between builds of torch."""
 _NUMPY = "MT19937"
-"""The kind of NumPy's global generator, unless the script has set another one."""
+"""Kind of NumPy's global generator, unless the script has set a different one."""
 _NUMPY_WORDS = 624
 _DEVICE_BYTES = 64
-"""Room for the state of the device: CUDA has 16 bytes."""
+"""Room for the state of the device: CUDA uses 16 bytes."""
 
 
 class Generators:
-    """The generators of Python, NumPy, torch and this rank's device.
+    """The random number generators of Python, NumPy, torch and this rank's device.
 
-    The tensors have the same sizes in all processes with the same version of torch, whether NumPy
-    and a device are used or not: else the layout of snapshots would change during training.
+    The tensors have the same sizes in all processes with the same version of torch, whether or not
+    NumPy and a device are used; otherwise the layout of snapshots would change during training.
     """
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the tensors."""
+        """Return the states as tensors."""
         version, words, gauss = random.getstate()
         second, of_numpy = 0.0, [0] * (3 + _NUMPY_WORDS)
         numpy: Any = sys.modules.get("numpy")
@@ -324,7 +310,7 @@ class Generators:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the generators; nothing happens if the state is empty or of another version."""
+        """Set the generators; do nothing if the state is empty or from a different version."""
         sizes = {name: value.shape for name, value in self.state_dict().items()}
         if {name: getattr(value, "shape", None) for name, value in state.items()} != sizes:
             return

@@ -1,7 +1,7 @@
 """Replicas: each rank holds shards of ranks on other nodes, in case a host is lost.
 
 All ranks exchange the same step in the background over gloo: the newest one when all have finished
-the previous exchange. A slow network makes replicas rarer, but never delays training.
+the previous exchange. A slow network makes replicas less frequent, but never delays training.
 """
 
 import hashlib
@@ -31,10 +31,8 @@ class Replicas:
     def __init__(self, ranks: Ranks, mine: Snapshots, of_others: list[Snapshots]) -> None:
         """Create a gloo group. All ranks call it together.
 
-        Args:
-            ranks: of the job, >= 2.
-            mine: snapshots of this rank.
-            of_others: memory for replicas, one for each other rank; equally many on all ranks.
+        ``ranks`` has at least two ranks; ``of_others`` is memory for replicas, one entry for each
+        other rank whose shard this rank keeps, the same number on all ranks.
         """
         self._ranks, self._mine, self._of_others = ranks, mine, of_others
         self._group: Any = new_gloo_group()
@@ -43,9 +41,9 @@ class Replicas:
         self._has_failed = False
         self._is_begun = True
         self._is_sharded = True
-        """False once a snapshot was replicated on all ranks anyway: nothing is sent then."""
+        """False once a snapshot was the same on all ranks: then nothing is sent."""
         self.sending = self.complete = -1
-        """The step of the current exchange, and that of the last complete one; -1: none."""
+        """Steps of the current and of the last complete exchange; -1 if none."""
 
     @property
     def state(self) -> int:
@@ -57,19 +55,17 @@ class Replicas:
 
     @property
     def kept_steps(self) -> frozenset[int]:
-        """Steps whose snapshots must stay: a replica is useless without them."""
+        """Steps whose snapshots must be kept, because a replica is useless without them."""
         return frozenset((self.sending, self.complete))
 
     def fail(self) -> None:
-        """Stop: this rank takes no more snapshots."""
+        """Stop, because this rank takes no more snapshots."""
         self._has_failed = True
 
     def schedule(self, state: int, step: int) -> None:
-        """Schedule a step if all ranks are idle; ``start`` begins it. All ranks call it together.
+        """Schedule a step if all ranks are idle; ``start`` starts it. All ranks call it together.
 
-        Args:
-            state: the maximum of all ranks.
-            step: the newest one.
+        ``state`` is the maximum of all ranks.
         """
         if state != IDLE or step in (self.sending, self.complete) or not self._is_sharded:
             return
@@ -78,7 +74,7 @@ class Replicas:
         self.sending, self._is_begun = step, False
 
     def start(self) -> None:
-        """Begin the scheduled exchange; this rank's snapshot is complete, or has failed."""
+        """Start the scheduled exchange, after this rank's snapshot is complete or has failed."""
         if self.sending < 0 or self._is_begun:
             return
         self._is_begun = True
@@ -93,7 +89,7 @@ class Replicas:
         self._thread.start()
 
     def forget(self) -> None:
-        """Drop what was sent: another Checkpointer has used the buffers since."""
+        """Forget which steps were sent: another Checkpointer has used the buffers since."""
         self.wait()
         self.sending = self.complete = -1
 
@@ -174,14 +170,8 @@ def broadcast_replicated(
 ) -> SnapshotFile | None:
     """Broadcast a replicated state to the ranks that lack it. All ranks call it together.
 
-    Args:
-        ranks: of the job.
-        mine: snapshots of this rank.
-        step: of the state.
-        own: this rank's file of it, if any.
-
     Returns:
-        This rank's file; None, on all ranks: no rank has a replicated state of this step.
+        This rank's file; None on all ranks if no rank has a replicated state of this step.
     """
     has_it = own is not None and mine.is_replicated(step)
     source = ranks.minimum(ranks.rank if has_it else ranks.size)[0]
@@ -190,7 +180,7 @@ def broadcast_replicated(
     sent = own if source == ranks.rank else None
     described = _description(sent, mine, step).tolist() if sent is not None else (0, 0, 0)
     *lengths, generation = ranks.maximum(*described)
-    # A rank that has the state takes part in the broadcast with temporary memory.
+    # A rank that has the state joins the broadcast with temporary memory.
     file = own if own is not None else mine.receive(lengths[0], lengths[1])
     is_used = sent is not None or own is None
     data = file.all_bytes if is_used else torch.empty(sum(lengths), dtype=torch.uint8, device="cpu")
@@ -204,16 +194,10 @@ def broadcast_replicated(
 def fetch_shards(
     ranks: Ranks, mine: Snapshots, of_others: list[Snapshots], step: int
 ) -> SnapshotFile | None:
-    """Send each rank that lacks its shard of a step that of a replica. All ranks call it together.
-
-    Args:
-        ranks: of the job, >= 2.
-        mine: snapshots of this rank.
-        of_others: replicas on this rank.
-        step: of the shards.
+    """Send each rank that lacks its shard of a step a replica of it. All ranks call it together.
 
     Returns:
-        This rank's file; None, on all ranks: a shard exists nowhere.
+        This rank's file; None on all ranks if any shard is lost.
     """
     found = {rank: held for held in (*of_others, mine) for rank in held.ranks_of(step)}
     room = BUFFERS * (len(of_others) + 1)
@@ -248,6 +232,6 @@ def fetch_shards(
 
 
 def _description(file: SnapshotFile, held: Snapshots, step: int) -> torch.Tensor:
-    """Return the numbers that precede a file: its lengths, and its generation."""
+    """Return the numbers that precede a file: its lengths and its generation."""
     numbers = (file.data_bytes, file.layout_bytes, held.generation_of(step))
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -36,23 +36,18 @@ class SnapshotFile:
     """The file in one buffer."""
 
     def __init__(self, fd: int) -> None:
-        """Begin without content.
-
-        Args:
-            fd: of a memory file; the caller closes it.
-        """
+        """``fd`` is a memory file, which the caller closes."""
         self._fd = fd
         self.items: tuple[Item, ...] = ()
-        """Positions of the values."""
         self.description = Description()
-        """What turns this file, alone or with those of other ranks, into a checkpoint."""
+        """Turns this file, alone or with those of other ranks, into a checkpoint."""
         self._keys: tuple[str, ...] = ()
         self._views: list[torch.Tensor | None] = []
         self._pickles: list[bytes] = []
-        """Pickles of the values that are not tensors, as last written; empty: not known."""
+        """Pickles of the values that are not tensors, as last written; empty if unknown."""
         self._map: memoryview | None = None
         self._registration: Registration | None = None
-        """Of the memory with the GPU."""
+        """Registration of the memory with the GPU."""
         self.data_bytes = 0
         self.layout_bytes = 0
 
@@ -74,7 +69,7 @@ class SnapshotFile:
         """Return a value: a tensor that shares the file's memory, or an object.
 
         Raises:
-            pickle.UnpicklingError: an untrusted value is more than plain data.
+            pickle.UnpicklingError: If an untrusted value is more than plain data.
         """
         view, item = self._views[index], self.items[index]
         if item.dtype:
@@ -84,9 +79,9 @@ class SnapshotFile:
         return torch.load(data, weights_only=not is_trusted)
 
     def digests(self, names: Sequence[str]) -> list[int]:
-        """Return a digest of the values of each object, as this process has written them.
+        """Return a digest of the values of each object, as written by this process.
 
-        Of large tensors a sample counts.
+        Large tensors are sampled.
         """
         found = dict.fromkeys(names, 0)
         for item, key, view, data in zip(
@@ -101,7 +96,7 @@ class SnapshotFile:
     # --- writing ---------------------------------------------------------------------------------
 
     def values_of(self, flat: Mapping[str, Any]) -> list[Any] | None:
-        """Return the values of a flat state in the order of this file; None: it does not match."""
+        """Return the values of a flat state in the order of this file; None on a mismatch."""
         if len(flat) != len(self.items):
             return None
         found = []
@@ -116,12 +111,7 @@ class SnapshotFile:
         return found
 
     def is_equal(self, flat: Mapping[str, Any], *, except_for: str) -> bool:
-        """Return whether a flat state has the same bytes as this file.
-
-        Args:
-            flat: the flat state dict.
-            except_for: name of an object that is not compared.
-        """
+        """Return whether a flat state has the same bytes as this file, except for one object."""
         values = self.values_of(flat)
         return values is not None and all(
             pickled(value) == data if view is None else is_same_data(view, local(value))
@@ -136,13 +126,13 @@ class SnapshotFile:
 
         Args:
             values: from ``values_of``.
-            late: keys of tensors that may be copied in the background.
+            late: keys of tensors that can be copied in the background.
 
         Returns:
-            The background copy to run; None: all values are written.
+            The background copy to run; None if all values are written.
 
         Raises:
-            LayoutMismatchError: a value that is not a tensor does not fit its slot.
+            LayoutMismatchError: If a value that is not a tensor does not fit its slot.
         """
         if self._registration is not None:
             self._registration.wait()
@@ -174,7 +164,7 @@ class SnapshotFile:
         self._pickles[index] = data
 
     def overwrite(self, key: str, value: torch.Tensor) -> bool:
-        """Replace one tensor; return whether there is one of the same shape."""
+        """Replace a tensor; return whether there is one with this key and shape."""
         view = self._views[self._keys.index(key)] if key in self._keys else None
         if view is None or view.shape != value.shape:
             return False
@@ -188,16 +178,16 @@ class SnapshotFile:
         is_whole: bool = True,
         saved: Container[str] | None = None,
     ) -> None:
-        """Write a new file for a state, including all values.
+        """Write a new file for a nested state dict, including all values.
 
         Args:
-            state: a nested state dict.
-            is_whole: the state of all ranks is the same: add the metadata for this file alone.
+            is_whole: whether the state is the same on all ranks: adds the metadata for this file
+                alone.
             saved: names of the objects, the first ones in the state, that a checkpoint needs from
                 this file; None for all.
 
         Raises:
-            OSError: there is not enough memory.
+            OSError: If there is not enough memory.
         """
         planner = DefaultSavePlanner()
         planner.set_up_planner(dict(state), is_coordinator=True)
@@ -248,7 +238,7 @@ class SnapshotFile:
         """Replace the description; the values stay.
 
         Raises:
-            OSError: there is not enough memory.
+            OSError: If there is not enough memory.
         """
         items, layout = self.items, packed(self.items, description)
         pickles = self._pickles
@@ -265,7 +255,7 @@ class SnapshotFile:
         os.ftruncate(self._fd, 0)
 
     def drop(self) -> None:
-        """Drop what is known of the content: another object is about to change it."""
+        """Drop the cached state of the content, because another object is about to change it."""
         self._forget()
 
     def bytes_to_receive(self, data_bytes: int, layout_bytes: int) -> torch.Tensor:
@@ -292,9 +282,9 @@ class SnapshotFile:
         self.data_bytes, self.layout_bytes = data_bytes, layout_bytes
 
     def pin(self) -> None:
-        """Begin to register the memory with the GPU, if this process uses one, for faster copies.
+        """Start to register the memory with the GPU, if this process uses one, for faster copies.
 
-        It takes 0.02 to 0.1 s per GB, in the background: the next ``write`` waits for it.
+        It takes 0.02 to 0.1 s per GB, in the background; the next ``write`` waits for it.
         """
         if self._registration is None and self._map is not None:
             self._registration = register(self.all_bytes, self)
@@ -325,7 +315,7 @@ class SnapshotFile:
                 self._views.append(torch.empty(item.shape, dtype=dtype, device="cpu"))
 
     def _forget(self) -> None:
-        """Drop all views of the memory: they would keep it mapped."""
+        """Drop all views of the memory, which would keep it mapped."""
         self.unpin()
         self._views, self.items, self._keys, self._map = [], (), (), None
         self.description = Description()
@@ -333,7 +323,7 @@ class SnapshotFile:
 
 
 def is_same_data(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bytes: also if they are not numbers."""
+    """Return whether two tensors have the same bytes, including NaN."""
     first, second = (
         tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in (one, other)
     )

@@ -26,65 +26,56 @@ from .storage import one_line
 
 
 class Missing(IntEnum):
-    """Whether a rank has no shard of the newest snapshot."""
+    """Whether a rank lacks its shard of the newest snapshot."""
 
     NOTHING = 0
     THIS_ONE = 1
     """The copy of this step failed, or its body has left gradients."""
     ALL = 2
-    """This rank has no memory for snapshots: all ranks stop taking them."""
+    """This rank has no memory for snapshots, so all ranks stop taking them."""
 
 
 class StepReport(NamedTuple):
-    """Numbers of one rank, or the maximum of each over all ranks."""
+    """Values of one rank, or the maximum of each over all ranks."""
 
     snapshot_is_due: int = 0
-    """1: the time of ``snapshot_every`` has elapsed."""
+    """1 if the time of ``snapshot_every`` has elapsed."""
     checkpoint_is_due: int = 0
-    """1: the time of ``checkpoint_every`` has elapsed."""
+    """1 if the time of ``checkpoint_every`` has elapsed."""
     saver_is_busy: int = 0
-    """1: the previous checkpoint is still being written."""
+    """1 if the previous checkpoint is still being written."""
     notice: int = 0
-    """What the notice of the agent asks for: ``Notice.code``."""
+    """``Notice.code`` of the agent's notice."""
     loader: int = 0
-    """The settings that ``--auto-tune on`` wants (``worker/tuning_page.py``), of one rank only."""
+    """Settings for ``--auto-tune on`` (``worker/tuning_page.py``), from one rank only."""
     lacks_plan: int = 0
-    """1: the shards of the newest snapshot have no common metadata yet."""
+    """1 if the shards of the newest snapshot have no common metadata yet."""
     missing: int = Missing.NOTHING
 
 
 class SnapshotManager:
     """The snapshots of this rank, taken together with those of all other ranks.
 
-    A step is ``receive_reports`` (of the previous step), ``apply_reports``, ``take`` and
+    A step consists of ``receive_reports`` (of the previous step), ``apply_reports``, ``take`` and
     ``send_report``. Without memory from an agent it takes no snapshots, but still exchanges
-    reports: ranks agree on checkpoints and preemption with them.
+    reports, because ranks use them to agree on checkpoints and preemption.
     """
 
     def __init__(
         self, state: State, rank_state: RankState, ranks: Ranks, rank: int, *, overlap: bool
     ) -> None:
-        """Begin without memory.
-
-        Args:
-            state: of the script.
-            rank_state: what each rank has of its own.
-            ranks: of the job.
-            rank: of this process, as its agent knows it.
-            overlap: whether to copy in the background.
-        """
         self._state, self._flat_state = state, FlatState(state)
         self._rank_state = rank_state
         self._ranks, self._rank, self._overlaps = ranks, rank, overlap
         self._own: Snapshots | None = None
-        """None: snapshots are disabled."""
+        """None if snapshots are disabled."""
         self._of_others: list[Snapshots] = []
         self._replicas: Replicas | None = None
         self._background: Background | None = None
         self._pending: PendingMaximum | None = None
-        """The exchange of the reports of the last step."""
+        """Exchange of the last step's reports."""
         self._taken = -1
-        """The step of the newest snapshot."""
+        """Step of the newest snapshot."""
         self._has_warned = False
         """Whether the values of a first snapshot were examined."""
         self._is_new = False
@@ -92,17 +83,17 @@ class SnapshotManager:
         self._error = ""
         """Why this rank's copy of it failed."""
         self._is_left_out = False
-        """Whether this rank did not take it: its body has left gradients."""
+        """Whether this rank skipped it because the body has left gradients."""
         self._missing = Missing.NOTHING
         """``ALL`` when snapshots of this rank are disabled."""
         self.is_first_round = True
         """Whether this job cannot have written a checkpoint yet."""
         self.job_began = inf
-        """Time when the agent of this node was started, in seconds since the epoch."""
+        """Start time of this node's agent, in seconds since the epoch."""
         self.saver: SaverLink | None = None
-        """Writes checkpoints from snapshots; None: some rank has no saver."""
+        """Writes checkpoints from snapshots; None if any rank has no saver."""
         self.directory = ""
-        """The directory of the checkpoints."""
+        """Directory of the checkpoints."""
         self.owner = 0
         """Owner of the snapshots; 0 before memory is requested."""
         self._destination = Destination("", 0, at_breakpoint=False)
@@ -110,9 +101,8 @@ class SnapshotManager:
     def request_memory(self, destination: Destination, names: Iterable[str]) -> None:
         """Request memory from the agent of this node. All ranks call it together.
 
-        Args:
-            destination: where the saver writes checkpoints.
-            names: names of the objects in the state.
+        ``destination`` is where the saver writes checkpoints; ``names`` are the objects in the
+        state.
         """
         memory = request_memory(self._rank)
         owner = owner_of(destination.folder, names) if self._ranks.rank == 0 else 0
@@ -134,7 +124,7 @@ class SnapshotManager:
             self._replicas = Replicas(self._ranks, self._own, self._of_others)
 
     def _request_replica_memory(self) -> None:
-        """Request memory for shards of other ranks until some rank gets no more."""
+        """Request memory for shards of other ranks until any rank gets no more."""
         while True:
             memory = request_memory(self._rank, replica=len(self._of_others) + 1)
             found = None
@@ -159,10 +149,10 @@ class SnapshotManager:
     # --- one Checkpointer at a time --------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Begin or continue to take snapshots.
+        """Start or continue to take snapshots.
 
         Raises:
-            ValueError: If another Checkpointer of this process takes them.
+            ValueError: If another Checkpointer of this process is taking them.
         """
         if self._own is None or not TURN.begin(self, self._own):
             return
@@ -176,7 +166,7 @@ class SnapshotManager:
         TURN.end(self)
 
     def settle(self) -> None:
-        """Wait until the background copy has ended: another Checkpointer takes over."""
+        """Wait until the background copy has ended, before another Checkpointer takes over."""
         if self._background is not None:
             self._background.wait()
 
@@ -184,12 +174,12 @@ class SnapshotManager:
 
     @property
     def resume_step(self) -> int:
-        """The step from which all ranks can resume; -1: none."""
+        """Step from which all ranks can resume; -1 if none."""
         return self._own.resume_step if self._own is not None else -1
 
     @property
     def lacks_shards(self) -> bool:
-        """Whether an earlier round can have lost its steps: not all shards exist on these ranks."""
+        """Whether steps may be lost after a restart, because these ranks do not hold all shards."""
         is_restart = self._own is not None and not (self.is_first_round or TURN.has_trained)
         return is_restart and self.resume_step < 0 and self._state.is_sharded
 
@@ -197,7 +187,7 @@ class SnapshotManager:
         """Load the snapshot of a step; return whether all ranks could.
 
         Raises:
-            RuntimeError: an optimizer has other parameter groups than in the snapshot.
+            RuntimeError: If an optimizer has different parameter groups from the snapshot.
         """
         if self._own is None:
             return False
@@ -244,13 +234,13 @@ class SnapshotManager:
                 one.clear()
 
     def end_resuming(self) -> None:
-        """Mark the step to resume from as used: later Checkpointers of this owner have none."""
+        """Mark the step to resume from as used: later Checkpointers of this owner do not get it."""
         if self._own is not None:
             self._own.end_resuming()
 
     @property
     def other_directory(self) -> str:
-        """The directory of the state to resume from if that belongs to another; else empty."""
+        """Directory of the state to resume from if it belongs to another owner; else empty."""
         return self._own.other_directory if self._own is not None else ""
 
     # --- a step ----------------------------------------------------------------------------------
@@ -266,11 +256,7 @@ class SnapshotManager:
         return StepReport(*numbers[:count])
 
     def apply_reports(self, merged: StepReport) -> None:
-        """Discard the newest snapshot if a rank lacks its shard; make plans if one lacks them.
-
-        Args:
-            merged: from ``receive_reports``.
-        """
+        """Discard the newest snapshot if a rank lacks its shard; make plans if one lacks them."""
         if merged.missing and self._own is not None:
             self._own.forget(self._taken)
         if merged.missing == Missing.ALL:
@@ -279,12 +265,10 @@ class SnapshotManager:
             self._make_plans()
 
     def take(self, number: int, *, is_clean: bool) -> Callable[[], str] | None:
-        """Begin the snapshot of a step; return what completes it, for ``send_report``.
+        """Start the snapshot of a step; return the function that completes it, for ``send_report``.
 
-        Args:
-            number: completed steps.
-            is_clean: whether training can resume after the body of the step; otherwise this rank
-                takes no snapshot, and the others discard theirs.
+        ``is_clean``: whether training can resume after the body of the step; otherwise this rank
+        takes no snapshot, and the others discard theirs.
         """
         if self._replicas is not None:
             is_clean = self._ranks.all_true(is_clean)
@@ -300,7 +284,7 @@ class SnapshotManager:
         """Complete a snapshot, in the background if that is enabled, and send this rank's report.
 
         Args:
-            complete: from ``take``; None: there is nothing to complete.
+            complete: from ``take``; None if there is nothing to complete.
             own: the report, without the fields that depend on the completed snapshot.
         """
         TURN.has_trained = True
@@ -329,7 +313,8 @@ class SnapshotManager:
     def wait_for_copy(self) -> None:
         """Wait until the copy of the newest snapshot has ended.
 
-        After a first failure it is copied in the foreground, after a second one not at all.
+        After the first failure, copies run in the foreground; after the second, snapshots are
+        disabled.
         """
         if self._background is not None:
             self._background.wait()
@@ -343,7 +328,7 @@ class SnapshotManager:
             self._disable(why)
 
     def wait_for_replicas(self) -> None:
-        """Wait until this rank's shard was sent: a process that exits meanwhile may abort."""
+        """Wait until this rank's shard was sent; a process that exits before that can abort."""
         if self._replicas is not None:
             self._replicas.wait()
 
@@ -354,7 +339,7 @@ class SnapshotManager:
         return self._own is not None and self._own.has(number)
 
     def is_of_now(self, number: int) -> bool:
-        """Return whether the snapshot of a step is equal to the state of now, on all ranks."""
+        """Return whether the snapshot of a step equals the current state, on all ranks."""
         file = self._own.written(number) if self._own is not None else None
         is_equal = file is not None and file.is_equal(self._flat_state.collect(), except_for=RECORD)
         return self._ranks.all_true(is_equal)
@@ -365,18 +350,16 @@ class SnapshotManager:
             complete()
 
     def replace(self, number: int, key: str, value: torch.Tensor | None) -> None:
-        """Replace a tensor in the snapshot of a step; without room for it, take another one."""
+        """Replace a tensor in the snapshot of a step; if it does not fit, discard the snapshot."""
         if self._own is None or value is None or not self._own.has(number):
             return
         if not self._own.overwrite(number, key, value):
             self._own.forget(number)
 
     def replicate_now(self, number: int, *, for_other_size: bool = False) -> bool:
-        """Return whether other nodes hold this rank's state of a step, after sending it to them.
+        """Send this rank's state of a step to other nodes; return whether they hold it.
 
-        Args:
-            number: completed steps.
-            for_other_size: for another number of ranks, with which replicas do not count.
+        ``for_other_size``: for a different number of ranks, for which replicas cannot be used.
         """
         is_held = self._is_replicated(number)
         if self._replicas is not None and not for_other_size:
@@ -387,10 +370,10 @@ class SnapshotManager:
         return self._own is not None and self._own.is_replicated(number)
 
     def save(self, number: int) -> bool:
-        """Have the saver write the snapshot of a step, taking it if needed; return whether it does.
+        """Let the saver write the snapshot of a step, taking it if needed; return whether it does.
 
-        Of a replicated state, the saver of rank 0 writes one shard; of a sharded one, the saver of
-        each node writes the shards of its ranks.
+        For a replicated state, the saver of rank 0 writes one shard; for a sharded one, the saver
+        of each node writes the shards of its ranks.
         """
         self.take_now(number)
         is_there, is_replicated = map(
@@ -404,7 +387,7 @@ class SnapshotManager:
         return self._ranks.all_true(has_begun)
 
     def _is_planned(self, number: int) -> bool:
-        """Return whether the shards of a step have common metadata, after trying to make it."""
+        """Return whether the shards of a step have common metadata, after trying to build it."""
         if self._own is None:
             return False
         if not self._ranks.all_true(self._own.is_planned(number)):
@@ -412,7 +395,7 @@ class SnapshotManager:
         return self._ranks.all_true(self._own is not None and self._own.is_planned(number))
 
     def _make_plans(self) -> None:
-        """Have rank 0 build the metadata of all shards, for the newest snapshot and later ones."""
+        """Let rank 0 build the metadata of all shards, for the newest snapshot and later ones."""
         if self._own is None:
             return
         if self._replicas is not None:

@@ -1,4 +1,4 @@
-"""A rank's snapshots in buffers that survive the worker; one is always complete."""
+"""A rank's snapshots in buffers that outlive the worker; one is always complete."""
 
 import errno
 import mmap
@@ -34,7 +34,7 @@ from .values import has_shards
 Plan = tuple[SavePlan, Offsets, str]
 """A rank's plan, the offsets of its items, and the digest of the layout."""
 _MARGIN = 1.1
-"""Allowance for the rest of the files, and for training meanwhile."""
+"""Allowance for the rest of the files, and for memory that training allocates in the meantime."""
 _CHANGED = "weights or optimizer state were changed before the optimizer's next step"
 
 
@@ -44,15 +44,7 @@ class Snapshots:
     def __init__(
         self, memory: Memory, rank: int, world_size: int, owner: int, kinds: Kinds = SAME
     ) -> None:
-        """Use memory of the agent.
-
-        Args:
-            memory: from ``request_memory``.
-            rank: of this process.
-            world_size: number of ranks of the job.
-            owner: owner of the snapshots; other entries of the page stay until they are the oldest.
-            kinds: of the objects in the state.
-        """
+        """Use memory from the agent. Entries of other owners stay until they are the oldest."""
         self._kinds = kinds
         self._rank, self._world_size = rank, world_size
         self.owner = owner
@@ -60,43 +52,43 @@ class Snapshots:
         self._page = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
         self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
         self.saver = memory.saver
-        """Writes checkpoints from the buffers; None: nothing does."""
+        """Writes checkpoints from the buffers; None if there is no saver."""
         if self.saver is not None:
             self.saver.page = self._page
         self.beside: list[Snapshots] = []
-        """Replicas of other ranks' shards; they need memory too if the state is sharded."""
+        """Replicas of other ranks' shards, which need memory too if the state is sharded."""
         self._receiving = 0
         self._last: SnapshotFile | None = None
-        """The file of the last snapshot, if it is sharded."""
+        """File of the last snapshot, if it is sharded."""
         self._planned: tuple[Item, ...] = ()
-        """The layout for which all ranks made their plans."""
+        """Layout for which all ranks made their plans."""
         self._description = Description()
-        """Of the files of all ranks; only on rank 0."""
+        """Description of the files of all ranks; only on rank 0."""
         self.reader: threading.Thread | None = None
-        """A thread that sends one of the files to other nodes."""
+        """Thread that sends one of the files to other nodes."""
         self.generation = 0
-        """The generation of the newest snapshot; the ranks agree on it at the start."""
+        """Generation of the newest snapshot; the ranks agree on it at the start."""
         self.see_others()
 
     def see_others(self) -> None:
-        """Count the next snapshot as newer than all that are present, of any owner."""
+        """Make the next snapshot newer than all existing ones, of any owner."""
         present = (entry.generation for entry in self._entries if entry is not None)
         self.generation = max((self.generation, *present))
 
     @property
     def resume_step(self) -> int:
-        """The step from which all ranks resume; -1 if none, or one of another owner."""
+        """Step from which all ranks resume; -1 if none, or if it belongs to another owner."""
         is_of_it = self._memory.resume_owner in (0, self.owner)
         return self._memory.resume_step if is_of_it else -1
 
     def end_resuming(self) -> None:
-        """Mark the step to resume from as used: later Checkpointers of this owner have none."""
+        """Mark the step to resume from as used: later Checkpointers of this owner do not get it."""
         if self.resume_step >= 0:
             self._memory.resume_step = -1
 
     @property
     def other_directory(self) -> str:
-        """The directory of the state to resume from if that belongs to another; else empty."""
+        """Directory of the state to resume from if it belongs to another owner; else empty."""
         owner = self._memory.resume_owner
         if self._memory.resume_step < 0 or owner in (0, self.owner):
             return ""
@@ -108,11 +100,11 @@ class Snapshots:
         return [page.read(self._page, index) for index in range(len(self._files))]
 
     def _of(self, step: int) -> Iterator[tuple[int, page.Entry]]:
-        """Yield the buffers that have a step of this owner, and their entries."""
+        """Yield the buffers that hold a step of this owner, with their entries."""
         return ((index, entry) for index, entry in self._own_entries() if entry.step == step)
 
     def _own_entries(self) -> Iterator[tuple[int, page.Entry]]:
-        """Yield the buffers of this owner, and their entries."""
+        """Yield the buffers of this owner, with their entries."""
         for index, entry in enumerate(self._entries):
             if entry is not None and entry.owner == self.owner:
                 yield index, entry
@@ -128,27 +120,26 @@ class Snapshots:
         """Take a snapshot; the previous one stays valid in any case.
 
         Args:
-            step: completed steps.
             state: returns the nested state dict of this rank; called for a new layout only.
             flat: the flat state dict.
-            late: keys of tensors that may be copied in the background.
-            keep: steps whose snapshots must stay too.
+            late: keys of tensors that can be copied in the background.
+            keep: additional steps whose snapshots must be kept.
 
         Returns:
             A function that completes the snapshot, in any thread, and returns an error or an empty
-            string. None: the snapshot is complete.
+            string. None if the snapshot is complete.
 
         Raises:
-            OSError: there is not enough memory.
-            RuntimeError: torch cannot copy the state.
-            Exception: a value cannot be pickled.
+            OSError: If there is not enough memory.
+            RuntimeError: If torch cannot copy the state.
+            Exception: If a value cannot be pickled.
         """
         index, newest = self._next(keep)
         file, other = self._files[index], self._files[newest]
         is_replicated = not self._has_shards(flat)
         page.write(self._page, index, None)
         if other is not file:
-            other.pin()  # it is complete, whether restored or written, and is written next
+            other.pin()  # it is complete, whether restored or written, and will be written next
         copy = None
         try:
             values = file.values_of(flat)
@@ -187,7 +178,7 @@ class Snapshots:
         return file is not None and file.overwrite(key, value)
 
     def forget(self, step: int) -> None:
-        """Discard the snapshot of a step: some ranks have none."""
+        """Discard the snapshot of a step, which some ranks do not have."""
         for index, _ in self._of(step):
             page.write(self._page, index, None)
 
@@ -224,7 +215,7 @@ class Snapshots:
         """Check that there is memory for all buffers of all ranks of this node.
 
         Raises:
-            OSError: there is not enough.
+            OSError: If there is not enough memory.
         """
         beside = self.beside if self._has_shards(flat) else []
         copies = 2 + (2 + 2 * len(beside) if beside else 0)
@@ -242,7 +233,7 @@ class Snapshots:
             )
 
     def written(self, step: int) -> SnapshotFile | None:
-        """Return the file of a step that this process has written; None: there is none."""
+        """Return the file of a step that this process has written; None if there is none."""
         files = (self._files[index] for index, _ in self._of(step))
         return next((file for file in files if file.data_bytes), None)
 
@@ -251,7 +242,7 @@ class Snapshots:
         return [one.rank for _, one in self._of(step) if one.world_size == self._world_size]
 
     def find(self, step: int, rank: int | None = None) -> SnapshotFile | None:
-        """Return the file of a step, of this rank or another; None: it is not here."""
+        """Return the file of a step, of this rank or another; None if it is not in this memory."""
         wanted = (self._world_size, self._rank if rank is None else rank)
         for index, entry in self._of(step):
             if entry.is_replicated or (entry.world_size, entry.rank) == wanted:
@@ -280,11 +271,7 @@ class Snapshots:
     def received(self, step: int, *, rank: int, is_replicated: bool, generation: int) -> None:
         """Mark the file of ``receive`` as complete.
 
-        Args:
-            step: completed steps.
-            rank: rank of the shard.
-            is_replicated: whether it is the state of all ranks.
-            generation: generation of the snapshot where it was taken.
+        ``generation`` is that of the snapshot on the rank that took it.
         """
         self.generation = max(self.generation, generation)
         self._write_entry(self._receiving, generation, step, rank=rank, is_replicated=is_replicated)
@@ -294,7 +281,7 @@ class Snapshots:
         return max((entry.generation for _, entry in self._of(step)), default=0)
 
     def forget_others(self) -> None:
-        """Discard shards of other ranks: they have them now."""
+        """Discard shards of other ranks, which now have them."""
         for index, entry in self._own_entries():
             if not entry.is_replicated and entry.rank != self._rank:
                 page.write(self._page, index, None)
@@ -319,12 +306,7 @@ class Snapshots:
         return self._last is not None and self._last.items != self._planned
 
     def plan(self, state: Mapping[str, Any], flat: Mapping[str, Any]) -> Plan | None:
-        """Return this rank's plan for rank 0; None: the last snapshot does not match the state.
-
-        Args:
-            state: the nested state dict of this rank.
-            flat: the flat state dict.
-        """
+        """Return this rank's plan for rank 0; None if the last snapshot has a different layout."""
         if self._last is None:
             return None
         self._planned, self._description = self._last.items, Description()
@@ -337,8 +319,8 @@ class Snapshots:
     def _by_owner(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], AbstractSet[str] | None]:
         """Return a nested state dict, and the objects that a checkpoint needs from this rank.
 
-        These are the first ones: those of which each rank has its own or a part. On rank 0 they are
-        all, which is None: a checkpoint has objects that are the same on all ranks once.
+        These objects come first: local ones, and ones of which this rank has a part. On rank 0 they
+        are all (None), because a checkpoint contains objects that are the same on all ranks once.
         """
         mine = {n: v for n, v in state.items() if n in self._kinds.local or has_shards(v)}
         return {**mine, **state}, None if self._rank == 0 else mine.keys()
@@ -346,9 +328,7 @@ class Snapshots:
     def use_plans(self, plans: list[Plan | None], step: int) -> None:
         """Build the metadata of all shards on rank 0, for the newest snapshot and later ones.
 
-        Args:
-            plans: of all ranks; empty on other ranks.
-            step: of the newest snapshot, which is complete.
+        ``plans`` is empty on other ranks; ``step`` is the newest snapshot, which is complete.
         """
         known = [plan for plan in plans if plan is not None]
         if not known or len(known) < len(plans):
@@ -379,7 +359,7 @@ class Snapshots:
             page.write(self._page, index, None)
 
     def let_go(self) -> None:
-        """Wait until nothing reads the buffers, and drop what is known of their content.
+        """Wait until nothing reads the buffers, and drop the cached state of their content.
 
         Another Checkpointer of this process is about to write them.
         """
@@ -398,7 +378,7 @@ class Snapshots:
         self._files, self._last = [], None
 
     def _has_shards(self, flat: Mapping[str, Any]) -> bool:
-        """Return whether the state of this rank is not that of all ranks."""
+        """Return whether the state of this rank differs from that of all ranks."""
         return self._kinds.has_local or any(isinstance(value, DTensor) for value in flat.values())
 
     def _now_holds(self, index: int, step: int, *, is_replicated: bool) -> None:

@@ -33,7 +33,7 @@ from .rank_state import RESERVED
 from .snapshot_file import SnapshotFile
 
 _EXTRA = "_extra_state"
-"""How the keys of ``get_extra_state`` end: of what it returns, everything may change."""
+"""Suffix of the keys of ``get_extra_state``, whose values can change in any way."""
 _SAMPLER_HINT = "; a sampler of torch does not save its position, ElasticBatches does"
 Select = Callable[[dict[str, Any]], Container[str]]
 
@@ -47,12 +47,12 @@ class State:
         """Check the objects.
 
         Args:
-            objects: of the script; also dictionaries and lists of plain values.
-            hidden: objects of ft-run, with names that begin with ``RESERVED``.
+            objects: objects of the script, including dictionaries and lists of plain values.
+            hidden: objects of ft-run, whose names start with ``RESERVED``.
 
         Raises:
-            TypeError: one lacks these methods, or uses FSDP1, whose state has no DTensors.
-            ValueError: there are no objects, or a name is invalid.
+            TypeError: If an object lacks these methods, or uses FSDP1, whose state has no DTensors.
+            ValueError: If there are no objects, or a name is invalid.
         """
         if not objects:
             raise ValueError(
@@ -93,7 +93,7 @@ class State:
         }
         self.objects = {**objects, **hidden}
         self.kinds = SAME
-        """Which objects each rank has of its own."""
+        """Which objects are local to each rank."""
         modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
         candidates = [*modules.values(), _combined(modules)]
         self.optimizers: dict[str, OptimizerState] = {}
@@ -109,8 +109,7 @@ class State:
     def collect(self, *, only: frozenset[str] | None = None) -> dict[str, Any]:
         """Return the nested state dict, which shares the memory of the objects.
 
-        Args:
-            only: collect only the objects with these names; None: all.
+        ``only`` limits it to the objects with these names.
         """
         found: dict[str, Any] = {}
         for name, value in self.objects.items():
@@ -125,7 +124,7 @@ class State:
         return found
 
     def apply(self, state: Mapping[str, Any], skipped: Container[str] = ()) -> None:
-        """Load a nested state dict into the objects, without some."""
+        """Load a nested state dict into the objects, except for ``skipped``."""
         for name, value in self.objects.items():
             if name in skipped:
                 continue
@@ -140,7 +139,7 @@ class State:
                 value.load_state_dict(mine)
 
     def resume(self, step: int) -> None:
-        """Let arguments of batches that have changed hold from a step on."""
+        """Apply changed arguments of batches from a step on."""
         for optimizer in self.optimizers.values():
             optimizer.begin()
         for value in self.objects.values():
@@ -148,12 +147,7 @@ class State:
                 value.resume(step)
 
     def warn_of_new_groups(self, step: int, *, is_logging: bool) -> None:
-        """Log which optimizers have got parameters since the last call.
-
-        Args:
-            step: completed steps.
-            is_logging: whether this rank prints the warning.
-        """
+        """Log which optimizers have received parameters since the last call."""
         for name, optimizer in self.optimizers.items():
             if optimizer.has_grown() and is_logging:
                 log(
@@ -163,7 +157,7 @@ class State:
                 )
 
     def data_rank(self, rank: int) -> int:
-        """Return the rank of data parallelism, which a mesh of batches in the state may know."""
+        """Return the data-parallel rank, from the mesh of batches in the state if they have one."""
         for value in self.objects.values():
             if isinstance(value, ElasticBatches):
                 return value.rank
@@ -173,27 +167,25 @@ class State:
         """Compare the parameter groups of a nested state dict with those of the script.
 
         Raises:
-            ParameterGroupsError: an optimizer has others.
+            ParameterGroupsError: If an optimizer has different ones.
         """
         for name, optimizer in self.optimizers.items():
             saved = nested.get(name, {})
             groups = saved.get("param_groups", [])
             for path, *_ in saved.get(KEYS, []):
-                if path[0] == "param_groups" and len(path) == 3:  # maybe empty, so not saved
+                if path[0] == "param_groups" and len(path) == 3:  # may be empty, so not saved
                     groups[path[1]].setdefault(path[2], {})
             optimizer.check_groups(groups)
 
     def prepare(self, saved: Sequence[Saved], *, is_local: bool) -> dict[str, Any]:
         """Return a flat state dict to load into: the tensors of modules and their optimizers.
 
-        Args:
-            saved: the values that were saved.
-            is_local: whether the shapes of sharded tensors are those of this rank's parts.
+        ``is_local``: whether the shapes of sharded tensors are those of this rank's parts.
 
         Raises:
-            LayoutMismatchError: a value was saved that the script does not have.
+            LayoutMismatchError: If a value was saved that the script does not have.
         """
-        # The state dict of another object may cost much: a StatefulDataLoader starts its workers.
+        # Other objects' state dicts can be expensive: a StatefulDataLoader starts its workers.
         modules = {n for n, value in self.objects.items() if isinstance(value, nn.Module)}
         nested = self.collect(only=frozenset(modules))
         extra = {name: {k: v for k, v in nested[name].items() if _is_extra(k)} for name in modules}
@@ -213,11 +205,7 @@ class State:
         return found
 
     def find_kinds(self, ranks: Ranks, local: Collection[str]) -> None:
-        """Find out which objects each rank has of its own. All ranks call it together.
-
-        Args:
-            ranks: of the job.
-            local: names of such objects.
+        """Determine which objects are local to each rank. All ranks call it together.
 
         Raises:
             TypeError: If ``local`` is not a list of names.
@@ -238,18 +226,18 @@ class State:
         self.kinds = find_kinds(ranks, parameters, optimizers, local)
 
     def has_groups(self, path: Path) -> bool:
-        """Return whether a value has to do with the parameter groups of an optimizer."""
+        """Return whether a value belongs to the parameter groups of an optimizer."""
         return path[0] in self.optimizers and path[1] in ("param_groups", KEYS)
 
     def is_free(self, path: Path) -> bool:
-        """Return whether the script need not have a value as it was saved: any may come."""
+        """Return whether a value can differ from the one in the script, or be absent there."""
         name = str(path[0])
         if isinstance(self.objects.get(name), nn.Module):
             return _is_extra(path[1])
         return name in self.objects
 
     def _is_expected(self, name: str) -> bool:
-        """Return whether another rank may have saved an object that this one does not have."""
+        """Return whether another rank can have saved an object that this one does not have."""
         return name.startswith(RESERVED) or self.kinds.exists(name)
 
     def _is_of_torch(self, name: str) -> bool:
@@ -276,7 +264,7 @@ class State:
         return frozenset(name for name in modules if name not in apart)
 
     def collect_buffers(self) -> dict[str, dict[str, Any]]:
-        """Return the buffers and the extra state of shared modules: they may differ among ranks.
+        """Return the buffers and the extra state of shared modules, which can differ between ranks.
 
         Buffers that DDP broadcasts before each forward pass are left out.
         """
@@ -286,8 +274,8 @@ class State:
         """Check a snapshot against the objects; ``Loading.finish`` then loads it.
 
         Raises:
-            LayoutMismatchError: it belongs to other objects.
-            ParameterGroupsError: an optimizer has other parameter groups.
+            LayoutMismatchError: If it belongs to other objects.
+            ParameterGroupsError: If an optimizer has different parameter groups.
         """
         saved = {item.key: item for item in file.items}
         values: dict[str, Any] = {}
@@ -330,11 +318,7 @@ class Loading:
 
     @torch.no_grad()
     def finish(self, select: Select = lambda _: ()) -> None:
-        """Load the snapshot into the objects.
-
-        Args:
-            select: may replace values, and returns the names of objects to leave out.
-        """
+        """Load the snapshot; ``select`` may replace values, and returns the objects to skip."""
         nested: dict[str, Any] = {}
         for index, item in enumerate(self._file.items):
             value = self._values.get(item.key)
@@ -352,18 +336,16 @@ def _is_extra(key: Any) -> bool:
 
 
 def names_in(module: nn.Module, expected: Container[str]) -> dict[str, str]:
-    """Return DCP's name of each value of a module, by its own name.
+    """Return DCP's name (in ``expected``) of each value of a module, by the module's own name.
 
-    Args:
-        module: may have the wrappers of DDP and ``torch.compile``.
-        expected: the names of DCP.
+    The module can have the wrappers of DDP and ``torch.compile``.
     """
     keys = list(module.state_dict())
     return {key: key if key in expected else _unwrapped(module, key) for key in keys}
 
 
 def _unwrapped(module: nn.Module, key: str) -> str:
-    """Return the name of a value without the parts that stand for wrappers."""
+    """Return the name of a value without the parts of wrappers."""
     parts, here = [], module
     for part in key.split("."):
         is_ddp = part == "module" and isinstance(here, DistributedDataParallel)

@@ -1,12 +1,12 @@
-"""Storage of checkpoints: each becomes visible as a whole or not at all.
+"""Storage of checkpoints, each of which becomes visible as a whole or not at all.
 
-Workers and the saver of ft-run use it. It does not import torch.
+Used by workers and by ft-run's saver; does not import torch.
 
-In a folder, a checkpoint has a temporary name until it is complete and while it is removed.
-Behind a URL (fsspec) there is no atomic rename: there a checkpoint is complete if it has the
-metadata file, which is written last and removed first. Several nodes that write one checkpoint
-coordinate by markers next to it. Temporary names contain the tag of the job that uses them: another
-job removes them only when they are old.
+In a directory, a checkpoint has a temporary name until it is complete and while it is removed.
+Behind a URL (fsspec) there is no atomic rename: a checkpoint is complete if it has the metadata
+file, which is written last and removed first. If several nodes write one checkpoint, they
+coordinate by markers next to it. Temporary names contain the tag of their job: another job removes
+them only when they are old.
 """
 
 import re
@@ -25,12 +25,12 @@ METADATA = ".metadata"
 """The metadata file of ``torch.distributed.checkpoint``."""
 UNFINISHED = ".writing"
 CORRUPT = ".corrupt"
-"""The suffix of a checkpoint that was found to be damaged; behind a URL, of its metadata file."""
+"""Suffix of a damaged checkpoint; behind a URL, of its metadata file."""
 OLD_S = 3600.0
-"""Temporary files of other jobs are removed when nothing was written to them for this time."""
+"""Temporary files of other jobs are removed if they were not written to for this time."""
 _MARKS = "marks"
 NAME = re.compile(r"step-(\d{8,18})")
-"""The name of a checkpoint; longer numbers are no steps."""
+"""Name of a checkpoint; a longer number is not a step."""
 _LEFTOVER = re.compile(
     r"\.step-(\d{8,18})(?:\.([\w-]+))?\.(?:writing|removing|marks)|\.latest(?:\.([\w-]+))?\.writing"
 )
@@ -40,7 +40,7 @@ ReadPart = Callable[[int, int], BinaryIO]
 
 
 class Storage(ABC):
-    """The checkpoints of one job, in a folder that need not exist yet."""
+    """The checkpoints of one job, in a directory that need not exist yet."""
 
     def __init__(self, root: str, tag: str) -> None:
         self._root, self._tag = root, tag
@@ -81,15 +81,13 @@ class Storage(ABC):
 
     @abstractmethod
     def path(self, step: int) -> str:
-        """Return where the checkpoint of a step is, or will be."""
+        """Return the path of the checkpoint of a step, which need not exist."""
 
     @abstractmethod
     def draft(self, step: int, attempt: str = "") -> str:
         """Return where to write a checkpoint before ``publish``.
 
-        Args:
-            step: of the checkpoint.
-            attempt: distinguishes concurrent writers of this job; letters, digits and dashes.
+        ``attempt`` distinguishes concurrent writers of this job: letters, digits and dashes.
         """
 
     def begin(self, draft: str) -> None:
@@ -101,22 +99,14 @@ class Storage(ABC):
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         """Write a file of a checkpoint; it is durable when this returns.
 
-        Args:
-            draft: from ``draft``.
-            name: of the file.
-            write: called with an object that has ``write``; may be called again.
+        ``write`` is called with an object that has ``write``; it can be called again.
         """
 
     def publish(self, step: int, draft: str, keep: int) -> str:
         """Make a checkpoint visible and the latest; remove old ones, and leftovers up to it.
 
-        Args:
-            step: of the checkpoint.
-            draft: from ``draft``.
-            keep: number of checkpoints to keep.
-
         Returns:
-            Why an old checkpoint could not be removed, empty if all were.
+            Why an old checkpoint could not be removed; empty if all were.
         """
         self._make_latest(step, draft)
         warning = self._retire_old(step, keep)
@@ -124,7 +114,7 @@ class Storage(ABC):
         return warning
 
     def _retire_old(self, step: int, keep: int) -> str:
-        """Remove old checkpoints; return why one of them could not be removed, or nothing."""
+        """Remove old checkpoints; return why one could not be removed, or an empty string."""
         others: list[int] = []
         why = self._try(self._root, lambda: others.extend(self.steps()))
         others = sorted(other for other in others if other < step)
@@ -135,10 +125,10 @@ class Storage(ABC):
 
     @staticmethod
     def _try(at: str, action: Callable[[], object]) -> str:
-        """Return the path and the error of an action that failed, or nothing."""
+        """Return the path and the error of an action that failed, or an empty string."""
         try:
             action()
-        except Exception as error:  # whatever a file system of fsspec raises
+        except Exception as error:  # any exception of an fsspec file system
             return f"{at}: {one_line(error)}"
         return ""
 
@@ -147,14 +137,7 @@ class Storage(ABC):
         self._remove(draft)
 
     def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
-        """Write a marker for the other writers; it is durable when this returns.
-
-        Args:
-            step: of the checkpoint.
-            attempt: of the draft.
-            name: of the marker.
-            data: content of the marker.
-        """
+        """Write a marker for the other writers; it is durable when this returns."""
         folder = self._marks(step, attempt)
         self._make(folder)
         self.put(folder, name, of_bytes(data))
@@ -166,7 +149,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read_mark(self, step: int, attempt: str, name: str) -> bytes:
-        """Return the content of a marker; it may be truncated while it is written."""
+        """Return the content of a marker; it can be truncated while it is being written."""
 
     def unmark(self, step: int, attempt: str) -> None:
         """Remove all markers of an attempt."""
@@ -177,8 +160,8 @@ class Storage(ABC):
         return [int(match[1]) for match in matches if match]
 
     def _clean(self, until: int | None) -> None:
-        """Remove the leftovers of steps up to ``until``, of all steps if it is None."""
-        with suppress(Exception):  # the checkpoint is complete: the next one tries again
+        """Remove the leftovers of steps up to ``until``; of all steps if it is None."""
+        with suppress(Exception):  # the checkpoint is complete, and the next one tries again
             for name in self._names(self._root):
                 match = _LEFTOVER.fullmatch(name)
                 if match is not None and (until is None or int(match[1] or 0) <= until):
@@ -186,7 +169,7 @@ class Storage(ABC):
                     self._discard(name, is_own=is_own)
 
     def _discard(self, name: str, *, is_own: bool) -> None:
-        """Remove a leftover of this job, or one that nothing was written to for a long time."""
+        """Remove a leftover of this job, or one that was not written to for a long time."""
         with suppress(Exception):  # read-only storage
             at = f"{self._root}/{name}"
             if is_own or time.time() - self._written_at(at) > OLD_S:
@@ -201,19 +184,19 @@ class Storage(ABC):
 
     @abstractmethod
     def _make(self, folder: str) -> None:
-        """Create a folder and those above it, unless they exist."""
+        """Create a directory and its parents, unless they exist."""
 
     @abstractmethod
     def _is_complete(self, step: int) -> bool:
         """Return whether a checkpoint that was begun has all its files."""
 
     def _unfinished(self) -> list[int]:
-        """Return the steps of unfinished checkpoints that have their names already."""
+        """Return the steps of unfinished checkpoints that already have their final names."""
         return []
 
     @abstractmethod
     def _written_at(self, at: str) -> float:
-        """Return when a folder or the newest file in it was written, in seconds since the epoch."""
+        """Return when a directory was last written, in seconds since the epoch."""
 
     @abstractmethod
     def _make_latest(self, step: int, draft: str) -> None:
@@ -225,20 +208,20 @@ class Storage(ABC):
 
     @abstractmethod
     def _names(self, at: str) -> Sequence[str]:
-        """Return the names in a folder; none if there is no such folder."""
+        """Return the names in a directory; empty if it does not exist."""
 
     @abstractmethod
     def _delete(self, at: str) -> None:
-        """Remove a folder or file, in one attempt."""
+        """Remove a directory or file, in one attempt."""
 
     def _remove(self, at: str) -> None:
-        """Remove a folder or file, if there is one."""
+        """Remove a directory or file, if it exists."""
         with suppress(FileNotFoundError):
             self._delete(at)
 
 
 def file_of(rank: int) -> str:
-    """Return DCP's name of the file of a rank."""
+    """Return DCP's name for the file of a rank."""
     return f"__{rank}_0.distcp"
 
 
@@ -265,14 +248,14 @@ _POLL_S = 0.5
 
 
 class StorageTimeoutError(Exception):
-    """Raised when storage made no progress within the time-out."""
+    """Raised if storage made no progress within the time-out."""
 
 
 class StorageTimeout:
-    """How long storage may go without progress."""
+    """How long storage may make no progress."""
 
     def __init__(self, limit_s: float | None) -> None:
-        """Set the limit; None: no limit."""
+        """``limit_s`` is None for no limit."""
         self.limit_s = limit_s
 
     def wait(self, is_done: Callable[[float], bool], progress: Callable[[], int]) -> None:
@@ -283,7 +266,7 @@ class StorageTimeout:
             progress: returns a number that changes with each progress.
 
         Raises:
-            StorageTimeoutError: no progress within the limit.
+            StorageTimeoutError: If there was no progress within the limit.
         """
         seen, since = progress(), time.monotonic()
         while not is_done(_POLL_S):
@@ -300,11 +283,6 @@ class StorageThread:
     """Runs storage operations one after the other, in daemon threads that can be abandoned."""
 
     def __init__(self, timeout: StorageTimeout) -> None:
-        """Start no thread yet.
-
-        Args:
-            timeout: of each operation.
-        """
         self._timeout = timeout
         self._is_done = threading.Event()
         self._is_done.set()
@@ -312,7 +290,7 @@ class StorageThread:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an abandoned operation still runs."""
+        """Whether an abandoned operation is still running."""
         return not self._is_done.is_set()
 
     def tick(self) -> None:
@@ -323,8 +301,8 @@ class StorageThread:
         """Run an operation after an abandoned one has ended, and wait for it.
 
         Raises:
-            StorageTimeoutError: no progress within the limit.
-            Exception: what the operation raises.
+            StorageTimeoutError: If there was no progress within the limit.
+            Exception: Any exception of the operation.
         """
         self._wait()
         self._is_done = is_done = threading.Event()
@@ -349,13 +327,7 @@ class StorageThread:
 
 @contextmanager
 def log_while_waiting(what: str, limit_s: float | None, *, is_enabled: bool) -> Iterator[None]:
-    """Log periodically what is being waited for, while the ``with`` block runs.
-
-    Args:
-        what: is waited for.
-        limit_s: the time-out of the storage; None: no limit.
-        is_enabled: whether this process logs it.
-    """
+    """Log periodically what this process waits for, while the ``with`` block runs."""
     if not is_enabled:
         yield
         return
@@ -380,7 +352,7 @@ def log_while_waiting(what: str, limit_s: float | None, *, is_enabled: bool) -> 
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration for people, e.g. ``1 min 30 s``."""
+    """Return a duration for display, e.g. ``1 min 30 s``."""
     minutes, rest = divmod(round(seconds, 1 if seconds < 1 else None), 60)
     words = [f"{minutes:.0f} min"] if minutes else []
     return " ".join([*words, f"{rest:g} s"] if rest or not words else words)

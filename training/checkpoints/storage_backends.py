@@ -24,11 +24,11 @@ from .storage import (
 )
 
 _SYNC_BYTES = 1 << 30
-"""A large file is synced after each of these many bytes."""
+"""A large file is synced each time this many bytes were written."""
 
 
 class LocalStorage(Storage):
-    """Checkpoints in a folder."""
+    """Checkpoints in a directory."""
 
     def __init__(self, folder: "str | os.PathLike[str]", tag: str = "") -> None:
         super().__init__(str(Path(folder)), tag)
@@ -73,7 +73,7 @@ class LocalStorage(Storage):
         os.makedirs(folder, exist_ok=True)
 
     def _is_complete(self, step: int) -> bool:
-        """Return whether it has its name; anything but a folder is none, or a link to one."""
+        """Return whether it has its final name, as a directory or a link."""
         path = self.path(step)
         return os.path.isdir(path) or os.path.islink(path)
 
@@ -105,7 +105,7 @@ class LocalStorage(Storage):
             return []
 
     def _delete(self, at: str) -> None:
-        if os.path.isdir(at) and not os.path.islink(at):  # a link goes, what it points to stays
+        if os.path.isdir(at) and not os.path.islink(at):  # remove a link, not its target
             shutil.rmtree(at)
         else:
             os.unlink(at)
@@ -113,7 +113,7 @@ class LocalStorage(Storage):
 
 def _write_file(folder: Path, name: str, write: "Callable[[Any], object]", tag: str) -> None:
     """Write a file under a temporary name, and rename it when it is durable."""
-    # Each process has its own; it does not matter whose file wins.
+    # Each process has its own name; it does not matter whose file is kept.
     own = "-".join(filter(None, (tag, str(os.getpid()))))
     hidden = folder / f".{name.removeprefix('.')}.{own}{UNFINISHED}"
     try:
@@ -198,7 +198,7 @@ class UrlStorage(Storage):
         """Find the file system.
 
         Raises:
-            ValueError: fsspec is not installed, or does not support the URL.
+            ValueError: If fsspec is not installed, or does not support the URL.
         """
         install = "pip install 'ft-run[storage]'"
         try:
@@ -262,7 +262,6 @@ class UrlStorage(Storage):
         return [s for s in begun if not self._is_complete(s) and not self._is_corrupt(s)]
 
     def _is_corrupt(self, step: int) -> bool:
-        """Return whether a checkpoint was set aside."""
         at = f"{self._root}/{name_of(step)}/{METADATA}{CORRUPT}"
         return bool(_retry(lambda: self._fs.exists(at)))
 
@@ -322,16 +321,14 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
 def is_url(folder: str) -> bool:
-    """Return whether a folder is a URL for fsspec."""
+    """Return whether a path is a URL for fsspec."""
     return _URL.match(folder) is not None
 
 
 def open_storage(folder: str, tag: str = "") -> Storage:
-    """Return the checkpoints in a folder, or under a URL.
+    """Return the checkpoints in a directory, or under a URL.
 
-    Args:
-        folder: path or URL.
-        tag: of this job, in temporary names.
+    ``tag`` is this job's tag in temporary names.
 
     Raises:
         ValueError: If fsspec is not installed, or does not support the URL.

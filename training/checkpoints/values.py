@@ -1,4 +1,4 @@
-"""Values in the state as bytes and as digests: equal bits have equal digests, wherever they are."""
+"""Values in the state as bytes and as digests: equal bits have equal digests on any device."""
 
 import ctypes
 import io
@@ -16,17 +16,17 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .copying import local
 
 _SAMPLED_BYTES = 1 << 20
-"""Of larger tensors, evenly spaced elements stand for all where a digest need not be exact."""
+"""In larger tensors, evenly spaced elements are sampled if a digest need not be exact."""
 _SAMPLES = 1024
 _HEADER = struct.Struct("<8sIQQ")
-"""Magic, checksum of what follows, its length, and the length of its head (JSON)."""
+"""Magic, checksum of the rest, its length, and the length of its head (JSON)."""
 _MAGIC = b"ftrranks"
 SLOT_KEY = "ft_run_ranks.values"
-"""The flat key of the packed values."""
+"""Flat key of the packed values."""
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield the values of nested dictionaries, lists and tuples, and the keys."""
+    """Yield the keys and values of nested dictionaries, lists and tuples."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield key
@@ -39,11 +39,9 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def digest_of(values: Iterable[Any], *, is_exact: bool = True) -> int:
-    """Return a digest of 32 bits of plain values and tensors.
+    """Return a digest of 32 bits of plain values and tensors from ``leaves``.
 
-    Args:
-        values: from ``leaves``.
-        is_exact: whether to read all of large tensors, instead of a sample.
+    Large tensors are sampled unless ``is_exact``.
     """
     found = 0
     for value in values:
@@ -52,15 +50,15 @@ def digest_of(values: Iterable[Any], *, is_exact: bool = True) -> int:
 
 
 def has_shards(value: Any) -> bool:
-    """Return whether a nested state dict has a DTensor: its parts differ, but not by mistake."""
+    """Return whether a nested state dict has a DTensor, whose parts differ by design."""
     return any(isinstance(one, DTensor) for one in leaves(value))
 
 
 def pickled(value: Any) -> bytes:
     """Return the pickle of a value, the same on all ranks for equal values of plain types.
 
-    Without the memo of ``pickle.dumps`` it does not depend on which parts are the same object. The
-    order of a set depends on the process.
+    Without the memo of ``pickle.dumps``, it does not depend on which parts are the same object.
+    Sets are sorted, because their order depends on the process.
     """
     if type(value) in (set, frozenset):
         value = (type(value).__name__, sorted(value, key=repr))
@@ -91,24 +89,16 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def packed(step: int, payloads: Sequence[bytes]) -> bytes:
-    """Return the payloads of all ranks, by rank, as one.
-
-    Args:
-        step: completed steps.
-        payloads: from ``serialized``.
-    """
+    """Pack the payloads of all ranks, by rank, which come from ``serialized``."""
     head = json.dumps({"step": step, "lengths": [len(one) for one in payloads]}).encode()
     data = b"".join([head, *payloads])
     return _HEADER.pack(_MAGIC, zlib.crc32(data), len(data), len(head)) + data
 
 
 def unpacked(slot: torch.Tensor, step: int, rank: int) -> dict[str, Any]:
-    """Return the payload of a rank; empty: there is none of this step.
+    """Return the payload of a rank; empty if there is none of this step.
 
-    Args:
-        slot: begins with the bytes of ``packed``.
-        step: completed steps.
-        rank: whose payload is wanted.
+    ``slot`` starts with the bytes of ``packed``.
     """
     whole = bytes_of(slot)
     magic, checksum, length, head_length = _HEADER.unpack_from(whole)
@@ -122,7 +112,7 @@ def unpacked(slot: torch.Tensor, step: int, rank: int) -> dict[str, Any]:
     payload = io.BytesIO(data[begin : begin + head["lengths"][rank]])
     try:
         found: dict[str, Any] = torch.load(payload, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # a checkpoint is trusted, as by torch.distributed.checkpoint
+    except pickle.UnpicklingError:  # a checkpoint is trusted, as in torch.distributed.checkpoint
         payload.seek(0)
         found = torch.load(payload, map_location="cpu", weights_only=False)
     return found
@@ -132,7 +122,7 @@ def unpacked(slot: torch.Tensor, step: int, rank: int) -> dict[str, Any]:
 
 _WORD_BYTES = 8
 _DIGEST_BYTES = 1 << 26
-"""What is copied at a time of a tensor that is not contiguous."""
+"""Number of bytes of a non-contiguous tensor that are copied at a time."""
 
 
 def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -162,16 +152,16 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     """Return the digest of a tensor, as a scalar on its device.
 
     It is the sum of the data as 64-bit words, modulo 2**64. The last word is padded with zeros; the
-    elements are in their logical order, whatever the strides. Of a sharded tensor it covers this
-    rank's part; shape and type are not part of it.
+    elements are in their logical order, regardless of the strides. For a sharded tensor it covers
+    this rank's part; shape and dtype are not part of it.
 
     Raises:
-        ValueError: the tensor has no data that could be read.
+        ValueError: If the tensor has no data that can be read.
     """
     if isinstance(tensor, DTensor):
         return digest(tensor.to_local())
     any_tensor: Any = tensor
-    if is_traceable_wrapper_subclass(any_tensor):  # e.g. quantized: the data is in its parts
+    if is_traceable_wrapper_subclass(any_tensor):  # e.g. quantized: its parts hold the data
         parts = [digest(getattr(any_tensor, name)) for name in any_tensor.__tensor_flatten__()[0]]
         return torch.stack([part.to(parts[0].device) for part in parts]).sum()
     if tensor.layout is not torch.strided or tensor.is_quantized or not _has_data(tensor):
