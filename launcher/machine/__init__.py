@@ -1,4 +1,2 @@
-"""The resources and limits of this machine: CPUs, accelerators, memory, addresses.
-
-This package does not change the machine.
-"""
+"""Resources and limits of this machine: CPUs, accelerators, memory, addresses. Changes none of
+them."""

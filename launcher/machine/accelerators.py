@@ -1,6 +1,6 @@
 """Finds the accelerators that the workers of this node can use, without torch.
 
-It uses NVML for NVIDIA, and ``/sys`` and ``/dev`` for others: it initialises no runtime, creates no
+It uses NVML for NVIDIA, and ``/sys`` and ``/dev`` for others: it initializes no runtime, creates no
 context and allocates no device memory.
 """
 
@@ -24,7 +24,7 @@ _INTEL: Final = "0x8086"
 
 
 class AcceleratorKind(enum.Enum):
-    """A kind of accelerator; the values are those of ``--accelerator``.
+    """A kind of accelerator; the values are the values of ``--accelerator``.
 
     Only ``--nproc-per-node=xpu`` selects ``xpu``: Intel's driver lists integrated graphics too,
     which do not count as accelerators.
@@ -56,9 +56,9 @@ VISIBLE_DEVICES_VARIABLE: Final[Mapping[AcceleratorKind, str]] = {
 class Device(Struct, frozen=True):
     """One accelerator that this node's workers can use.
 
-    ``identifier`` is its entry in the variable of its kind: the parent's own entry where the
-    parent had set the variable, else its index. ``pci_address`` is its name in
-    ``/sys/bus/pci/devices`` (of the GPU that holds it, for a MIG device); None where unknown.
+    ``identifier`` is its entry in the environment variable of its kind: the parent's own entry if
+    the parent set the variable, else the index. ``pci_address`` is its name in
+    ``/sys/bus/pci/devices`` (for a MIG device, the name of its GPU); None if unknown.
     """
 
     identifier: str
@@ -68,7 +68,7 @@ class Device(Struct, frozen=True):
 class Accelerators(Struct, frozen=True):
     """The usable accelerators of one kind, in the order in which workers see them.
 
-    ``source`` is a text on how they were counted, even if there are none.
+    ``source`` is text on how they were counted, even if there are none.
     """
 
     kind: AcceleratorKind
@@ -82,10 +82,10 @@ class Accelerators(Struct, frozen=True):
 
     @property
     def per_process(self) -> int:
-        """Return how many of them one process can use at once.
+        """Return how many of them one process can use simultaneously.
 
-        All of them, except that CUDA shows a process only the first MIG device of its list.
-        Source: NVIDIA's MIG user guide, "CUDA device enumeration".
+        All of them, except that CUDA shows a process only the first MIG device of its list. Source:
+        NVIDIA's MIG user guide, "CUDA device enumeration".
         """
         is_mig = any(device.identifier.startswith("MIG-") for device in self.devices)
         return 1 if is_mig else self.count
@@ -94,16 +94,11 @@ class Accelerators(Struct, frozen=True):
 def find_accelerators(
     kind: AcceleratorKind, environ: Mapping[str, str], *, root: Path = _ROOT
 ) -> Accelerators:
-    """Return the accelerators of ``kind`` that the workers can use; zero is no error.
+    """Return the accelerators of ``kind`` that the workers can use; zero is not an error.
 
-    ``environ`` (the agent's, which the workers inherit) is interpreted as by the runtime of that
-    kind, except for ``ZE_AFFINITY_MASK``, which is ignored: a job that hides Intel devices with it
-    needs a number for ``--nproc-per-node``.
-
-    Args:
-        kind: the kind to find.
-        environ: the environment with the ``…_VISIBLE_DEVICES`` variables.
-        root: the directory below which ``sys`` and ``dev`` are looked up.
+    ``environ`` (the agent's, which the workers inherit) is interpreted like the runtime of that
+    kind does, except that ``ZE_AFFINITY_MASK`` is ignored: a job that hides Intel devices with it
+    needs a number for ``--nproc-per-node``. ``sys`` and ``dev`` are read below ``root``.
     """
     if kind is AcceleratorKind.NVIDIA:
         return _find_nvidia(environ, root)
@@ -119,19 +114,16 @@ def find_accelerators(
 def find_devices(
     accelerator: str, environ: Mapping[str, str], *, root: Path = _ROOT
 ) -> tuple[Device, ...]:
-    """Return the devices of the kind ``accelerator``; ``auto``: the first available kind.
-
-    The other arguments are those of :func:`find_accelerators`.
-    """
+    """Return the devices of the kind ``accelerator``; ``auto`` is the first available kind."""
     kinds = tuple(AcceleratorKind) if accelerator == AUTO else (AcceleratorKind(accelerator),)
     found = (find_accelerators(kind, environ, root=root).devices for kind in kinds)
     return next(filter(None, found), ())
 
 
 def device_names(accelerator: str, environ: Mapping[str, str]) -> list[str]:
-    """Return what distinguishes machines by their devices of the kind ``accelerator``, as text.
+    """Return text that distinguishes machines by their devices of the kind ``accelerator``.
 
-    The models of NVIDIA's GPUs if NVML responds; of other devices, their kind.
+    It contains the models of NVIDIA GPUs if NVML responds; for other devices, their kind.
     """
     kinds = tuple(AcceleratorKind) if accelerator == AUTO else (AcceleratorKind(accelerator),)
     for kind in kinds:
@@ -157,7 +149,7 @@ def shown_gpus(
 ) -> dict[str, str]:
     """Return the kinds of GPUs that checks should find, and how they were counted, as text.
 
-    The machine is inspected with ``auto`` only.
+    Empty unless ``accelerator`` is ``auto``.
     """
     kinds = GPUS if accelerator == AUTO else ()
     found = [find_accelerators(kind, environ, root=root) for kind in kinds]
@@ -165,10 +157,7 @@ def shown_gpus(
 
 
 def nvlink_domain() -> str:
-    """Return the NVLink domain of this node's GPUs; empty: none, several, or NVML does not respond.
-
-    Only domains of several machines count (``NvmlGpu.nvlink_domain``).
-    """
+    """Return the NVLink domain of this node's GPUs; empty if none, several, or NVML fails."""
     try:
         domains = {gpu.nvlink_domain for gpu in _nvidia_gpus() or ()}
     except NvmlFailedError:
@@ -177,7 +166,7 @@ def nvlink_domain() -> str:
 
 
 class _Installed(NamedTuple):
-    """A device that the driver lists: its names besides the index, and its PCI address."""
+    """A device that the driver lists. ``names`` are its names besides the index."""
 
     names: tuple[str, ...] = ()
     pci_address: str | None = None
@@ -234,11 +223,7 @@ def _find_nvidia(environ: Mapping[str, str], root: Path) -> Accelerators:
 
 
 def _nvidia_gpus() -> Sequence[NvmlGpu] | None:
-    """Return the GPUs that NVML lists; None without a driver.
-
-    Raises:
-        NvmlFailedError: NVML does not respond.
-    """
+    """Return the GPUs that NVML lists; None without a driver. Raises ``NvmlFailedError``."""
     if not has_library():
         return None
     gpus, why = _gpus_of_machine()
@@ -249,7 +234,7 @@ def _nvidia_gpus() -> Sequence[NvmlGpu] | None:
 
 @cache
 def _gpus_of_machine() -> tuple[tuple[NvmlGpu, ...], str]:
-    """Return NVML's GPUs, or an error; cached, since a driver that hangs would hang again."""
+    """Return NVML's GPUs, or an error. Cached, because a driver that hangs would hang again."""
     try:
         return tuple(gpus_by_process()), ""
     except NvmlFailedError as error:
@@ -259,8 +244,8 @@ def _gpus_of_machine() -> tuple[tuple[NvmlGpu, ...], str]:
 def _select_nvidia(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices that CUDA shows, with MIG devices in place of their GPU.
 
-    CUDA shows a process only one device of a GPU in MIG mode, however the GPU is named: workers get
-    different ones only by their names.
+    CUDA shows a process only one device of a GPU in MIG mode, however the GPU is named, so workers
+    get different devices only by MIG names.
     """
     named, is_known = visible(gpus, environ)
     devices = []
@@ -283,9 +268,9 @@ def name_mig_devices(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _find_amd(environ: Mapping[str, str], root: Path) -> Accelerators:
-    """Count the GPUs of the kernel's KFD topology (``amdgpu``).
+    """Return the GPUs of the kernel's KFD topology (``amdgpu``).
 
-    ``ROCR_VISIBLE_DEVICES`` restricts them first; ``HIP_VISIBLE_DEVICES`` (without it
+    ``ROCR_VISIBLE_DEVICES`` restricts them first; ``HIP_VISIBLE_DEVICES`` (if unset,
     ``CUDA_VISIBLE_DEVICES``, which HIP reads too) then selects among the rest. Source: the ROCm
     documentation, "GPU isolation techniques".
     """
@@ -325,7 +310,7 @@ def _read_kfd_gpus(root: Path) -> list[_Installed]:
 
 
 def _find_ascend(environ: Mapping[str, str], root: Path) -> Accelerators:
-    """Count ``/dev/davinci<N>``.
+    """Return ``/dev/davinci<N>``.
 
     The variable is read up to the first entry that is not the plain index of a device, spaces
     included. Source: CANN, "ASCEND_RT_VISIBLE_DEVICES".
@@ -333,7 +318,7 @@ def _find_ascend(environ: Mapping[str, str], root: Path) -> Accelerators:
     variable = VISIBLE_DEVICES_VARIABLE[AcceleratorKind.ASCEND]
     value = environ.get(variable)
     files = _names(root / "dev", r"davinci[0-9]+")
-    # In a container the numbers of the files may have gaps; the runtime's indices start at 0.
+    # In a container the files' numbers can have gaps; the runtime's indices start at 0.
     everything = list(range(len(files)))
     indices = everything if value is None else _strict_indices(value, len(files))
     source = f"device files /dev/davinci*: {len(files)}{_setting(environ, variable)}"
@@ -342,7 +327,7 @@ def _find_ascend(environ: Mapping[str, str], root: Path) -> Accelerators:
 
 
 def _find_xpu(root: Path) -> Accelerators:
-    """Count the render nodes of Intel devices, integrated graphics included."""
+    """Return the render nodes of Intel devices, including integrated graphics."""
     addresses: list[str | None] = []
     for name in _names(root / "dev/dri", r"renderD[0-9]+"):
         device = root / "sys/class/drm" / name / "device"

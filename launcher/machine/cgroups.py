@@ -1,7 +1,6 @@
 """The position of this process in the cgroup hierarchies of its container, v1, v2 or both.
 
-Everything is read below an injectable root. Formats: ``cgroups(7)`` and
-``proc_pid_mountinfo(5)``.
+Formats: ``cgroups(7)`` and ``proc_pid_mountinfo(5)``.
 """
 
 import re
@@ -26,10 +25,10 @@ class Mount(NamedTuple):
 
 
 def read_membership(root: Path, controller: str) -> tuple[bool, Parts] | None:
-    """Return (is v1, path) of the cgroup of a controller that contains this process.
+    """Return (is v1, path) of the cgroup of ``controller`` that contains this process.
 
     A v1 line with the exact controller takes precedence: on a hybrid machine the v2 hierarchy then
-    lacks the controller. ``cpuset`` and ``cpuacct`` are other controllers than ``cpu``.
+    lacks the controller. ``cpuset`` and ``cpuacct`` are not ``cpu``.
     """
     unified: Parts | None = None
     for line in read_text(root / "proc/self/cgroup").split("\n"):
@@ -45,7 +44,7 @@ def read_membership(root: Path, controller: str) -> tuple[bool, Parts] | None:
 
 
 def read_mounts(root: Path, controller: str, *, is_v1: bool) -> list[Mount]:
-    """Return the mounts of the hierarchy that has a controller."""
+    """Return the mounts of the hierarchy that has ``controller``."""
     mounts: dict[str, Mount] = {}
     for line in read_text(root / "proc/self/mountinfo").split("\n"):
         # Optional fields end at a single dash; a mount point cannot have " - " (spaces are \040).
@@ -67,7 +66,7 @@ def read_mounts(root: Path, controller: str, *, is_v1: bool) -> list[Mount]:
 
 
 def own_directory(root: Path, controller: str) -> Path | None:
-    """Return the directory of this process's own cgroup; None: it is not mounted."""
+    """Return the directory of this process's own cgroup; None if it is not mounted."""
     membership = read_membership(root, controller)
     if membership is None:
         return None
@@ -79,7 +78,7 @@ def own_directory(root: Path, controller: str) -> Path | None:
 
 
 def own_directories(root: Path, controller: str) -> tuple[Path, ...]:
-    """Return this process's own cgroup and the directories above it; none if it is not mounted."""
+    """Return this process's own cgroup and the directories above it; empty if it is not mounted."""
     own = own_directory(root, controller)
     return () if own is None else (own, *own.parents)
 
@@ -102,14 +101,14 @@ def split_path(path: str) -> Parts:
 def _unescape(field: str) -> str:
     r"""Undo the kernel's escapes in mountinfo: space, tab, newline and backslash as ``\ooo``.
 
-    ``/proc/self/cgroup`` is not escaped: systemd's ``\x2d`` stands there as it is, and in
-    mountinfo as ``\134x2d``.
+    ``/proc/self/cgroup`` is not escaped: it contains systemd's ``\x2d`` unchanged, mountinfo
+    contains ``\134x2d``.
     """
     return _OCTAL_ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; empty if it cannot be read, which means no limit."""
+    """Return the content of a file; empty if it cannot be read, which means no limit."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except (OSError, ValueError):  # ValueError: a NUL in a path of a garbled mountinfo

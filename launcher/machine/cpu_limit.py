@@ -1,8 +1,7 @@
 """The CPU limit of the container this process runs in: cgroup quotas and the affinity mask.
 
-Everything is read below an injectable root, so that every layout of Docker, Kubernetes, systemd
-and Slurm is a directory tree in a test. Formats: ``cgroups(7)``, ``proc_pid_mountinfo(5)`` and the
-kernel's ``admin-guide/cgroup-v2.rst`` and ``scheduler/sched-bwc.rst``.
+Formats: ``cgroups(7)``, ``proc_pid_mountinfo(5)`` and the kernel's ``admin-guide/cgroup-v2.rst``
+and ``scheduler/sched-bwc.rst``.
 """
 
 import os
@@ -19,10 +18,10 @@ _NUMBER: Final = re.compile(r"0*[1-9][0-9]{0,18}")
 
 
 class CpuLimit(NamedTuple):
-    """How many CPUs this process may use at once, and the source of that number.
+    """How many CPUs this process may use simultaneously, at least 1, and the source of that number.
 
-    ``cpus`` is at least 1. ``source`` is text for the log, e.g.
-    ``cgroup v2 cpu.max 350000/100000 at /kubepods/pod1`` or ``affinity mask 0-3 of 64 CPUs``.
+    ``source`` is text for the log, e.g. ``cgroup v2 cpu.max 350000/100000 at /kubepods/pod1`` or
+    ``affinity mask 0-3 of 64 CPUs``.
     """
 
     cpus: int
@@ -36,7 +35,6 @@ class _Quota(NamedTuple):
     period_us: int
     where: str
     directory: Path
-    """Of the cgroup."""
 
     @property
     def ratio(self) -> float:
@@ -44,7 +42,7 @@ class _Quota(NamedTuple):
 
     @property
     def cpus(self) -> int:
-        """Return the CPUs that can be busy at once, rounded up with exact integer arithmetic."""
+        """Return the CPUs that can be busy simultaneously, rounded up without floating point."""
         return max(1, -(-self.quota_us // self.period_us))
 
 
@@ -56,13 +54,10 @@ def allowed_cpus() -> frozenset[int]:
 def read_cpu_limit(root: Path = _ROOT) -> CpuLimit | None:
     """Return the tightest CPU limit on this process, or None if there is none.
 
-    The limit is ``max(1, ceil(quota / period))`` of the tightest cgroup from this process's own
-    up to the mount's root, and never above the affinity mask. A mask smaller than the machine is
-    a limit by itself; shares and weights never are. Files that are missing, unreadable or
-    malformed are no limit; nothing is raised for them.
-
-    Args:
-        root: the directory below which ``proc``, ``sys`` and the cgroup mounts are looked up.
+    The limit is ``max(1, ceil(quota / period))`` of the tightest cgroup from this process's own up
+    to the mount's root, and never above the affinity mask. A mask smaller than the machine is
+    itself a limit; shares and weights never are. Files that are missing, unreadable or malformed do
+    not limit, and do not raise an error.
     """
     mask, total = allowed_cpus(), _count_machine_cpus(root)
     quota = _tightest_quota(root)
@@ -76,7 +71,7 @@ def read_cpu_limit(root: Path = _ROOT) -> CpuLimit | None:
 
 
 def quota_cpus(root: Path = _ROOT) -> float | None:
-    """Return the number of CPUs of the tightest quota on this process; None: there is none.
+    """Return the number of CPUs of the tightest quota on this process; None if there is no quota.
 
     Unlike the limit, which is a number of processes, it is not rounded: a quarter of a CPU is 0.25.
     """
@@ -85,14 +80,14 @@ def quota_cpus(root: Path = _ROOT) -> float | None:
 
 
 def quota_used_s(root: Path = _ROOT) -> float | None:
-    """Return the CPU time in seconds that counts against the quota; None: it is not known."""
+    """Return the CPU time in seconds that counts against the quota; None if unknown."""
     quota = _tightest_quota(root)
     if quota is None:
         return None
     found = re.search(r"^usage_usec (\d+)$", read_text(quota.directory / "cpu.stat"), re.MULTILINE)
     if found is not None:
         return int(found[1]) / 1e6
-    # v1: of the same cgroup if both controllers are mounted together.
+    # v1: the quota's directory has the file if both controllers are mounted together.
     for directory in (quota.directory, own_directory(root, "cpuacct")):
         nanoseconds = read_text(directory / "cpuacct.usage").strip() if directory else ""
         if nanoseconds.isdecimal():
@@ -104,7 +99,7 @@ def parse_cpus(text: str) -> frozenset[int]:
     """Parse CPU numbers in the kernel's list format, e.g. ``0-3,8``.
 
     Raises:
-        ValueError: ``text`` is not such a list.
+        ValueError: If ``text`` is not such a list.
     """
     cpus: set[int] = set()
     for part in text.strip().split(","):
@@ -142,7 +137,7 @@ def _tightest_quota(root: Path) -> _Quota | None:
     is_v1, path = membership
     mounts = read_mounts(root, "cpu", is_v1=is_v1)
     # A hierarchy can be mounted in several places (docker-in-docker); each may show levels that the
-    # others hide. If none shows this process's cgroup, the mount is still that of the container, so
+    # others hide. If none shows this process's cgroup, the mount still belongs to the container, so
     # its root is used.
     inside = [mount for mount in mounts if mount.shows(path)]
     quotas = [quota for mount in inside or mounts for quota in _quotas(mount, path, is_v1=is_v1)]

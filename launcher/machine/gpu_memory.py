@@ -1,8 +1,7 @@
-"""Waits until GPU memory of ended workers is free: the next workers would run out of memory.
+"""Waits until the GPU memory of ended workers is free: the next workers would run out of memory.
 
-The kernel unpins the memory of a process page by page, which takes long for hundreds of GB. Of
-NVIDIA's GPUs, a process asks the driver (``gpu_watch``); of AMD's, the kernel's files are read.
-Without a driver, nothing happens.
+The kernel unpins the memory of a process page by page, which takes long for hundreds of GB. For
+NVIDIA GPUs, a process queries the driver (``gpu_watch``); for AMD, the kernel's files are read.
 """
 
 import asyncio
@@ -19,17 +18,17 @@ from .accelerators import AcceleratorKind, find_accelerators
 from .gpu_watch import GpuWatch, Used
 
 _SLACK: Final = 1_000_000_000
-"""Memory that other processes on the same GPU may have taken meanwhile."""
+"""Bytes that other processes on the same GPU may have allocated in the meantime."""
 _LIMIT_S: Final = 60.0
 _NO_PROGRESS_S: Final = 10.0
-"""Memory that does not shrink for this long does not belong to the ended workers."""
+"""If memory in use does not shrink for this long, it does not belong to the ended workers."""
 _ASK_AGAIN_S: Final = 0.5
 _XIDS_OF_KILLS: Final = frozenset({43, 45})
-"""Errors that the end of a process causes. NVIDIA's "XID errors"."""
+"""Errors that the end of a process causes. Source: NVIDIA's "XID errors"."""
 
 
 def amd_used(root: Path = Path("/")) -> Used:
-    """Return what is in use on AMD's visible GPUs, by PCI address."""
+    """Return the bytes in use on the visible AMD GPUs, by PCI address."""
     found = {}
     for gpu in find_accelerators(AcceleratorKind.AMD, os.environ, root=root).devices:
         file = root / f"sys/bus/pci/devices/{gpu.pci_address}/mem_info_vram_used"
@@ -41,7 +40,7 @@ def amd_used(root: Path = Path("/")) -> Used:
 
 
 class GpuMemory:
-    """The memory of this node's GPUs, before its first workers and after each round."""
+    """Memory of this node's GPUs, before the first workers and after each round."""
 
     def __init__(
         self,
@@ -50,13 +49,6 @@ class GpuMemory:
         has_driver: Callable[[], bool] = nvml.has_driver,
         ask: Callable[[], Awaitable[Used]] | None = None,
     ) -> None:
-        """Query nothing yet.
-
-        Args:
-            note: receives events.
-            has_driver: returns whether there may be GPUs.
-            ask: returns the memory in use; raises ``NvmlFailedError``; None: asks the driver.
-        """
         self._note = note
         self._watch = GpuWatch(self._note_xid)
         self._has_driver = has_driver
@@ -72,8 +64,7 @@ class GpuMemory:
     def when_free(self, then: Callable[[], None]) -> bool:
         """Call ``then`` when the memory of ended workers is free, or stays in use for too long.
 
-        Returns:
-            Whether there is anything to wait for; if not, ``then`` is not called.
+        Returns False, without a call of ``then``, if there is nothing to wait for.
         """
         if self._before is None:
             return False
@@ -111,7 +102,7 @@ class GpuMemory:
 
     async def _wait(self, asked_before: "asyncio.Task[Used]") -> None:
         before = await asked_before
-        if not before:  # e.g. of a driver that hangs, which would delay each restart
+        if not before:  # e.g. the driver hangs; waiting for it would delay each restart
             return
         loop = asyncio.get_running_loop()
         begun = progress_at = loop.time()

@@ -1,6 +1,6 @@
-"""What NVIDIA's driver reports of the GPUs of this process, read by processes of their own.
+"""Main module of the processes that query NVIDIA's driver; their commands are in ``nvml``.
 
-The results are lines of JSON; ``nvml`` has the commands.
+They print lines of JSON.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ class GpuReader:
         self._gpus = [gpus[index] for index in library.visible_gpus(gpus, os.environ)]
         self._events: Any = None
         self._uuids: dict[int | None, str] = {}
-        """By handle: a GPU that is lost does not tell its UUID."""
+        """UUIDs by handle: a lost GPU does not report its UUID."""
         with suppress(nvml.NVMLError, AttributeError):
             self._events = nvml.nvmlEventSetCreate()
         for gpu in self._gpus:
@@ -41,23 +41,23 @@ class GpuReader:
     def xids(self) -> Iterator[tuple[str, int]]:
         """Yield the UUID of the GPU and the number of each Xid error since the last call."""
         nvml = self._nvml
-        with suppress(nvml.NVMLError, AttributeError):  # there are no more, or it has no such call
+        with suppress(nvml.NVMLError, AttributeError):  # no more events, or no such function
             while self._events is not None:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 yield self._uuids.get(_address(event.device), ""), int(event.eventData)
 
     def number_of(self, uuid: str) -> int:
-        """Return the number of a GPU; -1: not known."""
+        """Return the NVML index of a GPU; -1 if unknown."""
         return next((gpu.nvml_index for gpu in self._gpus if gpu.uuid == uuid), -1)
 
 
 def _address(handle: Any) -> int | None:
-    """Return what two handles of the same GPU have in common: they are pointers."""
+    """Return the pointer in a handle, which is equal for two handles of the same GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def main() -> None:
-    """Do what the argument says: ``gpus`` or ``watch``."""
+    """Run the command in the first argument: ``gpus`` or ``watch``."""
     try:
         nvml = library.load_nvml()
         if nvml is None:
@@ -79,10 +79,10 @@ def _serve(nvml: Nvml, what: str) -> None:
 
 
 def _watch(nvml: Nvml, reader: GpuReader, asking: int = 0) -> None:
-    """Serve until the input ends, by default the standard one, as ``nvml.WATCH`` says."""
+    """Serve requests until end of input (standard input by default), see ``nvml.WATCH``."""
     while True:
         asked, *_ = select.select([asking], [], [], _LOOK_S)
-        for uuid, xid in reader.xids():  # before an answer, with which a round or the job ends
+        for uuid, xid in reader.xids():  # before the answer, which can end the round or the job
             print(json.dumps({"xid": [reader.number_of(uuid), uuid, xid]}), flush=True)
         if asked:
             if not os.read(asking, 1):

@@ -1,7 +1,8 @@
-"""The agent's view of NVIDIA's driver: one process that stays, asks it, and hears of its errors.
+"""Queries NVIDIA's driver and receives its Xid errors through one process per agent.
 
-A process of its own, since a driver that hangs must not stop the agent; one for all rounds, since a
-new one would take 0.2 to 0.5 s of each restart, and Xid errors are reported to listeners only.
+A separate process, because a driver that hangs must not stop the agent. The same one for all
+rounds, because a new one would add 0.2 to 0.5 s to each restart, and the driver reports Xid errors
+only to registered listeners.
 """
 
 import asyncio
@@ -15,33 +16,30 @@ from typing import Final
 from . import nvml
 
 Used = Mapping[str, int]
-"""Bytes in use, by the UUID of the GPU, or its PCI address."""
+"""Bytes in use, by UUID or PCI address of the GPU."""
 
 _DIES_S: Final = 1.0
 
 
 class GpuWatch:
-    """The process; it is started by the first question."""
+    """The process that queries the driver. The first query starts it.
+
+    ``xid`` is called with index and UUID of a GPU and the number of its Xid error.
+    """
 
     def __init__(
         self, xid: Callable[[int, str, int], object], command: Sequence[str] = nvml.WATCH
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            xid: is called with index and UUID of a GPU and the number of its error.
-            command: of the process.
-        """
         self._xid, self._command = xid, command
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._answer: asyncio.Future[bytes] | None = None
 
     async def used(self) -> Used:
-        """Return what is in use on the GPUs that the workers can see. One caller at a time.
+        """Return the bytes in use on the GPUs that workers can see. Only one call at a time.
 
         Raises:
-            NvmlFailedError: there is no answer, or not in time.
+            NvmlFailedError: If there is no answer in time.
         """
         self._answer = asyncio.get_running_loop().create_future()
         try:
@@ -49,7 +47,7 @@ class GpuWatch:
                 self._start()
             assert self._process is not None
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # what it has said is read below
+            with contextlib.suppress(BrokenPipeError):  # its last output is read below
                 self._process.stdin.write(b"\n")
             line = await asyncio.wait_for(self._answer, nvml.DEADLINE_S)
         except asyncio.TimeoutError:  # an OSError from Python 3.11 on
@@ -65,7 +63,7 @@ class GpuWatch:
 
     def _start(self) -> None:
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-        # asyncio's Process would warn if the agent, which reaps every child, is faster.
+        # asyncio's Process would warn if the agent, which reaps every child, reaps this one first.
         self._process = subprocess.Popen(
             self._command, stdin=pipe, stdout=pipe, stderr=nothing, bufsize=0
         )
@@ -92,7 +90,7 @@ class GpuWatch:
             self._xid(number, uuid, xid)
 
     def close(self) -> None:
-        """End the process, also one that hangs in the driver; that is not waited for."""
+        """Kill the process. It may hang in the driver, so the wait for its exit is short."""
         process, self._process = self._process, None
         if process is None:
             return

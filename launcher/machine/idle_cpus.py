@@ -1,6 +1,6 @@
-"""How long CPUs that this process may use have been idle.
+"""Idle time of the CPUs that this process may use.
 
-From ``/proc/stat`` (proc(5)), and from the cgroup with the tightest CPU quota, if there is one.
+Sources: ``/proc/stat`` (proc(5)), and the cgroup with the tightest CPU quota, if there is one.
 """
 
 import os
@@ -14,9 +14,9 @@ from .numa import read_topology
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _USER, _IDLE, _STEAL = 0, 3, 7
-"""Columns of a CPU; idle and waiting for I/O are the fourth and the fifth."""
+"""Columns of a CPU; the fourth is idle time, the fifth is time waiting for I/O."""
 _LEAST_S = 1.0
-"""Between two reads; clock ticks are 10 ms."""
+"""Minimum time between two reads; clock ticks are 10 ms."""
 _SEEN = 0.5
 """Share of the time that the kernel must account for: some sandboxes show zeros."""
 
@@ -25,25 +25,19 @@ class IdleCpus:
     """The sum of idle CPU time, between reads that are some seconds apart."""
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the limits.
-
-        Args:
-            root: the directory below which ``proc``, ``sys`` and the cgroup mounts are looked up.
-            clock: returns seconds.
-        """
         self._root, self._clock = root, clock
         self._allowed = allowed_cpus()
         quota, core_of = quota_cpus(root), read_topology(root).core_of
         self.cpus = min(float(len(self._allowed)), quota or float("inf"))
-        """How many CPUs can be busy at once."""
+        """How many CPUs can be busy simultaneously."""
         cores = len({core_of.get(cpu, cpu) for cpu in self._allowed})
         self.cores = max(1, min(cores, int(self.cpus)))
-        """How many physical cores can be busy at once."""
+        """How many physical cores can be busy simultaneously."""
         self._last: tuple[float, float, float, float | None] | None = None
         self._sum_s = 0.0
 
     def read(self) -> float:
-        """Return the idle seconds of all CPUs since the first call; -1: they are not known."""
+        """Return the idle seconds of all CPUs since the first call; -1 if unknown."""
         now_s = self._clock()
         if self._last is not None and now_s - self._last[0] < _LEAST_S:
             return self._sum_s
@@ -66,7 +60,7 @@ class IdleCpus:
         return self._sum_s
 
     def _machine(self) -> tuple[float, float]:
-        """Return the idle and all seconds of the CPUs that this process may run on."""
+        """Return idle and total seconds of the CPUs that this process may run on."""
         idle = total = 0
         for line in read_text(self._root / "proc/stat").split("\n"):
             name, *words = line.split() or [""]

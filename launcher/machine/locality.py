@@ -11,12 +11,7 @@ _ROOT = Path("/")
 
 
 def near_cpus(address: str, root: Path = _ROOT) -> set[int]:
-    """Return the CPUs of a PCI device's NUMA node; empty if the kernel does not report it.
-
-    Args:
-        address: as in ``/sys/bus/pci/devices``.
-        root: the directory below which ``sys`` is looked up.
-    """
+    """Return the CPUs of a PCI device's NUMA node; empty if the kernel does not report it."""
     with suppress(OSError, ValueError):
         file = root / "sys/bus/pci/devices" / address / "local_cpulist"
         return set(parse_cpus(file.read_text(encoding="ascii")))
@@ -25,11 +20,9 @@ def near_cpus(address: str, root: Path = _ROOT) -> set[int]:
 
 @contextmanager
 def near(address: str | None, root: Path = _ROOT) -> Iterator[None]:
-    """Run on the CPUs near a PCI device, as far as allowed, and restore the affinity at the end.
+    """Run on the CPUs near a PCI device, if allowed; restore the affinity at the end.
 
-    Args:
-        address: as in ``/sys/bus/pci/devices``; None: unknown, no effect.
-        root: the directory below which ``sys`` is looked up.
+    Without effect if ``address`` is None.
     """
     before = os.sched_getaffinity(0)
     chosen = before & near_cpus(address, root) if address is not None else before

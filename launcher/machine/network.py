@@ -36,12 +36,12 @@ def resolve(host: str) -> list[str]:
 
 
 def listen_address(endpoint: Endpoint) -> Endpoint | None:
-    """Return the address to listen at if the endpoint names this host; None: another host.
+    """Return the address to listen at if the endpoint names this host; None for another host.
 
     For a literal address or ``localhost`` it is that address only. For a name it is all addresses:
     Debian maps a host's own name to 127.0.1.1, which other hosts cannot reach. A pod starts before
-    the DNS has its address, so that a host compares the name with its own if the DNS does not know
-    it or has another address, as for a pod that was replaced.
+    the DNS has its address, so the host compares the name with its own if the DNS does not know it
+    or has another address, as for a pod that was replaced.
     """
     return _listen_address(endpoint, resolve(endpoint.host))
 
@@ -49,8 +49,8 @@ def listen_address(endpoint: Endpoint) -> Endpoint | None:
 def own_endpoints(endpoints: Sequence[Endpoint]) -> tuple[dict[int, Endpoint], bool]:
     """Return the listen address of each endpoint that names this host, by its position.
 
-    The second value is whether every name resolves: otherwise one of them may be a name of this
-    host that the DNS does not have yet.
+    The second value is whether every name resolves: an unresolved one may be a name of this host
+    that the DNS does not have yet.
     """
     known = [resolve(endpoint.host) for endpoint in endpoints]
     found = map(_listen_address, endpoints, known)
@@ -88,9 +88,9 @@ def _is_loopback_address(address: str) -> bool:
 
 
 def names_all_hosts(host: str) -> bool:
-    """Return whether other hosts can connect to a master at this name, as far as the name says.
+    """Return whether other hosts can connect to a master at this name, judged by the name alone.
 
-    At a name, a master listens at all addresses, even if this host resolves it to a loopback
+    With a name, a master listens at all addresses, even if this host resolves it to a loopback
     address.
     """
     return host != "localhost" and not (_is_literal(host) and _is_loopback_address(host))
@@ -117,12 +117,15 @@ def _is_literal(host: str) -> bool:
 class AdvertisedAddress:
     """The IP address that this node advertises to the others.
 
-    It is the one that the user gave, else that of the interface that routes to the master, or to
-    the first known of the hosts that may lead. On the master's own host, whose name may resolve to
-    a loopback address or not at all, it is that of the interface that routes to another node, and
-    before there is one, that of the default route. It is the loopback address only if no other host
-    can join. A host may get another address while the job runs: ``find`` checks again, without
-    resolving names a second time.
+    It is ``local_addr`` (``--local-addr``) if given, else the address of the interface that routes
+    to the master, or to the first resolvable host that may lead (``others``). On the master's own
+    host, whose name may resolve to a loopback address or not at all, it is the address of the
+    interface that routes to another node, and before there is one, of the default route. It is the
+    loopback address only if no other host can join (``is_open``). A host can get another address
+    while the job runs: ``find`` checks again, without resolving names a second time.
+
+    Raises:
+        UsageError: If ``local_addr`` is neither an address nor a name that resolves.
     """
 
     def __init__(
@@ -133,20 +136,9 @@ class AdvertisedAddress:
         *,
         is_open: bool = False,
     ) -> None:
-        """Find the address.
-
-        Args:
-            master_host: address or name of the master's host; None without a master.
-            local_addr: ``--local-addr``; None: not given.
-            others: other hosts that may lead; the name of a lost host may not resolve.
-            is_open: whether nodes of other hosts can join.
-
-        Raises:
-            UsageError: ``--local-addr`` is neither an address nor a name that resolves.
-        """
         self._hosts = () if master_host is None else (master_host, *others)
         self._masters: list[str] = []
-        """The addresses of the master's host, or of one that may lead, once known."""
+        """Addresses of the master's host, or of one that may lead, once known."""
         self._is_open = is_open
         self._given = None if local_addr is None else self._given_address(local_addr)
         self._found: str | None = None
@@ -156,13 +148,13 @@ class AdvertisedAddress:
 
     @classmethod
     def named(cls, name: str) -> "AdvertisedAddress":
-        """Advertise a name of this host as it is."""
+        """Advertise a name of this host unchanged."""
         address = cls(None, None)
         address._given = name
         return address
 
     def find(self) -> str:
-        """Return the present address: the previous one, as long as this host has it."""
+        """Return the current address: the previous one, as long as this host has it."""
         self._advertised = self._given or self._find()
         return self._advertised
 
@@ -213,7 +205,7 @@ class AdvertisedAddress:
 
 
 def _loopback() -> str:
-    """Return the loopback address; that of IPv6 on a host without IPv4."""
+    """Return the loopback address; the IPv6 one on a host without IPv4."""
     return "127.0.0.1" if is_local_address("127.0.0.1") else "::1"
 
 
@@ -222,7 +214,7 @@ _FAR = ("192.0.2.1", "2001:db8::1")
 
 
 def _outward_address() -> str | None:
-    """Return the address of the default route, else of the first network; None: there is none."""
+    """Return the address of the default route, else of the first network; None if there is none."""
     for address in (*map(_route_to, (*_FAR, *_neighbors())), *_own_ipv6()):
         if address is not None and not _is_loopback_address(address):
             return address
@@ -259,24 +251,18 @@ def _route_to(address: str) -> str | None:
 class PortReservation:
     """Reserves a port for the store of a round, without a race.
 
-    The socket is bound with SO_REUSEADDR and never listens: the kernel assigns the port to no other
-    process, and the store of rank 0, which sets SO_REUSEADDR too, can still bind it and listen.
-    (Linux; verified with torch 2.13's libuv and legacy stores.)
+    The socket is bound with SO_REUSEADDR and never listens: the kernel does not assign the port to
+    another process, and the store of rank 0, which sets SO_REUSEADDR too, can still bind it and
+    listen. (Linux; verified with torch 2.13's libuv and legacy stores.) If ``ports`` is None, the
+    kernel chooses; ``flag`` is the option that gave them.
+
+    Raises:
+        UsageError: If none of ``ports`` is free.
     """
 
     def __init__(
         self, address: Callable[[], str], ports: Sequence[int] | None, flag: str = "--worker-port"
     ) -> None:
-        """Reserve a port.
-
-        Args:
-            address: returns the present address to offer with it.
-            ports: the ports to try; None: the kernel chooses.
-            flag: the flag that gave ``ports``.
-
-        Raises:
-            UsageError: none of ``ports`` is free.
-        """
         self._ports = ports
         self._flag = flag
         self._address = address
@@ -285,7 +271,7 @@ class PortReservation:
 
     @property
     def offer(self) -> Offer:
-        """Return the present address and port at which this node would host the store."""
+        """Return the current address and port at which this node would host the store."""
         return Offer(self._address(), self._socket.getsockname()[1])
 
     def renew(self) -> Offer:

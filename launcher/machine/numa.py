@@ -1,8 +1,8 @@
 """The CPUs of each worker under ``--numa-binding``: those near its GPU.
 
-The modes are torchrun's (``torch.numa.binding.AffinityMode``). The topology is read from
-``/sys`` (the kernel's ``admin-guide/cputopology.rst`` and ``ABI/stable/sysfs-devices-node``); a
-pure function derives the CPUs. This module does not change an affinity mask.
+The modes are torchrun's (``torch.numa.binding.AffinityMode``). The topology is read from ``/sys``
+(the kernel's ``admin-guide/cputopology.rst`` and ``ABI/stable/sysfs-devices-node``). This module
+does not change an affinity mask.
 """
 
 import enum
@@ -37,7 +37,7 @@ class NumaBinding(enum.Enum):
 class Topology(Struct, frozen=True):
     """The CPUs of a machine and their groups. A group is named by its lowest CPU.
 
-    A CPU without an entry in ``cache_of`` has caches that the kernel does not show.
+    ``cache_of`` lacks the CPUs whose caches the kernel does not show.
     """
 
     node_cpus: Mapping[int, frozenset[int]]
@@ -53,8 +53,7 @@ class Topology(Struct, frozen=True):
 def read_topology(root: Path = _ROOT) -> Topology:
     """Return the topology of this machine; a kernel without NUMA is one node with all CPUs.
 
-    Minimal assumptions replace what a virtual machine does not show: each CPU is a core, and all
-    CPUs are in one socket.
+    If a virtual machine does not show it, each CPU is a core, and all CPUs are in one socket.
     """
     cpu_root = root / "sys/devices/system/cpu"
     node_root = root / "sys/devices/system/node"
@@ -80,7 +79,7 @@ def read_topology(root: Path = _ROOT) -> Topology:
 
 
 def find_gpu_node(pci_address: str | None, root: Path = _ROOT) -> int | None:
-    """Return the NUMA node of the PCI device ``pci_address``; None: unknown.
+    """Return the NUMA node of a PCI device; None if unknown.
 
     A machine with one node reports -1, which is node 0.
     """
@@ -101,19 +100,13 @@ def bind_workers(
 ) -> tuple[frozenset[int], ...]:
     """Return the CPUs of each worker, by local rank; no set is empty.
 
-    Worker ``r`` belongs to GPU ``r``. Parts (``exclusive``, ``core-complex``) are made for all
-    visible GPUs of a node, as by torchrun, even if there are fewer workers than GPUs.
-
-    Args:
-        binding: the mode.
-        topology: the machine.
-        gpu_nodes: the NUMA node of each visible GPU, in the workers' order; None is unknown.
-        allowed: the CPUs that this process may run on; no worker gets another.
-        worker_count: workers on this node.
+    Worker ``r`` belongs to GPU ``r``; ``gpu_nodes`` has the NUMA node of each visible GPU, None if
+    unknown. Workers get only ``allowed`` CPUs. Parts (``exclusive``, ``core-complex``) are made for
+    all visible GPUs of a node, as by torchrun, even if there are fewer workers than GPUs.
 
     Raises:
-        UsageError: no GPU, more workers than GPUs, a GPU on an unknown node, or a node with too few
-            allowed CPUs for the mode.
+        UsageError: If there is no GPU, there are more workers than GPUs, the node of a GPU is
+            unknown, or a node has too few allowed CPUs for the mode.
     """
     option = f"--numa-binding={binding.value}"
     if not gpu_nodes:
@@ -171,7 +164,7 @@ def _bind_one(
                 "show it; give --numa-binding=node."
             )
         complexes = _group(cpus, topology.cache_of.__getitem__)
-        # Those with the most allowed CPUs first: an affinity mask can split a complex.
+        # Complexes with the most allowed CPUs first: an affinity mask can split a complex.
         complexes.sort(key=len, reverse=True)
         return complexes[turn % len(complexes)]
     return cpus
@@ -198,7 +191,7 @@ def _share(cores: Sequence[frozenset[int]], turn: int, turns: int) -> Sequence[f
 
 
 def _last_level_cache(directory: Path) -> frozenset[int]:
-    """Return the CPUs that share the highest cache of one CPU; empty where unknown."""
+    """Return the CPUs that share the highest cache of one CPU; empty if unknown."""
     highest, sharing = -1, frozenset[int]()
     for number in _numbers(directory, "index"):
         index = directory / f"index{number}"

@@ -1,7 +1,7 @@
 """NVML, the library of NVIDIA's driver. All queries of the driver use this module.
 
 A call into a driver that hangs (XID 79 or 119) never returns, and its process may be impossible to
-kill. So the agent makes no such call: it uses a separate process with a deadline
+kill. So the agent never makes such a call: it uses a separate process with a deadline
 (``gpus_by_process``). Check workers are separate processes already.
 """
 
@@ -19,9 +19,10 @@ from .visible_devices import Chosen, choose
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 _OTHER_DRIVERS: Final = ("/dev/kfd", "/dev/davinci_manager")
-"""The device files of AMD's and Ascend's drivers."""
+"""Device files of AMD's and Ascend's drivers."""
 DEADLINE_S: Final = 15.0
-"""For one query. Without the persistence daemon a driver initialises each GPU first: seconds."""
+"""Limit of one query. Without the persistence daemon a driver initializes each GPU first, which
+takes seconds."""
 
 _READER: Final = (
     *(sys.executable, "-c"),
@@ -30,10 +31,10 @@ _READER: Final = (
     "from ft_run.launcher.machine.gpu_readings import main; main()",
 )
 WATCH: Final = (*_READER, "watch")
-"""The command of a process that prints the memory in use at each byte of input, and Xid errors
-as they come."""
+"""Command of a process that prints the memory in use for each byte of input, and Xid errors as they
+occur."""
 GPUS: Final = (*_READER, "gpus")
-"""The command of a process that prints the result of ``read_gpus``, and ends."""
+"""Command of a process that prints the result of ``read_gpus``, and exits."""
 
 NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED = 3, 4, 15, 16
 """Codes of ``nvmlReturn_t``."""
@@ -58,12 +59,12 @@ class NvmlGpu(NamedTuple):
     uuid: str = ""
     """Empty if the GPU does not respond."""
     pci_address: str | None = None
-    """As in ``/sys/bus/pci/devices``."""
+    """The name in ``/sys/bus/pci/devices``."""
     model: str = ""
     mig: tuple[tuple[str, ...], ...] = ()
-    """The names of each of its MIG devices, that of driver R470 and later first."""
+    """The names of each of its MIG devices, with the name of driver R470 and later first."""
     nvlink_domain: str = ""
-    """``CLUSTER_UUID.CLIQUE``, as in the node label ``nvidia.com/gpu.clique``; empty: none that
+    """``CLUSTER_UUID.CLIQUE``, as in the node label ``nvidia.com/gpu.clique``; empty unless it
     spans several machines."""
 
 
@@ -71,12 +72,12 @@ class NvmlFailedError(Exception):
     """Raised if NVML does not respond, with the reason."""
 
 
-@functools.cache  # each restart asks; a driver does not come later
+@functools.cache  # called at each restart; drivers are not loaded later
 def has_library() -> bool:
-    """Return whether there is a driver, without using it."""
-    import ctypes  # here, as below, since most callers need no GPUs
+    """Return whether NVIDIA's driver is installed, without using it."""
+    import ctypes  # here, as below, because most callers need no GPUs
 
-    # First, since it costs a tenth of the import of pynvml, and many machines have no driver.
+    # First, because it costs a tenth of the import of pynvml, and many machines have no driver.
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -85,7 +86,7 @@ def has_library() -> bool:
 
 
 def has_driver() -> bool:
-    """Return whether there is a driver of any kind of device, without using it."""
+    """Return whether a driver of any kind of device is installed, without using it."""
     return has_library() or any(map(os.path.exists, _OTHER_DRIVERS))
 
 
@@ -93,7 +94,7 @@ def load_nvml() -> Nvml | None:
     """Return ``pynvml``; None without a driver.
 
     Raises:
-        NvmlFailedError: there is a driver, and this interpreter has no pynvml.
+        NvmlFailedError: If there is a driver, but this interpreter has no pynvml.
     """
     if not has_library():
         return None
@@ -110,7 +111,7 @@ def opened(nvml: Nvml) -> Iterator[None]:
     """Open NVML and close it again.
 
     Raises:
-        NVMLError: it cannot be opened.
+        NVMLError: If it cannot be opened.
     """
     nvml.nvmlInit()
     try:
@@ -129,7 +130,7 @@ def ask(nvml: Nvml, function: str, *args: Any) -> Any:
     """Return the result of a query; None if the driver or the GPU does not support it.
 
     Raises:
-        NVMLError: the GPU is lost, or must be reset: its other results are meaningless.
+        NVMLError: If the GPU is lost or must be reset: its other results are meaningless.
     """
     try:
         return getattr(nvml, function)(*args)
@@ -151,7 +152,7 @@ def read_gpus(nvml: Nvml) -> list[NvmlGpu]:
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             found.append(_read_gpu(nvml, index))
-        except nvml.NVMLError as error:  # noqa: PERF203 - each GPU has an answer of its own
+        except nvml.NVMLError as error:  # noqa: PERF203 - each GPU can fail on its own
             if code_of(error) != NO_PERMISSION:
                 found.append(NvmlGpu(index))  # e.g. lost from the bus
     return found
@@ -201,10 +202,11 @@ def _mig_devices(nvml: Nvml, gpu: Any, gpu_uuid: str) -> Iterator[tuple[str, ...
 
 
 def visible(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> tuple[Chosen, bool]:
-    """Return what CUDA shows: each entry with the position of its GPU; and whether that is known.
+    """Return the devices that CUDA shows, and whether the positions of their GPUs are certain.
 
-    An entry is that of ``CUDA_VISIBLE_DEVICES``, or an index. By default CUDA starts with the
-    fastest GPU, and NVML has PCI order: with several models, their indices differ.
+    Each is an entry of ``CUDA_VISIBLE_DEVICES``, or an index, with the position of its GPU. By
+    default CUDA starts with the fastest GPU, and NVML has PCI order, so their indices differ if
+    there are several models.
     """
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is not None and value.startswith("MIG-"):
@@ -221,7 +223,7 @@ def visible(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> tuple[Chosen
 
 
 def visible_gpus(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> list[int]:
-    """Return the GPUs that are visible in an environment; all, where it is not known which."""
+    """Return the GPUs that are visible in an environment; all, if it is unknown which."""
     chosen, is_known = visible(gpus, environ)
     if chosen and not is_known:
         return list(range(len(gpus)))
@@ -242,7 +244,7 @@ def used_bytes(nvml: Nvml) -> dict[str, int]:
 
 
 def text(value: str | bytes) -> str:
-    """Return a text of NVML, which some versions return as bytes."""
+    """Return a string of NVML, which some versions return as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
@@ -256,7 +258,7 @@ def answer_of(output: bytes) -> Any:
     """Return the result in the output of a process.
 
     Raises:
-        NvmlFailedError: there is none.
+        NvmlFailedError: If there is no result.
     """
     try:
         found = json.loads(output)
@@ -268,14 +270,10 @@ def answer_of(output: bytes) -> Any:
 
 
 def gpus_by_process(command: Sequence[str] = GPUS, deadline_s: float = DEADLINE_S) -> list[NvmlGpu]:
-    """Return the same as ``read_gpus``, without using the driver in this process.
-
-    Args:
-        command: of the process that uses it.
-        deadline_s: seconds after which the driver counts as hung.
+    """Return the result of ``read_gpus`` without using the driver in this process.
 
     Raises:
-        NvmlFailedError: there is no result, or not in time.
+        NvmlFailedError: If there is no result within ``deadline_s``.
     """
     try:
         process = subprocess.Popen(
@@ -287,7 +285,7 @@ def gpus_by_process(command: Sequence[str] = GPUS, deadline_s: float = DEADLINE_
         output, _ = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        _HUNG.append(process)  # not waited for: it may be in uninterruptible sleep
+        _HUNG.append(process)  # no wait: it may be in uninterruptible sleep
         assert process.stdout is not None
         process.stdout.close()
         raise NvmlFailedError(f"no answer within {deadline_s:g} s: the driver hangs") from None

@@ -11,7 +11,7 @@ _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 class OomWatch:
     """Counts the OOM kills of this process's cgroup, which contains the workers too.
 
-    Read from ``memory.oom_control`` (v1) or ``memory.events`` (v2).
+    They are read from ``memory.oom_control`` (v1) or ``memory.events`` (v2).
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -20,14 +20,14 @@ class OomWatch:
         if directory is not None:
             self._files = [directory / "memory.events", directory / "memory.oom_control"]
         self._known = self._read()
-        """The kills that were already reported, or are of earlier rounds."""
+        """Kills already reported, and kills of earlier rounds."""
 
     def begin(self) -> None:
-        """Ignore earlier kills: a round starts."""
+        """Ignore earlier kills, because a round starts."""
         self._known = self._read()
 
     def has_struck(self) -> bool:
-        """Return whether there is a kill that was not reported yet; it then counts as reported.
+        """Return whether there is an unreported kill, which then counts as reported.
 
         There may be several kills at once; the caller asks once for each killed worker.
         """

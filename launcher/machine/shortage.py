@@ -1,4 +1,4 @@
-"""Explains why the kernel refuses a process or file: what to raise."""
+"""Explains why the kernel refuses a process or file, and which limit to raise."""
 
 import errno
 import os
@@ -11,10 +11,10 @@ from ...errors import NoProcessError
 from .cgroups import own_directory, read_text
 
 LEAST_FILES = 32
-"""The open files that an agent with one worker needs, with a reserve."""
+"""Number of open files that an agent with one worker needs, with a reserve."""
 
 _GRPC_THREADS = 4
-"""The threads of gRPC, besides one per CPU (4 to 16), and one for a name server."""
+"""Threads of gRPC, in addition to one per CPU (4 to 16); including one for a name server."""
 
 _SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
@@ -30,15 +30,12 @@ _REMEDIES: Final = {
 
 
 def no_process(error: OSError) -> str:
-    """Return the reason for a failed ``fork(2)``, or for that of the pipes and sockets before it.
-
-    It is a part of a sentence.
-    """
+    """Return part of a sentence: why ``fork(2)``, or its pipes and sockets, failed."""
     return f"no process can be made: {explained(error)}"
 
 
 def explained(error: OSError) -> str:
-    """Return the text of a kernel error, with what to raise if a limit was exceeded."""
+    """Return the message of a kernel error; if a limit was exceeded, with the limit to raise."""
     remedy = _REMEDIES.get(error.errno or 0, "")
     if error.errno == errno.EAGAIN and (pids := _most_pids()):
         remedy = remedy.replace("the container", f"the container (now {pids})")
@@ -49,7 +46,7 @@ def explained(error: OSError) -> str:
 
 
 def require_grpc_threads() -> None:
-    """Check that gRPC can start its threads: it aborts the process without a message if not.
+    """Check that gRPC can start its threads, because otherwise it aborts without a message.
 
     Raises:
         NoProcessError: If the kernel refuses a thread.
@@ -81,7 +78,7 @@ def _most_pids() -> str:
 
 
 def too_few_files() -> str | None:
-    """Return a part of a sentence if the limit of open files is too low; else None."""
+    """Return part of a sentence if the limit of open files is too low; else None."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit >= LEAST_FILES:
         return None

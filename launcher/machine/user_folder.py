@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 SOCKET_SUFFIX: Final = ".sock"
-"""How the names of the agents' sockets in this folder end."""
+"""Suffix of the names of the agents' sockets in this folder."""
 
 
 def user_folder() -> Path:
-    """Return the folder, which is created if there is none.
+    """Return the folder; create it if necessary.
 
     Raises:
-        OSError: there is none, and none can be created; or it belongs to another user.
+        OSError: If it cannot be created, or it belongs to another user.
     """
     folder = _shared_folder()
     with contextlib.suppress(FileExistsError):

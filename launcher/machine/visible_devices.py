@@ -1,4 +1,4 @@
-"""The devices visible under ``CUDA_VISIBLE_DEVICES``, as for the runtime. Pure.
+"""The devices visible under ``CUDA_VISIBLE_DEVICES``, as for the runtime. No I/O.
 
 HIP's variables have the same grammar. Source: the CUDA C++ programming guide, "CUDA environment
 variables", and ``torch.cuda.device_count``.
@@ -24,12 +24,8 @@ def choose(value: str, devices: Sequence[Names]) -> Chosen:
     The list is read up to its first invalid entry; an empty list, -1, or a repeated device results
     in no device. The first entry decides between UUIDs of GPUs (``GPU-…``), UUIDs of MIG devices
     (``MIG-…``), both of which may be shortened to a unique prefix, and indices, which may have
-    letters after the digits.
-
-    Args:
-        value: the value of the variable.
-        devices: the GPUs, in the order of their indices; or, if the list starts with ``MIG-``, the
-            MIG devices of all GPUs.
+    letters after the digits. ``devices`` are the GPUs in the order of their indices; or, if the
+    list starts with ``MIG-``, the MIG devices of all GPUs.
     """
     entries = value.split(",")
     if value.startswith(("GPU-", "MIG-")):

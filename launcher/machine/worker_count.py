@@ -23,7 +23,7 @@ _NOTHING_TO_COUNT = (
 )
 
 _MOST = 16_384
-"""More workers are refused, before an environment is made for each: no host supports them."""
+"""A higher number is refused before an environment is made for each worker: no host supports it."""
 
 
 class WorkerCount(Struct, frozen=True):
@@ -43,22 +43,14 @@ def resolve_worker_count(
 ) -> WorkerCount:
     """Return the number of workers of ``--nproc-per-node`` on this machine.
 
-    An integer is used as it is, without a look at the machine. ``gpu``: the GPUs (NVIDIA, else
-    AMD); ``xpu``: Intel's; ``cpu``: the CPU limit, else the CPUs this process may run on; ``auto``:
-    the accelerators if there are any, else the CPU limit, else 1.
-
-    Args:
-        nproc_per_node: an integer of at least 1, ``auto``, ``cpu``, ``gpu`` or ``xpu``, validated
-            by the command line.
-        accelerator: ``--accelerator``: the kind that ``auto`` and ``gpu`` count; ignored with a
-            number or ``cpu``.
-        environ: the agent's environment, with the ``…_VISIBLE_DEVICES`` variables.
-        virtual_local_rank: each worker is shown one device, so that MIG devices, of which one
-            process can use one, count for as many workers.
-        root: the directory below which ``proc``, ``sys`` and ``dev`` are looked up.
+    An integer is used without inspecting the machine. ``gpu``: the GPUs (NVIDIA, else AMD);
+    ``xpu``: Intel's; ``cpu``: the CPU limit, else the CPUs this process may run on; ``auto``: the
+    accelerators if there are any, else the CPU limit, else 1. ``accelerator`` restricts ``auto``
+    and ``gpu``. With ``virtual_local_rank`` each worker is shown one device, so every MIG device
+    counts; otherwise a process can use only one of them.
 
     Raises:
-        UsageError: a count that no host supports, a kind that is not available, or two options that
+        UsageError: If no host supports the count, a kind is not available, or two options
             contradict each other.
     """
     try:
@@ -108,10 +100,10 @@ def resolve_worker_count(
 def omp_num_threads(
     environ: Mapping[str, str], worker_count: int, cpu_limit: "CpuLimit | None"
 ) -> str | None:
-    """Return the ``OMP_NUM_THREADS`` of the workers; None: unchanged.
+    """Return the ``OMP_NUM_THREADS`` of the workers; None to leave it unchanged.
 
-    As with torchrun, it is 1 with several workers. A single worker gets the CPU limit, since OpenMP
-    by default starts a thread for each CPU of the machine, regardless of the quota.
+    As with torchrun, it is 1 with several workers. A single worker gets the CPU limit, because
+    OpenMP by default starts a thread for each CPU of the machine, regardless of the quota.
     """
     if "OMP_NUM_THREADS" in environ:
         return None
