@@ -1,2 +1,1 @@
-"""Resources and limits of this machine: CPUs, accelerators, memory, addresses. Changes none of
-them."""
+"""Resources and limits of this machine: CPUs, accelerators, memory, addresses. Changes nothing."""

@@ -1,4 +1,4 @@
-"""What programs read of a running job: metrics for Prometheus, progress for Kubeflow.
+"""Metrics for Prometheus, and progress for Kubeflow, of a running job.
 
-Values are read when they are scraped. It never delays the job, and decides nothing.
+Values are read when they are scraped. This package never delays the job, and decides nothing.
 """

@@ -1,7 +1,7 @@
 """All metrics: their names, types, labels and help texts.
 
-What measures something adds it to ``Samples`` under a metric of this module; ``exposition`` writes
-the samples as Prometheus reads them, and ``docs/generate.py`` the reference page.
+Code that measures something adds it to ``Samples`` under a metric of this module; ``exposition``
+writes the samples for Prometheus, and ``docs/generate.py`` the reference page.
 """
 
 import enum
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 
 class Source(enum.Enum):
-    """Which endpoints have a metric; the value is the text of the reference."""
+    """The endpoints that have a metric; the value is the text of the reference."""
 
     ALL = "all"
     NODE = "nodes"
@@ -18,7 +18,7 @@ class Source(enum.Enum):
 
 
 class Metric(NamedTuple):
-    """A metric family; one whose name ends in ``_total`` is a counter, any other one a gauge."""
+    """A metric family; a counter if its name ends in ``_total``, else a gauge."""
 
     name: str
     help: str
@@ -27,7 +27,7 @@ class Metric(NamedTuple):
 
     @property
     def is_counter(self) -> bool:
-        """Whether the value only grows, until the process is started again."""
+        """Whether the value only grows until the process restarts."""
         return self.name.endswith("_total")
 
 
@@ -134,13 +134,13 @@ RANK_MEMORY: Final = _metric(
 )
 
 METRICS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""In the order of the source."""
+"""All metrics, in the order of the source."""
 
 
 class Samples(dict[Metric, dict[tuple[str, ...], float]]):
     """The values of metrics, by their labels."""
 
     def put(self, metric: Metric, value: float | None, *labels: object) -> None:
-        """Set a value; None: it is not known, and the metric has no sample."""
+        """Set a value; without a sample if it is None (unknown)."""
         if value is not None:
             self.setdefault(metric, {})[tuple(map(str, labels))] = float(value)

@@ -10,7 +10,7 @@ from .catalogue import METRICS, Samples
 
 
 class _Families(Collector):
-    """Samples, as ``prometheus_client`` takes them."""
+    """Samples as a collector of ``prometheus_client``."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -34,10 +34,8 @@ _OPENMETRICS = "application/openmetrics-text"
 def written(samples: Samples, accept: str) -> tuple[bytes, str]:
     """Return samples as text, and its content type.
 
-    Args:
-        samples: the values.
-        accept: the header ``Accept`` of the request; empty: the text format. Anything may be in it,
-            and ``choose_encoder`` would raise.
+    ``accept`` is the header of the request. It may contain anything, for which ``choose_encoder``
+    would raise, so only OpenMetrics is recognized.
     """
     kinds = [one.partition(";")[0].strip().lower() for one in accept.split(",")]
     wanted = f"{_OPENMETRICS}; version=1.0.0" if _OPENMETRICS in kinds else ""

@@ -1,4 +1,4 @@
-"""The metrics of a job, from its master: as many for 10,000 nodes as for two."""
+"""Metrics of a job, from its master: the same number for 10,000 nodes as for two."""
 
 import time
 from collections.abc import Callable
@@ -22,15 +22,15 @@ STATES: Final = {
 }
 """The states of nodes, with their meaning for the reference."""
 CAUSES: Final = tuple(kind.name.lower() for kind in FailureKind)
-"""Of restarts. Each has a sample from the start: a counter that begins above 0 is not seen to
-grow."""
+"""Causes of restarts. Each has a sample from the start, because Prometheus does not see the growth
+of a counter whose first sample is above 0."""
 
 _NAMES_SHOWN: Final = 20
-"""Of ``shared_work``."""
+"""Maximum number of ``shared_work`` names that get series."""
 
 
 def nodes_by_state(group: Group) -> dict[str, int]:
-    """Return the number of nodes in each state; the time grows with that of segments only."""
+    """Return the number of nodes in each state. Its cost depends only on the number of segments."""
     roster, state = group.roster, group.state
     ready, here = roster.ready_attached(), len(roster) - roster.detached
     are_spare = isinstance(state.phase, Running) and (
@@ -47,7 +47,7 @@ def nodes_by_state(group: Group) -> dict[str, int]:
 
 
 class JobMetrics:
-    """Follows the master of this process, also over several terms of leadership."""
+    """Follows the master of this process, over several terms of leadership."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -64,12 +64,12 @@ class JobMetrics:
         return None if self._master is None or self._master.is_closed else self._master
 
     def changed(self, master: Master) -> None:
-        """Take the time of the nodes: something may have changed in their group."""
+        """Update the time per node state, because the group may have changed."""
         now, group = self._clock(), master.group
         passed_s, self._since = now - self._since, now
         if master is not self._master:
             self._master, self._round = master, group.round
-            passed_s = 0.0  # another one led, or none
+            passed_s = 0.0  # until now another process led, or none
         for state, nodes in self._nodes.items():
             self._seconds[state] += nodes * passed_s
         self._nodes = nodes_by_state(group)
@@ -84,7 +84,7 @@ class JobMetrics:
             self._restarts[assignment.cause.kind.name.lower()] += 1
 
     def now(self) -> Samples:
-        """Return the samples of now; none if this process has no master that leads."""
+        """Return the current samples; empty if this process has no leading master."""
         samples = Samples()
         if (master := self.master) is None:
             return samples

@@ -1,4 +1,4 @@
-"""The metrics of ``ft-run master``: those of its job, and the progress of rank 0."""
+"""Metrics of ``ft-run master``: the metrics of its job, and the progress of rank 0."""
 
 import time
 
@@ -9,12 +9,7 @@ from .job_metrics import JobMetrics
 
 
 async def master_samples(job_metrics: JobMetrics, attempt: int) -> Samples:
-    """Return the samples of now, on the loop of the master.
-
-    Args:
-        job_metrics: follows the master.
-        attempt: how often the scheduler has started the job again.
-    """
+    """Return the current samples; runs on the loop of the master."""
     samples = job_metrics.now()
     master = job_metrics.master
     job = master.group.job if master is not None else None

@@ -1,4 +1,4 @@
-"""The metrics of one node: from its accounting and its workers, when they are scraped."""
+"""Metrics of one node, from its accounting and its workers at the time of a scrape."""
 
 import asyncio
 import time
@@ -23,10 +23,10 @@ _LOST_BY: Final = (*CAUSES, "regroup")
 
 
 class Observed(Protocol):
-    """What is read of the agent."""
+    """The values that metrics read from the agent."""
 
     def progress(self) -> RoundProgressed | None:
-        """Return the progress of the workers up to now; None if they do not train."""
+        """Return the current progress of the workers; None if they do not train."""
 
     @property
     def running(self) -> tuple[AskedWorker, ...]:
@@ -34,11 +34,11 @@ class Observed(Protocol):
 
     @property
     def assignment(self) -> Assignment | None:
-        """Of the current or last round; None: there was none."""
+        """The assignment of the current or last round; None if there was no round."""
 
     @property
     def snapshot_step(self) -> int:
-        """Of the newest snapshot in memory; -1: there is none."""
+        """The step of the newest snapshot in memory; -1 if there is none."""
 
     @property
     def checkpoint(self) -> tuple[float | None, float | None]:
@@ -46,7 +46,7 @@ class Observed(Protocol):
 
 
 class NodeEndpoint:
-    """Listens already; ``serve`` on the loop of the agent, and ``close`` it."""
+    """The endpoint of a node. It already listens; call ``serve`` on the loop of the agent."""
 
     def __init__(self, server: MetricsServer) -> None:
         self._server = server
@@ -89,7 +89,11 @@ class NodeEndpoint:
 
 
 def add_account(samples: Samples, account: Account) -> None:
-    """Add where the time went. Prometheus does not see a counter grow that begins above 0."""
+    """Add the time per phase, losses and restarts.
+
+    Every cause has a sample, because Prometheus does not see the growth of a counter whose first
+    sample is above 0.
+    """
     for phase in dict.fromkeys((*Phase, *account.phases)):
         samples.put(c.PHASE_SECONDS, account.phases.get(phase, 0.0), phase.value)
     for cause in dict.fromkeys((*_LOST_BY, *account.lost)):
@@ -99,7 +103,7 @@ def add_account(samples: Samples, account: Account) -> None:
 
 
 class NodeFold:
-    """What follows from several scrapes. Pure."""
+    """Values that depend on several scrapes. No I/O, no clock."""
 
     def __init__(self) -> None:
         self._steps = StepCounts()
@@ -116,7 +120,7 @@ class NodeFold:
         self._add_steps(samples, agent, wall_s - monotonic_s)
         snapshot = number, agent.snapshot_step
         if agent.snapshot_step >= 0 and snapshot != self._snapshot:
-            is_kept = agent.snapshot_step == self._snapshot[1]  # from the round before
+            is_kept = agent.snapshot_step == self._snapshot[1]  # from the previous round
             self._snapshot = snapshot
             if not is_kept:
                 self._snapshot_s = round(wall_s, 3)
@@ -146,7 +150,7 @@ class NodeFold:
 
 
 def add_processes(samples: Samples, pids: Mapping[int, int]) -> None:
-    """Add the kernel's figures of processes by rank; one that has exited has no samples."""
+    """Add the kernel's values for processes by rank; exited processes get no samples."""
     import psutil
 
     for rank, pid in pids.items():

@@ -21,18 +21,13 @@ if TYPE_CHECKING:
 def open_metrics(
     address: Endpoint | None, trust: TrustOptions | None, note: Callable[[Event], None]
 ) -> MetricsServer | None:
-    """Listen at the address of ``--metrics``; None: without it, or if the port is in use.
+    """Listen at the address of ``--metrics``; None without it, or if the port is in use.
 
-    On loopback it is plain HTTP. Elsewhere a job with a token serves HTTPS to clients that have
-    the token, and one with certificates to clients that have one of its CA.
-
-    Args:
-        address: of ``--metrics``.
-        trust: how the job secures its connections.
-        note: receives the event of the result.
+    On loopback it is plain HTTP. Elsewhere a job with a token serves HTTPS to clients that have the
+    token, and a job with certificates to clients with a certificate of its CA.
 
     Raises:
-        UsageError: a package is missing, or it cannot listen at the address.
+        UsageError: If a package is missing, or it cannot listen at the address.
     """
     if address is None:
         return None
@@ -53,7 +48,7 @@ def open_metrics(
     try:
         opened = MetricsServer(Endpoint(found[0], address.port), tls, bearer)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # maybe by another agent of this host
+        if error.errno == errno.EADDRINUSE:  # perhaps by another agent on this host
             reason = f"port {address.port} of this host is in use"
             note(MetricsUnavailable(str(address), reason))
             return None
@@ -66,7 +61,7 @@ def open_metrics(
 
 
 def _secured(options: TrustOptions | None) -> "tuple[ssl.SSLContext | None, str]":
-    """Return how an endpoint that other hosts reach is secured: TLS, and the bearer token."""
+    """Return TLS context and bearer token of an endpoint that other hosts can reach."""
     trust = read_trust(options)
     if trust is None:
         return None, ""

@@ -1,7 +1,4 @@
-"""The HTTP endpoint of ``--metrics``, in threads: a scrape never waits for the job, nor delays it.
-
-Without a scrape its thread sleeps in the kernel.
-"""
+"""The HTTP endpoint of ``--metrics``. Scrapes run in threads, so they do not delay the job."""
 
 import asyncio
 import concurrent.futures
@@ -25,25 +22,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PATH: Final = "/metrics"
 _CLIENT_S: Final = 5.0
-"""How long a client may be silent."""
+"""Time limit for each read from a client."""
 _CLIENTS_MAX: Final = 8
-"""Connections at the same time. Another one replaces the oldest whose request is incomplete."""
+"""Maximum number of connections. A new one replaces the oldest with an incomplete request."""
 _LOOP_S: Final = 3.0
-"""How long the loop has; it answers within a millisecond unless it is overloaded."""
+"""Time limit for the loop, which answers within a millisecond unless it is overloaded."""
 
 Collect = Callable[[], Samples]
 """Returns the current values, called in a thread; raises ``NotReadyError``."""
 
 
 class NotReadyError(Exception):
-    """Raised if the values cannot be read in time; the text is the answer."""
+    """Raised if the values cannot be read in time; the message is the response."""
 
 
 def on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[T]]) -> T:
     """Return the result of a coroutine function that runs on a loop.
 
     Raises:
-        NotReadyError: the loop has ended, or there is no result in time.
+        NotReadyError: If the loop has ended, or there is no result in time.
     """
     result: concurrent.futures.Future[T] = concurrent.futures.Future()
 
@@ -63,7 +60,11 @@ def on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[T]]) -
 
 
 class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    """Listens from the start, and answers once it has a source of metrics; ``close`` it."""
+    """Listens at once, and answers after ``serve``. With port 0 the kernel chooses the port.
+
+    Without ``tls`` it is plain HTTP. A nonempty ``bearer`` is the token that requests must have.
+    Raises ``OSError`` if it cannot listen at the address.
+    """
 
     daemon_threads = True
     allow_reuse_port = False  # two servers would share the scrapes
@@ -71,21 +72,11 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     def __init__(
         self, address: Endpoint, tls: "ssl.SSLContext | None" = None, bearer: str = ""
     ) -> None:
-        """Listen.
-
-        Args:
-            address: an IP address, and the port; 0: a free one.
-            tls: for HTTPS; None: plain HTTP.
-            bearer: the token that requests must have; empty: none.
-
-        Raises:
-            OSError: it cannot listen there.
-        """
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.bearer = bearer
         self.read: Collect | None = None
         self.reading = threading.Lock()
-        """One scrape at a time reads the values."""
+        """Held while a scrape reads the values."""
         self._tls = tls
         self._clients = 0
         self._unread: dict[Any, None] = {}
@@ -97,7 +88,7 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the metrics."""
         host, port = self.server_address[:2]
         scheme = "https" if self._tls is not None else "http"
         return f"{scheme}://{join_host_port(str(host), int(port))}{PATH}"
@@ -105,7 +96,7 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     def serve(self, collect: Collect) -> None:
         """Answer scrapes from now on."""
         self.read = collect
-        # The interpreter does not wait at its end for a thread that is a daemon.
+        # The interpreter does not wait for a daemon thread when it exits.
         self._thread = threading.Thread(target=self._run, name="ft-run metrics", daemon=True)
         self._thread.start()
 
@@ -123,14 +114,14 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
             self.handle_request()
 
     def server_bind(self) -> None:
-        """Bind, without asking the DNS for a name as ``HTTPServer`` does."""
+        """Bind without the DNS query of ``HTTPServer``."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "", 0
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection; the handshake is up to its thread."""
+        """Accept a connection; its thread does the TLS handshake."""
         connection, address = super().get_request()
         if self._tls is not None:
             connection.settimeout(_CLIENT_S)
@@ -140,7 +131,7 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection; of too many, the oldest without a request is closed."""
+        """Start a thread for a connection. At the limit, close the oldest without a request."""
         with self._counting:
             is_full = self._clients >= _CLIENTS_MAX
             if is_full and self._unread:
@@ -171,7 +162,7 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
                 self._clients -= 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Pass over a client that is gone, or no client of HTTP or TLS."""
+        """Ignore clients that have disconnected, or do not speak HTTP or TLS."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -192,10 +183,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._scrape()
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: a scrape is no event of the job."""
+        """Log nothing: a scrape is not an event of the job."""
 
     def version_string(self) -> str:
-        """Return the name of the program, without versions of Python."""
+        """Return the name of the program, without the version of Python."""
         return "ft-run"
 
     def _is_authorized(self, bearer: str) -> bool:

@@ -1,4 +1,4 @@
-"""A request to Kubeflow's status server, in a thread: it delays nothing."""
+"""A request to Kubeflow's status server, in a thread, so that it does not delay the job."""
 
 import http.client
 import ssl
@@ -26,29 +26,26 @@ class StatusServer(NamedTuple):
 
 
 class NotSentError(Exception):
-    """Raised if a text was not taken."""
+    """Raised if the server did not accept a status.
+
+    ``severity`` is WARNING if a retry is unlikely to succeed.
+    """
 
     def __init__(self, reason: str, severity: Severity = Severity.DEBUG) -> None:
-        """Create it.
-
-        Args:
-            reason: why.
-            severity: WARNING if the server, or this host, hardly takes a later one.
-        """
         super().__init__(reason)
         self.severity = severity
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow no redirection: the token is for this server."""
+        """Do not follow redirections: the token is for this server."""
 
 
 class Request(threading.Thread):
-    """Sends one text; ``join`` it."""
+    """Sends one status; ``join`` it."""
 
     def __init__(self, server: StatusServer, text: bytes) -> None:
-        # The interpreter does not wait at its end for a thread that is a daemon.
+        # The interpreter does not wait for a daemon thread when it exits.
         super().__init__(name="ft-run trainjob", daemon=True)
         self._server, self._text = server, text
         self.error: NotSentError | None = None
@@ -56,7 +53,7 @@ class Request(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Send the text."""
+        """Send the status."""
         try:
             _send(self._server, self._text)
         except NotSentError as error:
@@ -70,8 +67,8 @@ def _send(server: StatusServer, text: bytes) -> None:
         with open(server.token_file, "rb") as file:
             token = file.read(_TOKEN_MAX).decode().strip()
         context = ssl.create_default_context(cafile=server.ca_file)
-        # Python 3.13 refuses certificates without an authority key identifier, as controllers make
-        # them for their webhooks.
+        # Python 3.13 refuses certificates without an authority key identifier, but controllers
+        # create such certificates for their webhooks.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         request = urllib.request.Request(  # noqa: S310 - its scheme is checked above
             server.url,
@@ -90,7 +87,7 @@ def _send(server: StatusServer, text: bytes) -> None:
         with error:
             raise _refused(error.code) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        # ValueError: the token or the certificate is no text.
+        # ValueError: the token or the certificate is not text.
         reason = getattr(error, "reason", None) or error
         raise NotSentError(str(reason) or type(error).__name__) from None
 

@@ -1,4 +1,4 @@
-"""Counts the steps of each rank, over its workers, from their progress at each scrape. Pure."""
+"""Counts the steps of each rank over its workers, from their progress at each scrape. No I/O."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,11 @@ from ..processes.worker_watch import Progress
 
 
 class _Rank(Struct):
-    """What the last scrape has found."""
+    """The values of the last scrape."""
 
     pid: int
     is_reported: bool
-    """Whether the script reports its steps, else they are counted from 0."""
+    """Whether the script reports its steps; if not, they are counted from 0."""
     steps: int
     total: int
 
@@ -26,11 +26,9 @@ class StepCounts:
     def update(self, found: Iterable[tuple[int, Progress]]) -> dict[int, int]:
         """Return the steps of each rank that has ever made progress.
 
-        A script that reports its steps starts with any number, and goes back after a failure: its
-        first report is its first step.
-
-        Args:
-            found: the ranks whose workers are alive, and their progress.
+        ``found`` is the progress of the ranks whose workers are alive. A script that reports its
+        steps starts with any number, and goes back after a failure: its first report is its first
+        step.
         """
         for rank, now in found:
             if not now.ticks:
@@ -43,7 +41,7 @@ class StepCounts:
                 total += max(0, now.steps - before.steps)
             elif not is_reported:
                 total += now.steps
-            else:  # of the same process, steps before the first report have been counted
+            else:  # steps of the same process before the first report have been counted
                 total += max(0, now.steps - now.first + (not is_same))
             self._ranks[rank] = _Rank(now.pid, is_reported, now.steps, total)
         return {rank: known.total for rank, known in self._ranks.items()}

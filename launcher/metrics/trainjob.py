@@ -1,4 +1,4 @@
-"""Shows the progress of a job in its Kubeflow TrainJob, from the node that has rank 0.
+"""Shows the progress of a job in its Kubeflow TrainJob, from the node with rank 0.
 
 Kubeflow Trainer 2.2 and later, with the feature gate ``TrainJobStatus``, sets three variables in
 each container: the URL of its status server, and files with the server's CA certificate and with a
@@ -27,22 +27,22 @@ URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
 CA_FILE: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 TOKEN_FILE: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - a name
 DISABLED: Final = "DISABLE_KUBEFLOW_INTEGRATION"
-"""``TRUE``: no progress is sent, as with transformers."""
+"""``TRUE`` turns progress off, as with transformers."""
 INTERVAL_S: Final = 5.0
 """The shortest time between two requests that Kubeflow's documents allow."""
 _PAUSE_MAX_S: Final = 60.0
-"""After several failures; after the first one it is twice the shortest time."""
+"""Delay after several failures; after the first one it is twice the shortest time."""
 _LAST_WORDS_S: Final = 2.0
 _SECONDS_MAX: Final = (1 << 31) - 1
 
 
 class Status(Struct, frozen=True):
-    """What a TrainJob shows."""
+    """The values that a TrainJob shows."""
 
     step: int
     """Completed steps."""
     total: int = 0
-    """Steps of the whole training; 0: not known."""
+    """Steps of the whole training; 0 if unknown."""
     steps_per_s: float = 0.0
     restarts: int = 0
     is_complete: bool = False
@@ -50,14 +50,14 @@ class Status(Struct, frozen=True):
 
     @property
     def percentage(self) -> int | None:
-        """Progress in whole percent; 100 only when the job has succeeded; None: not known."""
+        """Progress in whole percent; 100 only when the job has succeeded; None if unknown."""
         if self.is_complete:
             return 100
         return None if not self.total else min(99, 100 * self.step // self.total)
 
     @property
     def remaining_s(self) -> int | None:
-        """Estimated time until the end, in seconds; None: not known."""
+        """Estimated time until the end, in seconds; None if unknown."""
         if self.is_complete:
             return 0
         if not self.total or self.steps_per_s <= 0:
@@ -68,7 +68,7 @@ class Status(Struct, frozen=True):
     def body(self, now_s: float) -> bytes:
         """Return the body of the request: ``UpdateTrainJobStatusRequest`` of Kubeflow Trainer.
 
-        A request replaces all of the status, so that what is not known disappears.
+        A request replaces the whole status, so unknown values disappear.
         """
         metrics: dict[str, object] = {"current_step": self.step, "restarts": self.restarts}
         if self.total:
@@ -87,24 +87,20 @@ class Status(Struct, frozen=True):
 
 
 class TrainJobProgress:
-    """Reports the progress of rank 0 while this node has it; ``close`` it."""
+    """Reports the progress of rank 0 while this node has it. It polls from its creation on.
+
+    ``note`` receives the event of a failure once per outage, or twice if it gets worse.
+    """
 
     def __init__(
         self, server: StatusServer, agent: "Observed", note: Callable[[Event], None]
     ) -> None:
-        """Start to poll, on the running loop.
-
-        Args:
-            server: receives the progress.
-            agent: has the workers.
-            note: receives the event of a failure, once for an outage, or twice if it gets worse.
-        """
         self._server, self._agent, self._note = server, agent, note
         self._sent: Status | None = None
         self._request: Request | None = None
-        """The last one, until its result is known."""
+        """The last request, until its result is handled."""
         self._failing = 0
-        """The severity of the outage that was reported; 0: there is none."""
+        """The severity of the outage that was reported; 0 if there is none."""
         self._pause_s = INTERVAL_S
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
 
@@ -134,7 +130,7 @@ class TrainJobProgress:
     def _put(self, status: Status) -> None:
         try:
             self._request = Request(self._server, status.body(time.time()))
-        except RuntimeError:  # no thread can be started now: the next look tries again
+        except RuntimeError:  # no thread can be started now: the next poll retries
             return
         self._sent = status
 
@@ -150,7 +146,7 @@ class TrainJobProgress:
             self._note(ProgressUnsent(self._server.url, str(request.error), severity))
 
     def _status(self) -> Status | None:
-        """Return the progress of rank 0; None: it is elsewhere, not known, or sent by itself."""
+        """Return the progress of rank 0; None if it is elsewhere, unknown, or reports itself."""
         at = self._agent.assignment
         first = next((worker for worker in self._agent.running if worker.rank == 0), None)
         if at is None or first is None or first.watch is None:
@@ -165,7 +161,7 @@ class TrainJobProgress:
 def trainjob_progress(
     environ: Mapping[str, str], agent: "Observed", note: Callable[[Event], None]
 ) -> TrainJobProgress | None:
-    """Return what sends the progress of this node's rank 0; None: Kubeflow does not request it."""
+    """Return the sender of this node's progress; None if Kubeflow does not request it."""
     url, ca, token = (environ.get(name, "") for name in (URL, CA_FILE, TOKEN_FILE))
     if not (url and ca and token) or environ.get(DISABLED, "").upper() == "TRUE":
         return None

@@ -5,9 +5,9 @@ service cannot be queried. The polling intervals are those that the clouds recom
 
 - Google: ``instance/preempted`` becomes ``TRUE``; 30 s later the machine is off. A request can wait
   for the change.
-- AWS: ``spot/instance-action`` is not found, until it says what is done and when, 2 min before.
-  Requests carry a token (IMDSv2).
-- Azure: ``scheduledevents`` lists what happens to this machine and its neighbours, 30 s before.
+- AWS: ``spot/instance-action`` does not exist until 2 min before the action; then it contains the
+  action and its time. Requests carry a token (IMDSv2).
+- Azure: ``scheduledevents`` lists events of this machine and its neighbors, 30 s before.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from .metadata import MetadataError, Reply, Service
 
 GOOGLE_S = AZURE_S = 30.0
 AWS_S = 120.0
-"""The time from the notice to the end of the machine, where the notice has no time."""
+"""Time from the notice to the end of the machine, if the notice does not contain it."""
 _LONGEST_S = 900.0
 _LONG_POLL_S = 60
 _TOKEN_S = 21600

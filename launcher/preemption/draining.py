@@ -1,4 +1,4 @@
-"""What the workers of this node do before the world changes: all ranks save a snapshot."""
+"""All ranks of this node save a snapshot before the world changes."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,37 +8,30 @@ from .pages import NoticePage
 
 
 class Draining:
-    """The master's order, until the round ends, and the workers' answer to it."""
+    """The master's drain order, until the round ends, and the workers' response.
+
+    ``saves``: snapshots that would be lost with a node are written to storage.
+    """
 
     def __init__(self, send: Callable[[Drained], None], *, saves: bool) -> None:
-        """Begin without an order.
-
-        Args:
-            send: sends a message to the master.
-            saves: what would be lost with a node is to be written to storage.
-        """
         self._send = send
         self._page = NoticePage(self._answer, saves=saves)
         self._order: Drain | None = None
         self._cancelled: int | None = None
-        """The number of the order that was cancelled last; a worker may still report that it has
-        saved for it. None: none was, or a later one has come."""
+        """Number of the last cancelled order, for which a worker may still report a saved shard;
+        None if there is none, or a later order was received."""
         self._round = 0
         self._has_fixed = False
-        """Whether the master knows that the number of ranks is fixed."""
+        """Whether the master has been informed that the number of ranks is fixed."""
         self._is_ready = False
-        """The workers have all exited with 0, because nodes are being preempted."""
+        """Whether all workers have exited with 0, because nodes are being preempted."""
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Accept requests of workers."""
         self._page.listen(loop)
 
     def begin(self, number: int) -> None:
-        """Start a round.
-
-        Args:
-            number: of the round.
-        """
+        """Start a round."""
         self._round, self._has_fixed = number, False
         self._order, self._cancelled, self._is_ready = None, None, False
         self._page.begin()
@@ -49,12 +42,12 @@ class Draining:
         return self._page.is_used
 
     def order(self, order: Drain) -> bool:
-        """Have the workers save a snapshot; return whether that is news for the user.
+        """Have the workers save a snapshot; return whether the user should be informed.
 
-        Workers that save none do not delay a larger world, and learn nothing of it.
+        Workers that do not save snapshots do not delay a larger world, and are not notified of it.
         """
         if order.grows and order.number == self._cancelled:
-            return False  # it comes late
+            return False  # received late
         before, self._order = self._order, order
         is_other = before is None or before.number != order.number
         if self._cancelled is not None or (before is not None and before.grows and is_other):
@@ -86,7 +79,7 @@ class Draining:
     def are_ready(self, round_number: int) -> bool:
         """Return whether workers have all exited with 0 because nodes are being preempted.
 
-        Then the job is not over; the master is told instead that they are ready.
+        Then the job has not ended; instead, the master is informed that they are ready.
         """
         order = self._order
         if order is None or order.round != round_number or order.grows or not self._page.only_ask:

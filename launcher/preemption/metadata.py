@@ -10,7 +10,7 @@ from ...tasks import in_daemon_thread
 
 ANSWER_S = 5.0
 BODY_MAX = 256 * 1024
-"""A scheduled event of each VM of a large set has some 300 bytes."""
+"""A scheduled event of each VM of a large set has about 300 bytes."""
 
 
 class Reply(Struct, frozen=True):
@@ -19,11 +19,11 @@ class Reply(Struct, frozen=True):
     status: int
     body: str
     headers: Mapping[str, str]
-    """By lower-case name."""
+    """Values by lower-case name."""
 
 
 class MetadataError(Exception):
-    """Raised for a missing or invalid reply of the service; the text is for the user."""
+    """Raised for a missing or invalid reply of the service; the message is for the user."""
 
 
 class Service:
@@ -43,7 +43,7 @@ class Service:
         """Return the reply to a request.
 
         Raises:
-            MetadataError: there is no reply in time, or it is not valid HTTP.
+            MetadataError: If there is no reply in time, or it is not valid HTTP.
         """
         reply = in_daemon_thread(lambda: self._reply(method, path, headers, timeout_s))
         try:

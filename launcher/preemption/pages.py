@@ -13,16 +13,13 @@ from ..processes.worker_socket import WorkerSocket
 
 
 class NoticePage:
-    """The page, and the workers of the round that have mapped it; ``close`` it."""
+    """The page, and the workers of the round that have mapped it.
+
+    ``left`` is called when a rank reports that it has saved its shard, or that the number of ranks
+    is fixed. ``saves``: snapshots that would be lost are written to storage.
+    """
 
     def __init__(self, left: Callable[[], None], *, saves: bool) -> None:
-        """Start without a page.
-
-        Args:
-            left: is called when a rank reports that it has saved its shard, or that the number of
-                ranks is fixed.
-            saves: snapshots that would be lost are written to storage.
-        """
         self._left, self._saves = left, saves
         self._fd = -1
         self._map: mmap.mmap | None = None
@@ -30,12 +27,12 @@ class NoticePage:
         self._workers = WorkerSocket(notices.SOCKET, self._answer)
         self._asked: set[int] = set()
         self._steps: dict[int, int | None] = {}
-        """By rank, the step of the shard that it has saved; None: not yet."""
+        """By rank, the step of the shard that it has saved; None before that."""
         self.is_fixed = False
         """Whether only this number of ranks can load the state of a worker."""
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Accept workers' requests; if that is not possible, they receive no notice."""
+        """Accept workers' requests; if that fails, workers do not receive notices."""
         try:
             self._fd, self._map = shared_page("ft-run-notices", notices.PAGE_BYTES)
             self._words = memoryview(self._map).cast("Q")
@@ -60,7 +57,7 @@ class NoticePage:
 
     @property
     def step(self) -> int | None:
-        """The step that all ranks here have saved; -1: no rank saves one; None: not yet."""
+        """The step that all ranks here have saved; -1 if no rank saves; None if not complete."""
         steps = set(self._steps.values())
         if not steps:
             return None if self._asked else -1
@@ -80,20 +77,20 @@ class NoticePage:
     def tell(self, seconds: float, *, is_whole: bool, resizes: bool, grows: bool) -> None:
         """Notify the workers that the world will change.
 
-        An active notice keeps its deadline, and what it asks for is not taken back: some ranks may
-        have done it, together with all others.
+        An active notice keeps its deadline, and its requests are not withdrawn: some ranks may
+        already have acted on them, together with all others.
 
         Args:
             seconds: the time to save a consistent snapshot.
             is_whole: all nodes of the job are being preempted.
-            resizes: the next world has another size.
+            resizes: the next world has a different size.
             grows: no node is being preempted.
         """
         words, now = self._words, time.monotonic_ns()
         if words is None:
             return
         if 0 < words[notices.UNTIL_NS] <= now and seconds > 0:
-            self.withdraw()  # it is over, and the ranks have continued
+            self.withdraw()  # it has expired, and the ranks have continued
         is_active = words[notices.UNTIL_NS] > 0
         words[notices.IS_WHOLE] = int(is_whole or (is_active and words[notices.IS_WHOLE]))
         words[notices.RESIZES] = int(resizes or (is_active and words[notices.RESIZES]))
@@ -102,7 +99,7 @@ class NoticePage:
             words[notices.UNTIL_NS] = now + int(seconds * 1e9)
 
     def withdraw(self) -> bool:
-        """Take the notice back: the workers continue; return whether there was one."""
+        """Withdraw the notice, so that the workers continue; return whether there was one."""
         self._steps = dict.fromkeys(self._steps)
         words = self._words
         if words is None or not words[notices.UNTIL_NS]:
@@ -134,7 +131,7 @@ class NoticePage:
                     fds = [self._fd] if kind in (notices.ASK, notices.KEEP) else []
                     socket.send_fds(connection, [notices.MAGIC], fds)
         except OSError:
-            pass  # the worker is gone
+            pass  # the worker has exited
         self._workers.hang_up(connection)
 
     def _hear(self, rank: int, kind: int, number: int) -> None:

@@ -13,7 +13,7 @@ from .notice import PreemptionNotice
 
 CLOUDS = ("gcp", "aws", "azure")
 FILE_S = 30.0
-"""The time from the file's creation to the end of this machine, where the file has no time."""
+"""Time from the file's creation to the end of this machine, if the file does not contain it."""
 _FILE_LONGEST_S = 86400.0
 _FILE_MAX = 4096
 _FILE_EVERY_S = 0.5
@@ -36,7 +36,7 @@ async def watch(
     tell: Callable[[Event], None],
     dmi: str = _DMI,
 ) -> None:
-    """Wait for a notice, without a time limit; an error is reported once."""
+    """Wait for a notice, without a time limit; report only the first error."""
     cloud = source
     if source == "auto":
         cloud = cloud_of(dmi)
@@ -51,7 +51,7 @@ async def watch(
 
 
 def cloud_of(dmi: str) -> str:
-    """Return the cloud of this machine according to its firmware; empty: no known cloud."""
+    """Return the cloud of this machine according to its firmware; empty if unknown."""
     for cloud, (name, word) in _VENDORS.items():
         if _content(os.path.join(dmi, name)) == word:
             return cloud
@@ -59,7 +59,7 @@ def cloud_of(dmi: str) -> str:
 
 
 def _content(path: str) -> str | None:
-    """Return the content of a small file; None: it cannot be read."""
+    """Return the content of a small file; None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(_FILE_MAX).decode("ascii", "replace").strip()
@@ -102,7 +102,7 @@ async def _persistently(
 
 async def _file(path: str) -> float:
     """Wait for the file; return the seconds that it contains."""
-    while (text := _content(path)) is None:  # noqa: ASYNC110 - any file system, also of other hosts
+    while (text := _content(path)) is None:  # noqa: ASYNC110 - any file system, even network ones
         await asyncio.sleep(_FILE_EVERY_S)
     try:
         seconds = float(text)

@@ -1,4 +1,4 @@
-"""This node's part in the checks before training: the check workers and the output of results.
+"""This node's part in the checks before training: check workers and output of results.
 
 The package ``checks`` contains the measurements and the verdict.
 """

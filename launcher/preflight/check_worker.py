@@ -30,13 +30,13 @@ _READ_BYTES: Final = 65536
 
 
 class CheckMember:
-    """One check worker of a crew. Each process has its own object."""
+    """One check worker process of a crew."""
 
     def __init__(self, local_rank: int, changed: Callable[[], None], stage: str) -> None:
         """Open the pipes of a worker that will be started.
 
         Raises:
-            OSError: there are too many open files.
+            OSError: If too many files are open.
         """
         self.local_rank = local_rank
         self._changed = changed
@@ -115,11 +115,10 @@ class CheckMember:
         self._end = self._end or (f"{text}: {last}" if last else text)
 
     def outcome(self, order: CheckOrder, *, was_cut_short: bool) -> WorkerAnswer:
-        """Return the result of the order, also if the worker did not reply.
+        """Return the result of the order, even if the worker did not reply.
 
-        Args:
-            order: the order that was sent.
-            was_cut_short: whether another worker has failed before the deadline.
+        ``was_cut_short``: the crew stopped waiting before the deadline, because another worker
+        failed.
         """
         if self._record is not None:
             record = self._record

@@ -49,12 +49,13 @@ _KILL_S: Final = 10.0
 _LEFT: Final = "the previous ones have not exited"
 _SPAWNER_EXITED: Final = "the process that starts them has exited"
 _KILL_GPUS_S: Final = 60.0
-"""The kernel releases pinned memory page by page: this takes long for hundreds of GB."""
+"""Limit with GPUs: the kernel releases pinned memory page by page, which takes long for hundreds of
+GB."""
 _ENVIRONMENT: Final = {
-    # A check says by itself what hangs, in its own time, and is not ended by NCCL's watchdog.
+    # A check reports hangs itself, by its own deadline; NCCL's watchdog must not end it.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
-    # Nor does it tune matrix products for minutes.
+    # It must not tune matrix products for minutes.
     "PYTORCH_TUNABLEOP_ENABLED": "0",
 }
 """Variables of check workers, which override those of the training."""
@@ -116,10 +117,10 @@ class CheckCrew:
     def start(self) -> None:
         """Start the workers, so that they import torch before the first order.
 
-        No worker is started while workers of an earlier crew are left.
+        It does not start a worker while workers of an earlier crew are left.
 
         Raises:
-            OSError: there are too many open files; no worker is started.
+            OSError: If too many files are open; then no worker is started.
         """
         if self._members or not self._empty or self._spawner_gone or self._is_resting:
             return  # workers that survive SIGKILL may hold a device: start no new ones
@@ -136,8 +137,8 @@ class CheckCrew:
         """Execute one order and return this node's record of it before the order's deadline.
 
         Single-node phases do not use the ranks and the address of the order: the workers of this
-        node connect on the loopback interface. A check that fails raises nothing: the record has
-        the failure.
+        node connect on the loopback interface. The record contains the failure of a check; nothing
+        is raised.
         """
         deadline = asyncio.get_running_loop().time() + order.deadline_s
         if not await self._is_renewed(deadline):
@@ -166,13 +167,13 @@ class CheckCrew:
         if phase is Phase.SOLO and not record.failure and not self._passed_alone:
             self._passed_alone = self._generation
         if not all(member.can_go_on for member in asked):
-            # A worker may take long to die. The record is sent meanwhile: it has a deadline.
+            # A worker may take long to die, and the record has a deadline: do not wait here.
             self._renewal = asyncio.create_task(self._renew())
         return record
 
     async def rest(self) -> None:
         """Stop the workers; the next order starts new ones. Devices are free on return."""
-        self._is_resting = True  # meanwhile no worker is replaced
+        self._is_resting = True  # do not replace workers meanwhile
         try:
             await self._is_renewed()
             await self._kill()
@@ -185,7 +186,7 @@ class CheckCrew:
             self.start()
 
     async def _is_renewed(self, deadline: float | None = None) -> bool:
-        """Wait for workers of an earlier order to end; return whether they did in time."""
+        """Wait for workers of an earlier order to exit; return whether they did in time."""
         renewal = self._renewal
         if renewal is not None:
             loop = asyncio.get_running_loop()
@@ -203,7 +204,7 @@ class CheckCrew:
 
     @contextmanager
     def _at_home(self, order: CheckOrder) -> Iterator[Delivery]:
-        """Send the workers their order; their store's port is reserved meanwhile."""
+        """Yield the order for the workers, with the port of their own store reserved."""
         now = time.time()
         if Phase(order.phase) not in (Phase.FACTS, Phase.SOLO):
             yield Delivery(Order(**asdict(order)), now)
@@ -225,7 +226,10 @@ class CheckCrew:
             port.close()
 
     async def _answers(self, asked: list[CheckMember], deadline: float) -> bool:
-        """Wait until all workers have replied, or waiting for the others is useless."""
+        """Wait until all workers have replied, or waiting for the others is useless.
+
+        Returns whether the deadline has not passed.
+        """
         loop = asyncio.get_running_loop()
         limit = deadline
         while not self._spawner_gone:

@@ -14,11 +14,11 @@ def check_report_path(path: str | None) -> None:
     """Reject a path that cannot be written, before the checks start.
 
     Raises:
-        UsageError: the path is of something other than a file, or its folder is not writable.
+        UsageError: If it is not a regular file, or its directory is not writable.
     """
     if path is None:
         return
-    # A file that is redirected to is a regular one, but this process is writing to it.
+    # The target of a redirection is a regular file, but this process is writing to it.
     is_stream = os.path.abspath(path).startswith(("/dev/", "/proc/"))
     is_other = is_stream or (os.path.exists(path) and not os.path.isfile(path))
     if is_other or not os.access(Path(path).resolve().parent, os.W_OK | os.X_OK):
@@ -32,7 +32,7 @@ def write_report(path: str, report: str) -> None:
     """Write the report.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: If it cannot be written.
     """
     target = Path(path).resolve()
     part = target.with_name(f".{target.name}.{os.getpid()}")

@@ -29,7 +29,11 @@ _ALONE = ("facts", "solo")
 
 
 class CheckSession:
-    """Receives orders, has the crew execute them, and sends the results."""
+    """Receives orders, has the crew execute them, and sends the results.
+
+    Without a crew, the master sends no orders. ``renew`` reserves another port for a store and
+    returns its address. ``is_all``: the job consists only of checks.
+    """
 
     def __init__(
         self,
@@ -39,17 +43,9 @@ class CheckSession:
         *,
         is_all: bool = False,
     ) -> None:
-        """Create a session; no worker is started.
-
-        Args:
-            crew: the check workers; None: there are none, and the master sends no order.
-            renew: reserves another port for a store and returns its address.
-            post: receives each result.
-            is_all: the job consists only of checks.
-        """
         self._crew = crew
         self.node_id = ""
-        """The node id that the master assigned in place of the crew's; empty: none."""
+        """The node ID that the master assigned in place of the crew's; empty if none."""
         self._renew = renew
         self._post = post
         self._is_all = is_all
@@ -58,7 +54,7 @@ class CheckSession:
         self._order: CheckOrder | None = None
         """The last order that was started."""
         self._answer: tuple[Record, Offer] | None = None
-        """The record of that order, once it is available, and what this node offers since then."""
+        """The record of that order, once it is available, and the offer of this node after it."""
         self._is_of_old_stream = False
         """Whether that order was received on an earlier stream."""
         self._newest = 0
@@ -83,7 +79,7 @@ class CheckSession:
         self._newest = order.number
         if order in (self._order, self._next):
             if order == self._order and self._answer is not None:
-                # The first reply was lost with a broken stream, or another master asks the same.
+                # The first reply was lost with a broken stream, or another master sends this order.
                 self._send(order, *self._answer)
             return False
         self._next, self._found = order, None
@@ -118,7 +114,7 @@ class CheckSession:
 
     async def rest(self) -> None:
         """Stop the running check and the check workers."""
-        # Another master may use the same number: its order is not the one that is dropped here.
+        # Forget all orders: another master may use the same number for a different order.
         self._next = self._order = self._answer = None
         task, self._task = self._task, None
         if task is not None and not task.done():
@@ -132,7 +128,6 @@ class CheckSession:
         if useless is not None:
             await asyncio.wait([useless])
             await self._crew.rest()
-        # The agent of a job without checks does not load what they are written in.
         while (order := self._next) is not None:
             self._order, self._next, self._answer = order, None, None
             self._is_of_old_stream = False
@@ -152,5 +147,5 @@ class CheckSession:
         self._post(CheckResult(order.number, record_to_json(record), offer))
 
     def _is_overtaken(self) -> bool:
-        """Whether another order was received meanwhile, possibly from another master."""
+        """Whether another order was received in the meantime, possibly from another master."""
         return self._next is not None

@@ -16,13 +16,11 @@ from .report_file import write_report
 def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -> None:
     """Print the result of the checks, and write the report file if the user requested it.
 
-    Args:
-        found: the master's message; the master sends the whole report to one node of the job.
-        display: prints the lines; ``ft-run check`` writes its table or JSON to standard output.
-        options: the options of the checks.
+    The master sends the whole report to one node of the job. ``ft-run check`` writes its table or
+    JSON to standard output.
 
     Raises:
-        UsageError: the result of ``ft-run check`` cannot be written to standard output.
+        UsageError: If the result of ``ft-run check`` cannot be written to standard output.
     """
     has_table = bool(found.report) and display.live and not options.spec.only
     if found.report:

@@ -15,14 +15,13 @@ ENDS_WITHIN_S = 600.0
 
 
 class Dying:
-    """Processes that were sent SIGKILL.
+    """Processes that were sent SIGKILL. Call ``go_on`` every ``SURVIVES_KILL_S``.
 
     The kernel's work to release the memory of a process counts as CPU time of that process. The
     remaining memory is not visible: ``VmRSS`` disappears when the release starts.
     """
 
     def __init__(self, pids: Iterable[int], now: float, *, have_devices: bool) -> None:
-        """Record the state of the processes; call ``go_on`` every ``SURVIVES_KILL_S``."""
         self._begun, self.looks = now, 0
         self._least_s = DEVICES_SURVIVE_KILL_S if have_devices else SURVIVES_KILL_S
         self._ticks = {pid: processor_ticks(pid) for pid in pids}

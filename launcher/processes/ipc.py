@@ -1,6 +1,6 @@
-"""Messages between the processes of one node: length-prefixed JSON, with file descriptors attached.
+"""Messages between the processes of one node: length-prefixed JSON with file descriptors.
 
-Agent and spawner use them, and so do spawner and fork server. Both ends have the same version.
+Agent, spawner and fork server use them. Both ends have the same version.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def send(channel: socket.socket, message: Mapping[str, object], fds: Sequence[in
     """Send a message over a blocking socket; the receiver gets duplicates of ``fds``.
 
     Raises:
-        ConnectionError: the other end is closed.
+        ConnectionError: If the other end is closed.
     """
     data = json.dumps(message).encode()
     data = _HEADER.pack(len(data)) + data
@@ -40,7 +40,7 @@ def close_all(fds: Iterable[int]) -> None:
 def close_all_but(*kept: int) -> None:
     """Close this process's file descriptors, except the standard streams and ``kept``.
 
-    They are listed rather than counted up: the limit can be a thousand million.
+    They are listed rather than counted up, because the limit can be a billion.
     """
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in (0, 1, 2, *kept):
@@ -61,7 +61,7 @@ class Incoming:
         """Return the messages that are complete after one read; None at end-of-file.
 
         Raises:
-            BlockingIOError: the socket is non-blocking, and there is no data.
+            BlockingIOError: If the socket is non-blocking and there is no data.
         """
         try:
             data, fds, flags, _ = socket.recv_fds(self._channel, _READ_BYTES, _MAX_FDS)
@@ -93,7 +93,7 @@ class Incoming:
         """Return the next ``count`` received file descriptors; the caller owns them.
 
         Raises:
-            OSError: some were lost because this process is at its limit of open files.
+            OSError: If some were lost because this process is at its limit of open files.
         """
         taken = self._fds[:count]
         del self._fds[:count]

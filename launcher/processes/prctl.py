@@ -1,4 +1,4 @@
-"""prctl(2): death signals and subreapers. Linux."""
+"""prctl(2): death signals and subreapers."""
 
 import ctypes
 import os
@@ -11,11 +11,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def prctl(option: int, *arguments: int) -> None:
-    """Make the system call, with integers or addresses.
-
-    Raises:
-        OSError: the system call failed.
-    """
+    """Make the system call, with integers or addresses; raises ``OSError`` if it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     words = [ctypes.c_ulong(word) for word in (*arguments, 0, 0, 0, 0)[:4]]
     if libc.prctl(option, *words) != 0:
@@ -23,14 +19,9 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Make the kernel end this process when its parent dies.
+    """Make the kernel send this process a signal when its parent dies.
 
-    Args:
-        parent: the parent's process id; if it has already died, this process exits here.
-        number: of the signal.
-
-    Raises:
-        OSError: the system call failed.
+    If the process ``parent`` has already died, this process exits here.
     """
     prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # the parent died before the line above

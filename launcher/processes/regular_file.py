@@ -1,11 +1,11 @@
-"""Reads files at paths that workers can write to: regular ones only, and never waiting for them."""
+"""Reads files at paths that workers can write to: only regular files, and without blocking."""
 
 import os
 import stat
 
 
 def head_of_file(path: str, max_bytes: int) -> bytes | None:
-    """Return the first ``max_bytes`` of a regular file; None where there is none to read."""
+    """Return the first ``max_bytes`` of a regular file; None if it cannot be read."""
     fd = _open(path)
     if fd is None:
         return None
@@ -17,7 +17,7 @@ def head_of_file(path: str, max_bytes: int) -> bytes | None:
 
 
 def tail_of_file(path: str, max_bytes: int) -> bytes:
-    """Return the last ``max_bytes`` of a regular file; empty where it cannot be read."""
+    """Return the last ``max_bytes`` of a regular file; empty if it cannot be read."""
     fd = _open(path)
     if fd is None:
         return b""
@@ -31,7 +31,7 @@ def tail_of_file(path: str, max_bytes: int) -> bytes:
 
 
 def _open(path: str) -> int | None:
-    """Open a regular file. A FIFO would make ``open`` wait for a writer, a link lead anywhere."""
+    """Open a regular file. Opening a FIFO would wait for a writer; a link can point anywhere."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (OSError, ValueError):

@@ -7,17 +7,17 @@ even if the path has another ``ft_run``.
 
 import sys
 
-# Not again in a process that a worker spawns with multiprocessing: it runs the main file once more,
-# under another name, with the path of the worker.
+# Not in a process that a worker spawns with multiprocessing, which runs the main file again under
+# another name, with the path of the worker.
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # this file's folder, whose modules have the names of other modules
+    del sys.path[0]  # this file's directory: its modules would hide others of the same name
 
 import importlib.util
 import os
 
 
 def main(name: str, arguments: list[str]) -> int:
-    """Run ``main`` of a module of ``ft_run.launcher``; return its exit status."""
+    """Run ``main`` of a module of ``ft_run.launcher``; return its exit code."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     spec = importlib.util.spec_from_file_location(
         "ft_run", os.path.join(root, "__init__.py"), submodule_search_locations=[root]

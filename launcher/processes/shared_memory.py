@@ -9,14 +9,9 @@ import os
 
 
 def shared_page(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
-    """Return the descriptor of a new memory file and its mapping; the caller closes both.
+    """Return the descriptor of a new zeroed memory file and its mapping; the caller closes both.
 
-    Args:
-        name: shown in ``/proc/PID/fd``.
-        size_bytes: of the file, which starts with zeros.
-
-    Raises:
-        OSError: If no descriptor or no memory is available.
+    ``name`` is shown in ``/proc/PID/fd``. Raises ``OSError`` if descriptors or memory run out.
     """
     fd = shared_file(name, size_bytes)
     try:
@@ -27,14 +22,9 @@ def shared_page(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
 
 
 def shared_file(name: str, size_bytes: int = 0) -> int:
-    """Return the descriptor of a new memory file, which can grow; the caller closes it.
+    """Return the descriptor of a new zeroed memory file, which can grow; the caller closes it.
 
-    Args:
-        name: shown in ``/proc/PID/fd``.
-        size_bytes: of the file, which starts with zeros.
-
-    Raises:
-        OSError: If no descriptor or no memory is available.
+    ``name`` is shown in ``/proc/PID/fd``. Raises ``OSError`` if descriptors or memory run out.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -1,8 +1,8 @@
 """The store process of ``--store separate``: ``python -u store_process.py HOST PORT``.
 
 It hosts the ``TCPStore`` of one round, so that the store outlives rank 0. The process that started
-it also ends it. It is run by its path and imports nothing of ft_run: the interpreter is that of the
-workers, which need not have ft_run installed.
+it also ends it. It is run by its path and imports nothing of ft_run, because the workers'
+interpreter need not have ft_run installed.
 """
 
 import sys
@@ -11,10 +11,8 @@ import sys
 def main(host: str, port: int) -> None:
     """Serve until this process is killed.
 
-    Args:
-        host: an address of this machine, to which the store's own client connects; the store
-            itself listens at all addresses.
-        port: the port to listen at.
+    ``host`` is an address of this machine to which the store's own client connects; the store
+    itself listens at all addresses.
     """
     import os
     import signal
@@ -34,5 +32,5 @@ def main(host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this file's folder, whose modules have the names of others
+    del sys.path[0]  # this file's directory: its modules would hide others of the same name
     main(sys.argv[1], int(sys.argv[2]))

@@ -27,13 +27,13 @@ class _Map(ctypes.Structure):
 
 
 _kept: list[object] = []
-"""The buffers that the kernel uses now, kept alive."""
+"""The buffers that the kernel currently uses, kept alive."""
 
 
 def set_process_title(argv: list[str]) -> None:
     """Show ``argv`` as the command line of this process, and ``os.environ`` as its environment.
 
-    Without effect on a kernel without CONFIG_CHECKPOINT_RESTORE, which most have.
+    Without effect on the few kernels that lack CONFIG_CHECKPOINT_RESTORE.
     """
     arguments = b"".join(os.fsencode(word) + b"\0" for word in argv)
     variables = b"".join(name + b"=" + value + b"\0" for name, value in os.environb.items())
@@ -62,7 +62,7 @@ def set_process_title(argv: list[str]) -> None:
     )
     words = [ctypes.c_ulong(w) for w in (_PR_SET_MM_MAP, ctypes.addressof(layout))]
     words += [ctypes.c_ulong(ctypes.sizeof(layout)), ctypes.c_ulong(0)]
-    # The heap's end is part of the map and must not move until the call. So the memory that these
+    # The heap's end is part of the map and must not move until the call, so the memory that these
     # lines need is allocated and released first.
     _libc.free(_libc.malloc(64 * 1024))
     layout.brk = _libc.sbrk(0)

@@ -1,4 +1,4 @@
-"""Finds and ends the descendants of a process. Linux; used by the single-threaded helpers.
+"""Finds and ends the descendants of a process. Used by the single-threaded helpers.
 
 The import of psutil would cost more memory and time than the spawner may use.
 """
@@ -20,7 +20,7 @@ def require_own_proc() -> None:
     """Check that /proc shows the processes that this one can signal.
 
     Raises:
-        UsageError: /proc belongs to another PID namespace, or is missing.
+        UsageError: If /proc belongs to another PID namespace, or is missing.
     """
     try:
         shown = os.readlink("/proc/self")
@@ -37,7 +37,7 @@ def require_own_proc() -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the process ids of the direct children of ``pid``, zombies included."""
+    """Return the process IDs of the direct children of ``pid``, including zombies."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -63,7 +63,7 @@ def _children_by_scan(parent: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the process ids of all descendants of ``pid``, parents before children."""
+    """Return the process IDs of all descendants of ``pid``, parents before children."""
     found = children(pid)
     for child in found:  # grows during the iteration
         found += children(child)
@@ -71,7 +71,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def family(leader: int, found: Iterable[int]) -> set[int]:
-    """Return a session leader, its descendants, and those of ``found`` in its session."""
+    """Return a session leader, its descendants, and the processes of ``found`` in its session."""
     members = {leader, *descendants(leader)}
     for pid in found:
         with suppress(ProcessLookupError, PermissionError):
@@ -95,7 +95,7 @@ def exits_within(pid: int, seconds: float) -> bool:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    except OSError:  # the kernel has no pidfds (before 5.3), or no file is left
+    except OSError:  # the kernel has no pidfds (before 5.3), or too many files are open
         end = time.monotonic() + seconds
         while not is_zombie(pid) and time.monotonic() < end:
             time.sleep(_KILL_AGAIN_S)
@@ -109,7 +109,7 @@ def exits_within(pid: int, seconds: float) -> bool:
 
 
 def processor_ticks(pid: int) -> int:
-    """Return the CPU time of a process in ticks of the kernel; 0: it does not exist."""
+    """Return the CPU time of a process in ticks of the kernel; 0 if it does not exist."""
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
         return int(fields[11]) + int(fields[12])
@@ -154,11 +154,10 @@ def signal_handlers(leader: int, number: int, root: int) -> None:
 def signal_parents(leader: int, number: int, root: int) -> bool:
     """Send a signal to a session, but not to the children of a process that handles it.
 
-    Such a process may still need its children, e.g. those that load data for its current step. A
-    shell waits for its command before it handles a signal, so its children receive it too.
+    Such a process may still need its children, e.g. to load data for its current step. A shell
+    waits for its command before it handles a signal, so its children receive it too.
 
-    Returns:
-        Whether there are such children; otherwise all processes have received the signal.
+    Returns False if there are no such children, so all processes have received the signal.
     """
     members = session(leader, root)
     spared: set[int] = set()
@@ -196,7 +195,7 @@ def _is_shell(pid: int) -> bool:
 def kill_all(pids: Iterable[int]) -> list[int]:
     """Send SIGKILL to processes; return those that were not yet dead.
 
-    A process can fork meanwhile: call it again until none is left.
+    A process can fork in the meantime: call it again until none is left.
     """
     alive = [pid for pid in pids if not is_zombie(pid)]
     for pid in alive:
@@ -206,11 +205,7 @@ def kill_all(pids: Iterable[int]) -> list[int]:
 
 
 def end_descendants(limit_s: float) -> None:
-    """Kill and reap all descendants of this process; return when none is alive.
-
-    Args:
-        limit_s: the time limit in seconds; some may be left after it.
-    """
+    """Kill and reap all descendants of this process, until none is alive or ``limit_s`` is over."""
     deadline = time.monotonic() + limit_s
     while kill_all(descendants(os.getpid())) and time.monotonic() < deadline:
         reap_all()

@@ -12,30 +12,29 @@ from .prctl import die_with_parent
 from .worker_watch import starter_env
 
 NOT_EXECUTED = 127
-"""The exit status of a worker whose program could not be executed, as of a shell."""
+"""Exit code of a worker whose program could not be executed, as in a shell."""
 
 
 class NotBoundError(OSError):
-    """Raised when a process cannot be bound to its CPUs."""
+    """Raised if a process cannot be bound to its CPUs."""
 
 
 class Started(NamedTuple):
     """The result of starting workers."""
 
     pids: Sequence[int]
-    """Process ids, in the order of the workers; 0: no process was created."""
+    """Process IDs, in the order of the workers; 0 if no process was created."""
     errors: Sequence[tuple[int, int]]
-    """Index and code (``error_code``) of each worker that was not started: it could not execute its
-    program, and exits with 127, or no process was created."""
+    """Index and code (``error_code``) of each worker that was not started: no process was created,
+    or it could not execute its program and exits with 127."""
 
 
 def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Started:
     """Start workers by executing their programs.
 
-    Args:
-        workers: the request of ``SpawnerClient.spawn`` for each worker.
-        fds: their standard streams, in the order of the workers; after those of a watched worker
-            its page and its file for stacks.
+    ``workers`` contains the request of ``SpawnerClient.spawn`` for each worker. ``fds`` are their
+    standard streams, in the order of the workers; for a watched worker, its page and its file for
+    stacks follow.
     """
     pids: list[int] = []
     errors: list[tuple[int, int]] = []
@@ -61,20 +60,14 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
 def fork_worker(
     worker: dict[str, Any], fds: Sequence[int], keep: Sequence[int] = ()
 ) -> tuple[int, int]:
-    """Fork and execute one worker.
+    """Fork and execute one worker; return its process ID and a pipe.
 
-    Args:
-        worker: its request of ``SpawnerClient.spawn``.
-        fds: its standard streams, in the order of ``worker["targets"]``; then its page and its file
-            for stacks, if it is watched.
-        keep: file descriptors that its program has too, under the same numbers.
-
-    Returns:
-        Its process id, and a pipe: end-of-file means that the program was started; otherwise four
-        bytes are the error code (``code_from``).
+    End-of-file on the pipe means that the program was started; otherwise four bytes are the error
+    code (``code_from``). ``worker`` and ``fds`` are as in ``start_workers``; the program also gets
+    the file descriptors ``keep``, under the same numbers.
 
     Raises:
-        OSError: no process or no descriptor for the pipe could be created.
+        OSError: If no process or no descriptor for the pipe could be created.
     """
     parent = os.getpid()
     pid, pipe = fork_with_pipe()
@@ -86,13 +79,10 @@ def fork_worker(
 
 
 def fork_with_pipe() -> tuple[int, int]:
-    """Fork, with a pipe from the child to its parent.
-
-    Returns:
-        As ``os.fork``, and this process's end of the pipe.
+    """Return the result of ``os.fork``, and this process's end of a pipe from child to parent.
 
     Raises:
-        OSError: no process or no descriptor for the pipe could be created; nothing is left open.
+        OSError: If no process or no descriptor could be created; nothing is left open.
     """
     read_from, write_to = os.pipe2(os.O_CLOEXEC)
     try:
@@ -110,8 +100,8 @@ def set_up(worker: dict[str, Any], fds: Sequence[int]) -> None:
     """Set up the streams and the CPU affinity of a worker in this process.
 
     Raises:
-        NotBoundError: the kernel refused the CPUs.
-        OSError: another error.
+        NotBoundError: If the kernel refused the CPUs.
+        OSError: If anything else failed.
     """
     targets = worker["targets"]
     for fd, target in zip(fds[: len(targets)], targets, strict=True):

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from ...training.worker.agent_socket import address_of, is_trusted
 
 _WAITING_MAX = 128
-"""The number of simultaneous requests of workers."""
+"""Maximum number of connections that wait to be accepted."""
 _CONNECTIONS_MAX = 1024
-"""At the same time, far above the loops of a node's workers; more are closed at once."""
+"""Far above the number of loops of a node's workers; more connections are closed immediately."""
 
 
 class WorkerSocket:
-    """The socket and its connections; ``close`` it."""
+    """The socket and its connections."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class WorkerSocket:
         return tuple(self._connections)
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen for workers; without effect if that is not possible."""
+        """Listen for workers; without effect if that fails."""
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             server.bind(address_of(self._what, os.getpid()))

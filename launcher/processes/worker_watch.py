@@ -18,21 +18,21 @@ class Progress(NamedTuple):
     pid: int
     """The watched process, which need not be the one that was started (``--no-python``)."""
     steps: int
-    """The steps that it has done, or the number that it has reported."""
+    """Number of steps done, or the number that the worker reported."""
     ticks: int
     """How often it has made progress."""
     last_s: float | None
-    """The time of its last progress (``time.monotonic``); None: none yet."""
+    """The time of its last progress (``time.monotonic``); None before the first."""
     longest_s: float
-    """The longest time between two such times."""
+    """The longest time between two consecutive times of progress."""
     furthest: int = -1
-    """The highest step that it has reported; -1: it reports none."""
+    """The highest reported step; -1 if the worker does not report steps."""
     steps_per_s: float = 0.0
     """The recent steps per second, as of its last progress."""
     first: int = -1
-    """The first step that it has reported; -1: it reports none."""
+    """The first reported step; -1 if the worker does not report steps."""
     data_wait: float = 0.0
-    """The recent share of the time in which it waited for data, as of its last progress."""
+    """The recent share of time in which it waited for data, as of its last progress."""
 
 
 class Loading(NamedTuple):
@@ -40,25 +40,25 @@ class Loading(NamedTuple):
 
     batches: int
     wait_s: float
-    """On a GPU, while that was idle."""
+    """On a GPU, only while the GPU was idle."""
     first_wait_s: float
-    """Of ``wait_s``, for the first batches of iterators, e.g. of an epoch."""
+    """Part of ``wait_s`` for the first batches of iterators, e.g. of an epoch."""
     squares_s2: float
     """The sum of the squares of the other waits."""
     processes: int
     """``num_workers`` of the loader."""
     prefetch: int
-    """``prefetch_factor`` of the loader; 0: it has no workers."""
+    """``prefetch_factor`` of the loader; 0 if it has no workers."""
 
 
 class Computing(NamedTuple):
-    """What a worker has computed with since its first step."""
+    """What a worker has used for computing since its first step."""
 
     pid: int
     cpu_s: float
     """CPU time of all its threads, without its child processes."""
     seconds: float
-    """The time in which it had that, up to a second ago."""
+    """Time in which it used that CPU time, up to a second ago."""
     uses_device: bool
 
 
@@ -70,22 +70,21 @@ class Tuned(NamedTuple):
     at_s: float
     """When the last one ended (``time.monotonic``)."""
     settings: int
-    """In effect; 0: no loader that can be tuned."""
+    """In effect; 0 if there is no loader that can be tuned."""
     disturbed: int
     """Changes while a checkpoint is written."""
     switch_s: float
-    """How long training last waited because a loader began."""
+    """How long training last waited for the start of a loader."""
 
 
 class WorkerWatch:
-    """The files that a worker shares with this process; ``close`` them."""
+    """The files that a worker shares with this process.
+
+    Raises:
+        OSError: If no descriptor or no memory is available.
+    """
 
     def __init__(self) -> None:
-        """Create the files.
-
-        Raises:
-            OSError: If no descriptor or no memory is available.
-        """
         page_fd, self._memory = shared_page(layout.PAGE_FILE, layout.PAGE_BYTES)
         try:
             self._stacks_fd = shared_file(layout.STACKS_FILE)
@@ -116,7 +115,7 @@ class WorkerWatch:
         return os.lseek(self._stacks_fd, 0, os.SEEK_CUR)
 
     def progress(self) -> Progress | None:
-        """Return the progress of the worker; None: it is not watched now."""
+        """Return the progress of the worker; None if it is not watched now."""
         if self.is_closed:
             return None
         page = self._page
@@ -141,15 +140,11 @@ class WorkerWatch:
         )
 
     def phases(self, now_s: float) -> tuple[int, str, dict[str, float], float] | None:
-        """Return the worker's process id, its current phase, and its seconds in each phase so far.
+        """Return process ID, current phase, seconds per phase, and seconds since the last progress.
 
-        The last value is the training since its last progress, in seconds.
-
-        Args:
-            now_s: the time, or that of its exit (``time.monotonic``).
-
-        Returns:
-            None: it is not watched now, or is changing them at this moment.
+        ``now_s`` is the current time, or the time of its exit (``time.monotonic``). The last value
+        counts training only. None if it is not watched now, or is changing the values at this
+        moment.
         """
         if self.is_closed or not self._page[layout.PID]:
             return None
@@ -157,7 +152,7 @@ class WorkerWatch:
         return None if found is None else (self._page[layout.PID], *found)
 
     def computing(self) -> Computing | None:
-        """Return what the worker has computed with; None: it is not watched now."""
+        """Return what the worker has used for computing; None if it is not watched now."""
         if self.is_closed or not self._page[layout.PID]:
             return None
         page = self._page
@@ -169,7 +164,7 @@ class WorkerWatch:
         )
 
     def loading(self) -> Loading | None:
-        """Return how the worker has waited for data; None: it has taken no batch."""
+        """Return how the worker has waited for data; None if it has not taken a batch."""
         if self.is_closed or not self._page[layout.BATCHES]:
             return None
         page = self._page
@@ -183,27 +178,26 @@ class WorkerWatch:
         )
 
     def imported(self) -> int:
-        """Return the bits (``training.worker.imported``) of what it had imported at its first step.
+        """Return what it had imported at its first step, as bits of ``training.worker.imported``.
 
-        0: nothing of that, or there was no step yet.
+        0 if none of these modules, or if there was no step yet.
         """
         return 0 if self.is_closed else self._page[layout.IMPORTED]
 
     def backends(self) -> tuple[str, ...]:
-        """Return the backends of its process groups; empty if they are not known (see there)."""
+        """Return the backends of its process groups; empty if unknown."""
         return () if self.is_closed else recorders.read_backends(self._page)
 
     def tune(self, settings: int) -> None:
-        """Have settings in effect on all ranks: the worker with rank 0 passes them on.
+        """Have settings take effect on all ranks: the worker with rank 0 passes them on.
 
-        Args:
-            settings: ``training.worker.tuning_page`` has their meaning; not 0.
+        ``training.worker.tuning_page`` has their meaning; they are not 0.
         """
         if not self.is_closed:
             self._page[layout.WANTED] = settings
 
     def tuned(self) -> Tuned | None:
-        """Return what is in effect; None: no step is complete, or it ends at this moment."""
+        """Return the state of tuning; None if no step is complete, or one ends at this moment."""
         if self.is_closed or not (at_ns := self._page[layout.STEP_NS]):
             return None
         page = self._page
@@ -218,7 +212,7 @@ class WorkerWatch:
 
     @property
     def trial(self) -> str:
-        """The settings that the worker has on trial; empty: none."""
+        """The settings that the worker has on trial; empty if none."""
         from ...training.worker import tuning_page
 
         return "" if self.is_closed else tuning_page.trial_of(self._page)
@@ -229,11 +223,9 @@ class WorkerWatch:
         return self._page[layout.STACKS_FD]
 
     def trainjob(self) -> tuple[int, bool]:
-        """Return what progress in Kubeflow's TrainJob depends on.
+        """Return the number of steps of the whole training, and whether the worker reports itself.
 
-        Returns:
-            The steps of the whole training (0: not known), and whether the worker sends its
-            progress by itself.
+        The number is 0 if unknown. The report is progress in Kubeflow's TrainJob.
         """
         if self.is_closed:
             return 0, True
@@ -257,14 +249,12 @@ def starter_env(
 ) -> dict[str, str]:
     """Return the variables, on top of a worker's, that make an executed Python install its hooks.
 
-    Args:
-        environ: the environment of the worker.
-        shared: the descriptors of its page and its file for stacks; empty if it is not watched.
-        captured_pid: the process whose exception is captured in its error file; 0: none.
+    ``shared`` are the descriptors of its page and its file for stacks; empty if it is not watched.
+    ``captured_pid`` is the process whose exception is captured in its error file; 0 if none.
     """
     path = environ.get("PYTHONPATH")
     page_fd, stacks_fd = shared or (-1, -1)
-    # The interpreter ignores an empty variable, but an empty entry is the current folder.
+    # The interpreter ignores an empty variable, but an empty entry is the current directory.
     return {
         "PYTHONPATH": f"{_STARTER}{os.pathsep}{path}" if path else _STARTER,
         "FT_RUN_HOOK": f"{page_fd}:{stacks_fd}:{int(path == '')}:{captured_pid}",

@@ -1,4 +1,4 @@
-"""The report of a job that has run, or still runs: from event files to a page, a trace or a text.
+"""The report of a job that has run, or still runs: from event files to a page, a trace or text.
 
-It reads files only; it starts nothing, and connects to nothing.
+It only reads files; it starts nothing, and connects to nothing.
 """

@@ -1,4 +1,4 @@
-"""Everything that a report shows: folds over the merged events of all nodes."""
+"""The content of a report: folds over the merged events of all nodes."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from .restarts import RestartParts, RestartTimes
 
 _FAILURES: Final = 500
 _OF_A_RESTART: Final = 20
-"""Failures that are kept of one restart; the others are counted."""
+"""Maximum number of failures kept per restart; the others are counted."""
 _CHECKPOINTS: Final = 1000
 _NOTICES: Final = 300
 _RATES: Final = 2000
@@ -25,7 +25,7 @@ _SHOWN_ELSEWHERE: Final = _OF_CHECKS | {
     *("worker.failed", "restart.decided", "checkpoint.failed", "snapshot.unsaved", "job.ended"),
 }
 _DAMAGED: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-"""What a fold raises for an event with fields of other types than the schema has."""
+"""Errors that a fold raises for an event with fields of other types than the schema has."""
 
 
 class Attempt(Struct):
@@ -36,7 +36,7 @@ class Attempt(Struct):
     began_s: float
     nodes: int = 0
     exit_code: int | None = None
-    """None: its end is not in the events."""
+    """None if its end is not in the events."""
     ended: str = ""
     account: Account = field(default_factory=Account)
 
@@ -48,14 +48,14 @@ class FailureEntry(Struct, frozen=True):
     node: str
     """The node that reported it."""
     is_root: bool
-    """Whether a restart was decided because of it, or the job has ended with it."""
+    """Whether it caused a restart, or ended the job."""
     note: FailureNote
     others: int = 0
-    """Further failures before the same restart, which are not listed."""
+    """Number of other failures before the same restart, which are not listed."""
 
 
 class Saved(Struct, frozen=True):
-    """A checkpoint that was written, or not."""
+    """A checkpoint, written or failed."""
 
     at_s: float
     node: str
@@ -64,7 +64,7 @@ class Saved(Struct, frozen=True):
     bytes: int = 0
     path: str = ""
     reason: str = ""
-    """Why it was not written; empty: it was."""
+    """Why it failed; empty if it was written."""
 
 
 class Notice(Struct):
@@ -78,30 +78,30 @@ class Notice(Struct):
 
 
 class JobReport(Struct):
-    """All that is known of a job. Times are Unix times in seconds."""
+    """All available data of a job. Times are Unix times in seconds."""
 
     summary: JobSummary
     lanes: list[Lane]
-    """By name of the node."""
+    """Lanes, by name of the node."""
     attempts: list[Attempt]
     account: Account
     """Since the first start; its ``goodput`` is the effective training time ratio (ETTR)."""
     job_lane: Lane
     names: PhaseNames
-    """Of the phases of all lanes."""
+    """Names of the phases of all lanes."""
     rates: list[tuple[float, int, float]]
-    """Time, step and steps per second of the node that stands for the job."""
+    """Time, step and steps per second of the node that represents the job."""
     restarts: list[RestartParts]
     failures: list[FailureEntry]
     checkpoints: list[Saved]
     checks: list[Notice]
     notices: list[Notice]
     damaged: int
-    """Events whose fields have other types than the schema has."""
+    """Number of events whose fields have other types than the schema has."""
 
     @property
     def began_s(self) -> float:
-        """When the first node has started."""
+        """When the first node started."""
         return min((lane.starts_s[0] for lane in self.lanes if lane.starts_s), default=0.0)
 
 
@@ -110,9 +110,8 @@ def make_report(
 ) -> JobReport:
     """Return the report.
 
-    Args:
-        records: of all nodes, in order of time.
-        again: yields the records of some nodes once more.
+    ``records`` are those of all nodes, in order of time; ``again`` yields the records of some nodes
+    once more.
     """
     folds = _Folds()
     for record in records:
@@ -147,7 +146,7 @@ def make_report(
 
 
 class _Folds:
-    """The first pass: over the events of all nodes."""
+    """The first pass, over the events of all nodes."""
 
     def __init__(self) -> None:
         self.history = JobHistory()
@@ -214,11 +213,11 @@ class _Failures:
     def __init__(self) -> None:
         self.entries: list[FailureEntry] = []
         self._since: list[FailureEntry] = []
-        """Since the last restart."""
+        """Failures since the last restart."""
         self._more = 0
         self._last = 0, -1
         self._lost = ""
-        """The node that the master has lost last."""
+        """The node that the master lost last."""
 
     def add(self, record: Record, at_s: float, run: int) -> None:
         match record["name"]:
@@ -249,7 +248,7 @@ class _Failures:
 
 
 class _Total:
-    """The second pass: where the time of the job went, by one process for each start."""
+    """The second pass: where the time of the job went, from one process per start."""
 
     def __init__(self, attempts: dict[int, Attempt], names: PhaseNames) -> None:
         self.accounting = Accounting()
@@ -259,7 +258,7 @@ class _Total:
         self._counts: dict[str, Lane] = {}
         self._at = -1
         self._is_closed = False
-        """Whether the process has shown its closing table, which this is to agree with."""
+        """Whether the process has shown its closing table, with which this must agree."""
 
     def add(self, record: Record, chosen: Sequence[tuple[str, int]]) -> None:
         node, at_s = record["node"], seconds_of(record["time"])
@@ -285,12 +284,11 @@ class _Total:
             self.rates.append((at_s, record["steps"], record["steps_per_s"]))
 
     def end(self) -> None:
-        """End a process."""
         if 0 <= self._at < len(self._attempts):
             self._attempts[self._at].account = self.accounting.account()
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a key by which gpu-9 comes before gpu-10."""
+    """Return a sort key that places gpu-9 before gpu-10."""
     parts = re.split(r"([0-9]{1,18})", name)
     return [(int(part), "") if number % 2 else (-1, part) for number, part in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""What each node did over time, as the timeline of the page and the trace show it."""
+"""The phases of each node over time, for the timeline of the page and the trace."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -9,9 +9,9 @@ from ...events.record import Record
 from ..history.accounting import Account, Accounting, Phase
 
 GONE: Final = 63
-"""The number of a phase in which there is no ft-run."""
+"""Number of the phase in which ft-run does not run."""
 _STARTUP: Final = ("importing and building", "joining", "restoring", "first step")
-"""What workers do before they train, in this order, as ``round.progressed`` names it."""
+"""Activities of workers before they train, in this order, as named by ``round.progressed``."""
 _OTHERS: Final = "other activities"
 _WORKERS: Final = frozenset({Phase.BUILDING, Phase.TRAINING})
 
@@ -26,22 +26,22 @@ class PhaseNames:
         return iter(self._numbers)
 
     def number(self, name: str) -> int:
-        """Return the number of a name, below ``GONE``; the last one stands for all others."""
+        """Return the number of a name, below ``GONE``; the last one represents all others."""
         if name not in self._numbers and len(self._numbers) >= GONE - 1:
             name = _OTHERS
         return self._numbers.setdefault(name, len(self._numbers))
 
 
 class Process(Struct):
-    """One ft-run of a node."""
+    """One ft-run process of a node."""
 
     began_s: float
-    """As Unix time."""
+    """Unix time."""
     seconds: float = 0.0
     run: int = 0
-    """The start of the job that it took part in; 0: it was in no round."""
+    """The start of the job that it took part in; 0 if it was not in a round."""
     node_rank: int = -1
-    """In its last round."""
+    """The rank in its last round."""
 
 
 class Lane(Struct):
@@ -54,7 +54,7 @@ class Lane(Struct):
     machine_id: str = ""
     release: str = ""
     workers: int = 0
-    """Of its last ft-run."""
+    """Number of workers of its last ft-run."""
     failures: int = 0
     """How often one of its workers was the root cause, or the node itself."""
     starts_s: list[float] = field(default_factory=list)
@@ -65,19 +65,19 @@ class Lane(Struct):
     account: Account = field(default_factory=Account)
     """Where its time went, over all processes."""
     gap: int = GONE
-    """What is between two processes."""
+    """The phase between two processes."""
     at_s: float = 0.0
     """The time of its last event."""
     has_started: bool = False
     """Whether the current process has reported ``agent.started``."""
     phase: Phase = Phase.STARTING
     reported: dict[str, float] = field(default_factory=dict)
-    """What its workers have reported in this round: seconds by phase."""
+    """Seconds by phase that its workers have reported in this round."""
     reported_at_s: float = 0.0
-    """When they have, or when the phase of the node began."""
+    """When they reported, or when the phase of the node began."""
 
     def add(self, record: Record, at_s: float, run: int, accounting: Accounting) -> None:
-        """Take the next event of the node; ``accounting`` has it."""
+        """Process the next event of the node; ``accounting`` already includes it."""
         uptime_s = float(record["uptime_s"])
         is_start = record["name"] == "agent.started"
         if self.is_another(record):
@@ -101,7 +101,7 @@ class Lane(Struct):
             self._enter(at_s, self.names.number(accounting.phase.value))
 
     def _split(self, phases: dict[str, float], at_s: float) -> None:
-        """Show what the workers did since the last report, in place of the phase of the node."""
+        """Show the activities of the workers since the last report, not the phase of the node."""
         spent = {name: s - self.reported.get(name, 0.0) for name, s in phases.items()}
         since_s, self.reported, self.reported_at_s = self.reported_at_s, phases, at_s
         if self.phase not in _WORKERS or not spent:
@@ -118,7 +118,7 @@ class Lane(Struct):
             self._enter(at_s, self.names.number(self.phase.value))
 
     def is_another(self, record: Record) -> bool:
-        """Return whether an event is of a later ft-run than the one before."""
+        """Return whether an event is from a later ft-run than the previous one."""
         is_again = record["name"] == "agent.started" and self.has_started
         return not self.processes or is_again or record["uptime_s"] < self.processes[-1].seconds
 
@@ -134,7 +134,7 @@ class Lane(Struct):
 
     def _enter(self, at_s: float, phase: int) -> None:
         at_s = max([at_s, *self.starts_s[-1:]])
-        if self.starts_s and self.starts_s[-1] == at_s:  # nothing of it would be seen
+        if self.starts_s and self.starts_s[-1] == at_s:  # it has no visible duration
             self.starts_s.pop()
             self.phases.pop()
         if not self.phases or self.phases[-1] != phase:
@@ -143,20 +143,17 @@ class Lane(Struct):
 
 
 def accountable(lanes: dict[str, Lane]) -> list[tuple[str, int]]:
-    """Return the process whose times are used for each start of the job.
+    """Return node and process number that account for the time of each start of the job, in order.
 
-    Of those that ran for nearly the whole time it is the one with the lowest rank, which also shows
-    the closing table.
-
-    Returns:
-        the node and the number of its process, by the starts of the job in their order.
+    Of the processes that ran for nearly the whole time, the one with the lowest rank is chosen,
+    because it also shows the closing table.
     """
     of_runs: dict[int, list[tuple[str, int, Process]]] = {}
     for lane in lanes.values():
         for number, process in enumerate(lane.processes):
             of_runs.setdefault(process.run, []).append((lane.node, number, process))
     if len(of_runs) > 1:
-        of_runs.pop(0, None)  # of spares, and of nodes that were refused
+        of_runs.pop(0, None)  # spares, and nodes that were rejected
     chosen = []
     for _, candidates in sorted(of_runs.items()):
         longest_s = max(process.seconds for _, _, process in candidates)

@@ -25,12 +25,12 @@ _PER_S: Final = 100
 _OF_ATTEMPT: Final = ("number", "began_s", "nodes", "exit_code", "ended")
 _OF_LANE: Final = ("node", "host", "address", "machine_id", "release", "workers", "failures")
 _NUMBERS: Final = 64
-"""Each entry of a lane is the time since the one before times this, plus the number of the
-phase."""
+"""Each entry of a lane is the time since the previous one times this, plus the number of the phase.
+"""
 
 
 def json_of(report: JobReport, reading: Reading) -> str:
-    """Return the report as JSON: all of it except what each node did when."""
+    """Return the report as JSON, without the lanes of the nodes."""
     return json.dumps(_data(report, reading), indent=2)
 
 
@@ -64,7 +64,7 @@ def _hash(text: str) -> str:
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """Return JSON that can stand in a script element: nothing in it ends the element."""
+    """Return JSON for a script element: nothing in it ends the element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").encode(errors="replace").decode()
 

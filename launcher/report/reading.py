@@ -1,7 +1,7 @@
 """Reads the event files of all nodes of a job, merged by time.
 
-Everything in them is what nodes wrote, or the part of it that a full disk took: lines that are no
-event of this version are counted and skipped.
+Files can be damaged, e.g. truncated by a full disk: lines that are not events of this version are
+counted and skipped.
 """
 
 import heapq
@@ -26,27 +26,28 @@ from ..history.accounting import seconds_of
 from .validity import Check, checks
 
 _LINE_MAX: Final = 1 << 24
-"""Bytes of a line; no event is as long."""
+"""Limit for the bytes of a line, longer than any event."""
 _DIGITS_MAX: Final = 18
 _ODD: Final = re.compile(
     rb"NaN|Infinity|(?<![\d.])\d{19}|[\s:,\[]-?\d+(?:\.\d+)?[eE]\+?\d|\\u[dD][89a-fA-F]"
 )
-"""A line with a number that may be no finite one or too large, or with half of a character."""
+"""Matches lines with a number that may be too large or not finite, or with half a surrogate pair.
+"""
 _UPTIME_MAX_S: Final = 1e9
 _ALL_MAX_BYTES: Final = 1 << 20
-"""Size of a file of which all reports of progress are read: those of some two days."""
+"""Files up to this size keep all progress reports; it is enough for about two days."""
 _READ_BYTES: Final = 1 << 20
 _PROGRESSED: Final = b'"round.progressed"'
 _RENAMED: Final = b'"agent.renamed"'
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", re.ASCII)
 _UNNAMED_MAX: Final = 100
-"""A start has a few; a file that never names its node is not held in memory."""
+"""A start has a few; the limit avoids holding a file in memory that never names its node."""
 _SAME_START_S: Final = 2.0
 _EXPECTED: Final = "expected files of --events, or a folder that has events*.jsonl"
 
 
 class _Progress(RoundProgressed, frozen=True, kw_only=True):
-    """A line with a report of progress; reports of one stretch differ in amounts only."""
+    """A progress report; reports of one stretch differ only in amounts."""
 
     kind: str = field(name="name")
     version: int
@@ -54,21 +55,21 @@ class _Progress(RoundProgressed, frozen=True, kw_only=True):
 
 
 class Reading(Struct):
-    """What was read, and what was not."""
+    """Counts of records read and skipped."""
 
     events: int = 0
     unknown: int = 0
     """Events that a later release added."""
     torn: int = 0
-    """Lines that are no event, e.g. the part of one, or have fields of other types."""
+    """Lines that are not events, e.g. incomplete ones, or have fields of other types."""
     lost: int = 0
-    """Events that could not be written, as ``events.lost`` counts them."""
+    """Events that could not be written, as counted by ``events.lost``."""
     files: dict[str, set[str]] = field(default_factory=dict)
-    """The files by the node that they have events of."""
+    """The files that contain events of a node, by node."""
 
     @property
     def note(self) -> str:
-        """Return what is missing, as a line; empty: nothing."""
+        """Return a line that describes missing events; empty if none."""
         parts = {
             "of a later release skipped": self.unknown,
             "that could not be written when they happened": self.lost,
@@ -80,12 +81,12 @@ class Reading(Struct):
 
 
 def event_files(paths: Sequence[str]) -> list[str]:
-    """Return the files of some paths: a folder stands for all ``events*.jsonl`` under it.
+    """Return the files of some paths: a directory stands for all ``events*.jsonl`` under it.
 
-    A file that was rotated (``PATH.1``) comes before its successor, also if it was not named.
+    A rotated file (``PATH.1``) comes before its successor, even if it was not named.
 
     Raises:
-        UsageError: a path does not exist, or a folder has no such file.
+        UsageError: If a path does not exist, or a directory contains no such file.
     """
     found: dict[str, None] = {}
     for path in paths:
@@ -106,18 +107,15 @@ def event_files(paths: Sequence[str]) -> list[str]:
 
 
 def merged(files: Sequence[str], reading: Reading, job: str | None = None) -> Iterator[Record]:
-    """Yield the records of all files in order of time, each once.
+    """Yield the records of all files in order of time, without duplicates; count in ``reading``.
 
-    Args:
-        files: as ``event_files`` returns them.
-        reading: counts.
-        job: the id of the job; None: the files have those of one job.
+    If ``job`` is None, the files must contain events of only one job.
 
     Raises:
-        UsageError: a file cannot be read or has no event, or there are several jobs.
+        UsageError: If a file cannot be read or has no event, or there are several jobs.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # all files are open at a time
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # all files are open simultaneously
     known = checks()
     streams = [_records(path, reading, known, job) for path in files]
     jobs: set[str] = set()
@@ -130,7 +128,7 @@ def merged(files: Sequence[str], reading: Reading, job: str | None = None) -> It
         if line in seen:
             continue  # a node may have written it to two files
         seen.add(line)
-        jobs.update(filter(None, [record["job"]]))  # ft-run master has none before its first node
+        jobs.update(filter(None, [record["job"]]))  # unknown to ft-run master before its first node
         if len(jobs) > 1:
             several = " and ".join(shown(one) for one in sorted(jobs))
             raise UsageError(
@@ -149,7 +147,7 @@ def _records(
     renamed = _renamed(path)
     has_event, torn = False, 0
     unnamed: list[tuple[bytes, dict[str, Any]]] = []
-    """Of an ``ft-run`` that does not have the id of its node yet."""
+    """Records of an ``ft-run`` that does not have its node ID yet."""
     for line, reports in _thinned(path):
         record = _record(line)
         if record is None:
@@ -188,7 +186,7 @@ def _records(
 
 
 def _thinned(path: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the lines; of many reports of progress, one for several, with their number.
+    """Yield the lines with their number: in large files, one progress report represents several.
 
     The amounts in a report are sums since the start of the round. The first and the last report of
     a stretch stay.
@@ -204,7 +202,7 @@ def _thinned(path: str) -> Iterator[tuple[bytes, int]]:
                 at = decode(line)
                 now = at.kind, at.version, at.node, at.round, at.node_rank, at.doing
             except (ValueError, RecursionError):
-                pass  # it is read, and counted, as any other line
+                pass  # it is read, and counted, like any other line
         if now and now == stretch:
             held, count = line, count + 1
             if count == every:
@@ -220,7 +218,7 @@ def _thinned(path: str) -> Iterator[tuple[bytes, int]]:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Return the record of a line; None: it is none."""
+    """Return the record of a line; None if it is not one."""
     try:
         record = _strictly_read(line) if _ODD.search(line) is not None else json.loads(line)
     except (ValueError, RecursionError):
@@ -243,7 +241,7 @@ def _strictly_read(line: bytes) -> Any:
     """Return the value of a line; halves of surrogate pairs, which UTF-8 lacks, are replaced.
 
     Raises:
-        ValueError: If it is not JSON, or a number is too large to be calculated with.
+        ValueError: If it is not JSON, or a number is too large for calculations.
     """
     value = json.loads(line, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
@@ -257,14 +255,14 @@ def _whole(text: str) -> int:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if not abs(value) < 10.0**_DIGITS_MAX:  # nor NaN
+    if not abs(value) < 10.0**_DIGITS_MAX:  # rejects NaN too
         raise ValueError(f"invalid value {text[:40]}: expected less than 1e{_DIGITS_MAX}")
     return value
 
 
 def _lines(path: str, containing: bytes = b"") -> Iterator[bytes]:
     try:
-        # To open a FIFO would wait for a writer.
+        # A blocking open of a FIFO would wait for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UsageError(
@@ -292,7 +290,7 @@ def _contains(file: BufferedReader, part: bytes) -> bool:
 
 
 def _renamed(path: str) -> list[tuple[str, str, float]]:
-    """Return which nodes the master has renamed: the first id, the other one, and their start."""
+    """Return the nodes that the master has renamed: the first ID, the new one, and their start."""
     found = []
     for line in _lines(path, _RENAMED):
         record = _record(line)

@@ -20,51 +20,51 @@ _ORDER: Final = (Phase.HANGING, Phase.DRAINING, Phase.STOPPING, *Phase)
 
 
 class RestartParts(Struct):
-    """One restart. Durations in seconds; None: not known, or not over."""
+    """One restart. Durations are in seconds; None if unknown, or not finished."""
 
     run: int
     round: int
-    """The round that it began."""
+    """The round that it started."""
     at_s: float
     """When it was decided, as Unix time."""
     kind: str
-    """Of the failure, as ``Failure`` has it in a record, or ``REGROUP``."""
+    """Kind of failure, as in a record of ``Failure``, or ``REGROUP``."""
     cause: str
     rule: str = ""
-    """The decision of the failure policy; empty: the default rule."""
+    """The decision of the failure policy; empty for the default rule."""
     is_free: bool = False
-    """It is not counted."""
+    """Whether it does not count toward the limit."""
     began_s: float = 0.0
-    """When something failed, or else when training ended, as Unix time."""
+    """When something failed, or if unknown, when training ended, as Unix time."""
     detect_s: float | None = None
     """From the failure to the end of training."""
     phases: dict[str, float] = field(default_factory=dict)
-    """From there to the first step (or start of workers that are not watched), or to the next
+    """From there to the first step (or the start of workers that are not watched), or to the next
     failure, by phase or activity, in the usual order."""
     is_over: bool = False
-    """The job has trained again (or workers that are not watched have started)."""
+    """Whether the job has trained again (or workers that are not watched have started)."""
     redo_s: float = 0.0
-    """Training that is done again."""
+    """Training that is repeated."""
     redo_steps: int | None = None
-    """Steps that are done again."""
+    """Number of steps that are repeated."""
 
     @property
     def seconds(self) -> float:
-        """Its time so far, without what is done again."""
+        """Its time so far, without repeated training."""
         return (self.detect_s or 0.0) + sum(self.phases.values())
 
     @property
     def down_s(self) -> float | None:
-        """The time from the failure to the first step; None: there was none."""
+        """The time from the failure to the first step; None if there was none."""
         return self.seconds if self.is_over else None
 
 
 class _Times(Struct):
-    """What a node did in a round."""
+    """Values of a node in a round."""
 
     rank: int = -1
     lost_before_s: float = 0.0
-    """Training that was lost in all restarts before."""
+    """Training lost in all previous restarts."""
     steps_before: int = -1
     resumes_from: int = -1
     has_ended: bool = False
@@ -72,31 +72,27 @@ class _Times(Struct):
 
 
 class RestartTimes:
-    """The fold; ``add`` records in order of time."""
+    """Folds records, which ``add`` receives in order of time."""
 
     def __init__(self) -> None:
         self.restarts: list[RestartParts] = []
         self._last = 0, -1
-        """The run and the round of the last restart."""
+        """Run and round of the last restart."""
         self._round = 0, -1
-        """The run and the round that has started last."""
+        """Run and round of the last start of a round."""
         self._signs: dict[str, float] = {}
         """The first sign of a failure since the last restart, by its kind."""
         self._failed_at_s: float | None = None
-        """Of the last restart."""
+        """Time of the failure of the last restart."""
         self._nodes: dict[str, _Times] = {}
         """The current or last round of each node."""
         self._best = ""
-        """The node whose times are those of the last restart; empty: none yet."""
+        """The node that provides the times of the last restart; empty if none yet."""
 
     def add(self, record: Record, at_s: float, run: int, accounting: Accounting) -> None:
-        """Take the next event.
+        """Process the next event; ``accounting`` is that of its node, and includes the event.
 
-        Args:
-            record: the event.
-            at_s: its Unix time.
-            run: the start of the job that it belongs to.
-            accounting: of its node, up to the event.
+        ``at_s`` is its Unix time, ``run`` the start of the job that it belongs to.
         """
         node = record["node"]
         match record["name"]:
@@ -112,7 +108,7 @@ class RestartTimes:
                 times = self._nodes.setdefault(node, _Times())
                 times.has_ended, times.steps = True, record["steps"]
             case "worker.failed" | "worker.exited" if record["round"] >= self._round[1]:
-                # One of an earlier round is late, because clocks differ.
+                # Exits of an earlier round can appear here, because clocks differ.
                 if record["name"] == "worker.failed" or (
                     record["exit_code"] and not record["after_stop"]
                 ):
@@ -143,12 +139,12 @@ class RestartTimes:
         self.restarts.append(parts)
 
     def _begins(self, record: Record, at_s: float, accounting: Accounting) -> None:
-        """A node has left its last round: the one with the lowest rank counts."""
+        """Handle the start of a restart on a node: the node with the lowest rank counts."""
         node, rank = record["node"], record["node_rank"]
         was = self._nodes.get(node)
         self._nodes[node] = times = _Times(rank)
         if was is None or not was.has_ended:
-            return  # it was not in the round before
+            return  # it was not in the previous round
         times.steps_before, times.lost_before_s = was.steps, accounting.lost_s
         if self._best and self._nodes[self._best].rank <= rank:
             return
@@ -159,7 +155,7 @@ class RestartTimes:
             parts.began_s -= parts.detect_s
 
     def _goes_on(self, record: Record, accounting: Accounting) -> None:
-        """The best node has reported an event."""
+        """Update the restart with an event of the best node."""
         times, parts = self._nodes[self._best], self.restarts[-1]
         spent = sorted(accounting.restart.items(), key=lambda part: _place(part[0]))
         parts.phases, parts.is_over = named(dict(spent)), accounting.is_restart_over
@@ -173,5 +169,5 @@ class RestartTimes:
 
 
 def _place(spent: Spent) -> int:
-    """Return the place of a phase in the usual order; activities are last."""
+    """Return the position of a phase in the usual order; activities are last."""
     return _ORDER.index(spent) if isinstance(spent, Phase) else len(_ORDER)

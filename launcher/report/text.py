@@ -121,7 +121,7 @@ def _restarts(restarts: list[RestartParts]) -> Iterator[str]:
     for one in restarts[-_RESTARTS:]:
         took = "–" if one.down_s is None else duration(one.down_s)
         yield f"  {_at(one.at_s)[:19]}{took:>9}  {one.cause}"
-        # A line ends between two parts, not within one.
+        # Wrap between parts only.
         parts = ", ".join(part.replace(" ", _NO_BREAK) for part in _parts(one))
         for line in textwrap.wrap(parts, _COLUMNS - len(_INDENT)):
             yield _INDENT + line.replace(_NO_BREAK, " ")

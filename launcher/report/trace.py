@@ -1,4 +1,4 @@
-"""The report in Chrome's trace event format, which Perfetto and ``chrome://tracing`` show.
+"""The report in Chrome's trace event format, for Perfetto and ``chrome://tracing``.
 
 A process is a node, and its phases are complete events (``ph: X``) of its one thread; process 0 is
 the job, with its restarts as complete events, failures as instants and steps as counters. Times are
@@ -16,7 +16,7 @@ from .lanes import GONE, Lane
 
 _JOB = 0
 _PHASES, _RESTARTS = 1, 2
-"""Threads of the job: nodes have the first only."""
+"""Threads of the job; nodes have only the first."""
 
 
 def trace_of(report: JobReport) -> str:

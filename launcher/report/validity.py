@@ -1,4 +1,4 @@
-"""Whether the fields of an event have the types of the schema: compiled, for millions of lines."""
+"""Checks the types of the fields of events by the schema: compiled, for millions of lines."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final

@@ -1,7 +1,7 @@
 """Writes lines in a thread, so that a slow disk or reader never delays the agent.
 
-Lines wait in memory, up to a limit. What is lost, because the disk is full, the reader is gone or
-the limit is reached, is counted; the count goes before the next line that can be written.
+Lines wait in memory, up to a limit. Lines that are lost, because the disk is full, the reader has
+exited or the limit is reached, are counted; the count precedes the next line that can be written.
 """
 
 import asyncio
@@ -22,7 +22,11 @@ _SLOW = "the disk or the reader is too slow"
 
 
 class BackgroundWriter:
-    """The lines of one outlet, in order."""
+    """The lines of one outlet, in order. The first line starts the thread.
+
+    ``lost_line`` returns the line for a number of lost lines and the reason. ``failed`` is called
+    once per outage, with the reason, but not in the thread. ``max_bytes`` limits the waiting lines.
+    """
 
     def __init__(
         self,
@@ -31,14 +35,6 @@ class BackgroundWriter:
         failed: Callable[[str], None],
         max_bytes: int = _WAITING_MAX_BYTES,
     ) -> None:
-        """Create a writer; the first line starts its thread.
-
-        Args:
-            outlet: receives the lines.
-            lost_line: returns the line for a number of lost lines and the reason.
-            failed: is called once per outage, with the reason; not in the thread.
-            max_bytes: limit of the lines that wait.
-        """
         self._outlet = outlet
         self._lost_line, self._failed = lost_line, failed
         self._max_bytes = max_bytes
@@ -47,9 +43,9 @@ class BackgroundWriter:
         self._waiting_bytes = 0
         self._lost, self._lost_reason = 0, ""
         self._reason = ""
-        """Why lines cannot be written now; empty: they can."""
+        """Why lines cannot be written now; empty if they can."""
         self._is_told = self._is_closing = False
-        # The interpreter does not wait at its end for a thread that is a daemon: the disk may hang.
+        # The interpreter does not wait for a daemon thread when it exits: the disk may hang.
         self._thread = threading.Thread(target=self._run, name="ft-run events", daemon=True)
 
     def put(self, line: bytes) -> None:
@@ -66,7 +62,7 @@ class BackgroundWriter:
         self._tell()
 
     def _wake_soon(self) -> None:
-        """Wake the thread: in an event loop a little later, elsewhere at once."""
+        """Wake the thread: a little later in an event loop, else immediately."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -82,7 +78,7 @@ class BackgroundWriter:
             self._changed.notify()
 
     def close(self, limit_s: float = _LAST_WORDS_S) -> None:
-        """Write what waits, within a time limit, and end the thread."""
+        """Write the waiting lines, within a time limit, and end the thread."""
         if self._thread.ident is None and not self._waiting:
             self._outlet.close()
             return
@@ -96,7 +92,7 @@ class BackgroundWriter:
         self._tell()
 
     def _tell(self) -> None:
-        """Report an outage, once; this is not the thread, which must not call others."""
+        """Report an outage, once. Not in the thread, which must not call others."""
         with self._changed:
             reason = "" if self._is_told else self._reason
             self._is_told = bool(self._reason)

@@ -34,7 +34,13 @@ _GIVE_BACK = f"{_SAVE}{_RESET_SCROLLING}{_BOTTOM}{_CLEAR_LINE}{_RESTORE}"
 
 
 class Display:
-    """Writes event lines to standard error, and the live line if that is a terminal."""
+    """Writes event lines to standard error, and the live line if that is a terminal.
+
+    ``live`` keeps a live line while this process is in the foreground; if None, on a terminal,
+    unless the output is JSON or only warnings. ``recorder`` records every event, even those that
+    the console does not show. ``level`` is the minimum severity for the console, by default
+    ``LOGLEVEL``. ``is_json`` needs a recorder.
+    """
 
     def __init__(
         self,
@@ -44,26 +50,17 @@ class Display:
         level: Severity | None = None,
         is_json: bool = False,
     ) -> None:
-        """Create a display.
-
-        Args:
-            live: whether to keep a live line while this process is in the foreground; None: on
-                a terminal, unless only warnings are shown, or JSON.
-            recorder: records every event, also those that the console does not show.
-            level: the least severity that the console shows; None: that of ``LOGLEVEL``.
-            is_json: lines are records of events as JSON; needs the recorder.
-        """
         self.recorder = recorder
         self.is_json = is_json
         """Whether lines are records of events as JSON."""
         self.copy: Callable[[str], None] = lambda _: None
-        """Receives each line and report of the console, without colours."""
+        """Receives each line and report of the console, without colors."""
         given = os.environ.get("LOGLEVEL", "INFO").upper()
         self._level = _LEVELS.get(given, Severity.INFO) if level is None else level
         understands = os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in ("", "dumb")
         understands &= not is_json
         self.colour = understands and not os.environ.get("NO_COLOR")
-        """Whether colours may be used."""
+        """Whether colors may be used."""
         is_quiet = level is not None and level > Severity.INFO
         self.live = (understands and not is_quiet) if live is None else live
         """Whether there is a live line, or would be one in a larger terminal."""
@@ -98,11 +95,7 @@ class Display:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
 
         If there is no reader (Ctrl-S on a terminal, a pager on a pipe), the line is buffered:
-        blocked output must not block the job.
-
-        Args:
-            event: what happened.
-            severity: overrides the severity of the event; None: no override.
+        blocked output must not block the job. ``severity`` overrides the severity of the event.
         """
         severity = event.severity if severity is None else severity
         if not self.shows(severity):
@@ -128,14 +121,11 @@ class Display:
         self._writer.put(text + "\n")
 
     def report(self, text: str, *, is_styled: bool = False) -> None:
-        """Write a text of several lines, after an empty line.
+        """Write several lines, after an empty line.
 
         The empty line is needed because workers write to the same terminal: a worker that was
-        stopped in the middle of a line has left it unfinished.
-
-        Args:
-            text: the lines.
-            is_styled: the text has colours; external text in it was already made printable.
+        stopped in the middle of a line has left it unfinished. With ``is_styled``, the text has
+        colors, and external text in it was already made printable.
         """
         if self.is_json:
             self._put_record(LogMessage(_STYLE.sub("", text).strip("\n")), Severity.INFO)
@@ -156,9 +146,8 @@ class Display:
     def open(self, tell_last_words: Callable[[str], None]) -> None:
         """Reserve the row of the live line.
 
-        Args:
-            tell_last_words: receives the text that restores the terminal if this process is
-                killed; called again when the text changes.
+        ``tell_last_words`` receives the text that restores the terminal if this process is killed;
+        it is called again when the text changes.
         """
         self._tell_last_words = tell_last_words
         self.refresh()
@@ -182,7 +171,7 @@ class Display:
     def resized(self) -> None:
         """Redraw after a change of the terminal's size, which lets all rows scroll.
 
-        Workers may have written to the last row since: it is reserved again.
+        Workers may have written to the last row since, so it is reserved again.
         """
         self._is_resized = True
         self.refresh()
@@ -220,7 +209,7 @@ class Display:
             text = text[: columns - 2] + "…"
         if self.colour:
             text = f"\x1b[7m{text.ljust(columns - 1)}\x1b[0m"
-        # The region is set anew each time: a worker may have reset the terminal.
+        # The region is set again each time, because a worker may have reset the terminal.
         region = f"\x1b[1;{self._rows - 1}r"
         self._writer.put(f"{_SAVE}{region}\x1b[{self._rows};1H{_CLEAR_LINE}{text}{_RESTORE}")
 

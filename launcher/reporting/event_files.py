@@ -1,4 +1,4 @@
-"""The files of this node's events: what ``--events`` names, and those below ``--log-dir``."""
+"""The files of this node's events: the target of ``--events``, and files below ``--log-dir``."""
 
 import os
 from collections.abc import Callable
@@ -14,27 +14,17 @@ EVENTS, CONSOLE = "events.jsonl", "agent.log"
 
 
 class EventFiles:
-    """Writes the events and the console lines of this node; ``close`` it."""
+    """Writes the events and the console lines of this node."""
 
     def __init__(self, display: Display, recorder: Recorder) -> None:
-        """Write nothing yet.
-
-        Args:
-            display: shows an outage, and has the console lines.
-            recorder: has the events.
-        """
         self._display, self._recorder = display, recorder
         self._writers: list[BackgroundWriter] = []
 
     def open(self, target: str | None, folder: str | None) -> None:
-        """Write from now on.
-
-        Args:
-            target: what ``--events`` names; None: nothing.
-            folder: the folder for ``events.jsonl`` and ``agent.log``; None: there is none.
+        """Write from now on to the target of ``--events``, and to files in ``folder``.
 
         Raises:
-            UsageError: the target cannot be written.
+            UsageError: If the target cannot be written.
         """
         if target is not None:
             self._add_events(open_outlet(target), target)
@@ -51,7 +41,7 @@ class EventFiles:
         self._display.copy = lambda text: lines.put(text.encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Write what waits, within a few seconds."""
+        """Write the waiting lines, within a few seconds."""
         for writer in self._writers:
             writer.close()
 

@@ -1,7 +1,7 @@
 """``--event-log-handler console``: one line of JSON for each event, in torchrun's format.
 
-The names of the events and of their fields are those of ``torch.distributed.elastic.events``.
-``ASSIGN_WORKER_RANKS`` is not written: ft-run has no such step.
+Events and fields have the names of ``torch.distributed.elastic.events``. ``ASSIGN_WORKER_RANKS`` is
+not written, because ft-run does not have this step.
 """
 
 import json
@@ -15,23 +15,20 @@ from ..options import LaunchOptions
 
 
 class EventLog:
-    """Writes the events of this node's agent and workers to standard error."""
+    """Writes the events of this node's agent and workers to standard error.
+
+    ``entry_point`` is the program of the workers; ``line`` writes a line without waiting for a
+    reader.
+    """
 
     NAMES = frozenset(
         ("round.started", "workers.started", "worker.exited", "round.ended", "job.ended")
     )
-    """The events of which it needs the records."""
+    """The events whose records it needs."""
 
     def __init__(
         self, options: LaunchOptions, entry_point: str, line: Callable[[str], None]
     ) -> None:
-        """Create a log.
-
-        Args:
-            options: the options of the agent.
-            entry_point: the program that the workers execute.
-            line: writes a line to standard error, without waiting for a reader.
-        """
         self._options = options
         self._host = socket.gethostname()
         self._line = line
@@ -43,7 +40,7 @@ class EventLog:
         self._exit_codes: dict[int, int] = {}
 
     def add(self, record: Record) -> None:
-        """Write what torchrun would write at an event, if anything."""
+        """Write what torchrun would write for an event, if anything."""
         match record["name"]:
             case "round.started":
                 self._next_round = record
@@ -86,7 +83,7 @@ class EventLog:
         assert round_ is not None
         assert workers is not None
         pid = workers["pids"][local_rank]
-        # torchrun has each of these in a list.
+        # torchrun puts each of these in a list.
         more: dict[str, object] = {
             "local_rank": [local_rank],
             "role_rank": [round_["role_rank_offset"] + local_rank],

@@ -88,7 +88,7 @@ def _time(time_s: int) -> str:
 
     try:
         return datetime.fromtimestamp(time_s).isoformat(sep="_") if time_s > 0 else "<N/A>"
-    except (OverflowError, OSError, ValueError):  # of a node that says anything
+    except (OverflowError, OSError, ValueError):  # nodes are not trusted
         return "<N/A>"
 
 

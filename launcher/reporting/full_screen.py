@@ -1,6 +1,6 @@
 """The terminal of ``ft-run status --watch``: the alternate screen.
 
-Whatever ends the watch, the terminal is as before: the modes of stty, the cursor, the screen.
+However the watch ends, the modes of stty, the cursor and the screen are restored.
 """
 
 import os
@@ -23,7 +23,7 @@ class FullScreen:
     def __init__(self) -> None:
         self._console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False)
         self._modes: list[Any] | None = None
-        """Of standard input before; None: it is no terminal."""
+        """Original modes of standard input; None if it is not a terminal."""
         self.is_shown = False
 
     @property
@@ -42,7 +42,7 @@ class FullScreen:
             self._console.show_cursor(False)
 
     def leave(self) -> None:
-        """Show what was there before."""
+        """Restore the original screen."""
         if not self.is_shown:
             return
         self.is_shown = False
@@ -67,7 +67,7 @@ class FullScreen:
 
 @contextmanager
 def _if_open() -> Iterator[None]:
-    """Suppress the error of a terminal that is closed, and what was not written to it."""
+    """Ignore the error of a closed terminal, and discard output that it did not receive."""
     try:
         yield
     except termios.error:

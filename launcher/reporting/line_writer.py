@@ -1,8 +1,8 @@
 """Writes lines to standard error without waiting for a reader.
 
 Lines that cannot be written now (Ctrl-S on a terminal, a pager on a pipe) are buffered, up to a
-limit; further lines are dropped, and one line reports how many. At the end of the job the reader
-has a few seconds.
+limit; more lines are dropped, and one line reports how many. At the end of the job the reader has a
+few seconds.
 """
 
 import time
@@ -19,14 +19,14 @@ _KEPT_MAX_BYTES: Final = 1 << 20
 
 
 class LineWriter:
-    """Writes texts of whole lines to standard error, in order."""
+    """Writes strings of whole lines to standard error, in order."""
 
     def __init__(self) -> None:
         self._console = Console(_STDERR)
         self._dropped = 0
         """Lines dropped since the last one that was written."""
         self._deadline: float | None = None
-        """When waiting ends (``time.monotonic``); None: there is no wait."""
+        """When waiting ends (``time.monotonic``); None if it does not wait."""
 
     @property
     def has_all_written(self) -> bool:
@@ -39,7 +39,7 @@ class LineWriter:
         return self.has_all_written and self._console.is_writable(0.0)
 
     def put(self, text: str) -> None:
-        """Write a text, now or later."""
+        """Write lines, now or later."""
         self.flush()
         lines = text.encode(errors="backslashreplace")
         if self._dropped or self._console.unshown > _KEPT_MAX_BYTES:
@@ -64,7 +64,7 @@ class LineWriter:
         self.flush()
 
     def hurry(self) -> None:
-        """Stop waiting, also in a ``finish`` that is in progress."""
+        """Stop waiting, even in a ``finish`` that is in progress."""
         self._deadline = time.monotonic()
 
     def _wait(self) -> bool:

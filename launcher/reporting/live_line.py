@@ -20,10 +20,7 @@ async def live_line(
 ) -> AsyncIterator[None]:
     """Keep the live line on a terminal, through resizes and Ctrl-Z.
 
-    Args:
-        display: draws the line.
-        text: returns its current text.
-        spawner: restores the terminal if this process is killed.
+    ``text`` returns the current text. ``spawner`` restores the terminal if this process is killed.
     """
     if not display.live:
         yield

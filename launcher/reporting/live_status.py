@@ -18,22 +18,16 @@ def restarts_used(assignment: Assignment, options: LaunchOptions) -> int:
 
 
 class LiveStatus:
-    """The text of the live line."""
+    """The text of the live line. ``steps`` returns the current steps of this node's workers."""
 
     def __init__(
         self, options: LaunchOptions, steps: Callable[[], Iterable[RankSteps]] = tuple
     ) -> None:
-        """Create the text.
-
-        Args:
-            options: the options of the node.
-            steps: returns the current steps of this node's workers.
-        """
         self._options = options
         self._steps = steps
         self._since = time.monotonic()
         self.assignment: Assignment | None = None
-        """Of the last round that was started here."""
+        """The assignment of the last round that was started here."""
         self.waiting: Waiting | None = None
         self.connected = True
         self.checking = ""

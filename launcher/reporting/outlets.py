@@ -21,24 +21,17 @@ _POLL_S: Final = 1.0
 
 
 class Outlet(Protocol):
-    """Takes lines, one at a time."""
+    """Receives lines, one at a time."""
 
     def write(self, line: bytes) -> None:
-        """Write one line, all of it or nothing.
-
-        Raises:
-            OSError: nothing was written.
-        """
+        """Write one line, all of it or nothing; raises ``OSError`` if nothing was written."""
 
     def close(self) -> None:
         """Release the descriptor."""
 
 
 def open_outlet(target: str) -> Outlet:
-    """Open what ``--events`` names.
-
-    Args:
-        target: ``-`` or the path of a file.
+    """Open the target of ``--events``: ``-`` or the path of a file.
 
     Raises:
         UsageError: If the file cannot be written.
@@ -57,14 +50,13 @@ def open_outlet(target: str) -> Outlet:
 
 
 class RotatedFile:
-    """A file of lines; at a size limit it becomes ``FILE.1``, and a new one begins.
+    """A file of lines; at a size limit it is renamed to ``FILE.1``, and a new one is created.
 
     Processes of one host may share a file: each line is one append, and a process that finds that
     another one has rotated the file continues in the new one.
     """
 
     def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
-        """Take the path; ``open`` it, or the first line does."""
         self._path = os.path.abspath(path)
         self._max_bytes = max_bytes
         self._fd: int | None = None
@@ -72,10 +64,10 @@ class RotatedFile:
         """Whether the file ends in a part of a line, which could not be removed."""
 
     def open(self) -> None:
-        """Open or create the file.
+        """Open or create the file; the first ``write`` does so if it is not open.
 
         Raises:
-            OSError: it cannot be written, or is no regular file.
+            OSError: If it cannot be written, or is not a regular file.
         """
         # A FIFO without a reader would make a plain open wait for one.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -86,17 +78,13 @@ class RotatedFile:
         self._fd = fd
 
     def write(self, line: bytes) -> None:
-        """Append a line.
-
-        Raises:
-            OSError: e.g. the disk is full. The part that was written is removed.
-        """
+        """Append a line. If that fails, e.g. on a full disk, the written part is removed."""
         size = self._ready(len(line))
         assert self._fd is not None
         text = b"\n" + line if self._is_torn else line
         done = 0
         try:
-            while done < len(text):  # a disk that is nearly full takes a part
+            while done < len(text):  # a disk that is nearly full accepts a part
                 done += os.write(self._fd, text[done:])
         except OSError:
             self._is_torn |= bool(done) and not self._take_back(size, done)
@@ -132,7 +120,7 @@ class RotatedFile:
         return False
 
     def _take_back(self, size: int, done: int) -> bool:
-        """Remove the part of a line that was written, if no other process has written since."""
+        """Remove the part of a line that was written, unless another process has written since."""
         assert self._fd is not None
         with suppress(OSError):
             if os.fstat(self._fd).st_size == size + done:
@@ -142,19 +130,17 @@ class RotatedFile:
 
 
 class StandardOutput:
-    """Descriptor 1, which the workers may write to as well."""
+    """Descriptor 1, which the workers may write to as well.
+
+    It is opened again if possible, because it must stay blocking for the workers.
+    """
 
     def __init__(self) -> None:
-        """Open it again where possible: it must stay blocking for the workers."""
         self._file = ConsoleFile(1)
         self._is_torn = False
 
     def write(self, line: bytes) -> None:
-        """Write a line, when the reader takes it.
-
-        Raises:
-            OSError: the reader is gone, or the disk is full.
-        """
+        """Write a line, when the reader accepts it."""
         text = b"\n" + line if self._is_torn else line
         done = 0
         try:
@@ -168,4 +154,4 @@ class StandardOutput:
         self._is_torn = False
 
     def close(self) -> None:
-        """Do nothing: the descriptor is the process's."""
+        """Do nothing: the descriptor belongs to the process."""

@@ -1,4 +1,4 @@
-"""The answer of ``ft-run stacks``: JSON values, with the lines for a person."""
+"""The response of ``ft-run stacks``: JSON values, with the lines for display."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -12,12 +12,9 @@ Groups: TypeAlias = Sequence[tuple[Sequence[int], RankStack]]
 
 
 def stacks_answer(round_number: int, groups: Groups, silent: Sequence[str]) -> dict[str, Any]:
-    """Return the answer as JSON values.
+    """Return the response as JSON values.
 
-    Args:
-        round_number: -1 if no round runs.
-        groups: the stacks.
-        silent: the nodes that did not answer, in words.
+    ``round_number`` is -1 if no round runs; ``silent`` describes the nodes that did not respond.
     """
     lines = [f"{node}: no answer" for node in silent]
     if not groups:

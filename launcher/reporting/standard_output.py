@@ -24,11 +24,11 @@ _UNFOLDED: Final = 10_000
 def standard_output() -> Iterator[None]:
     """Write a complete reply to standard output.
 
-    A reader that closes the pipe early (``| head -1``) is no error; the exit code does not
+    A reader that closes the pipe early (``| head -1``) is not an error; the exit code does not
     change.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: If it cannot be written.
     """
     try:
         yield
@@ -49,7 +49,7 @@ def standard_output() -> Iterator[None]:
 
 
 def table_console() -> "Console":
-    """Return what writes tables to standard output.
+    """Return a console that writes tables to standard output.
 
     Output to a pipe is not wrapped, so that it can be searched by line.
     """
@@ -67,7 +67,7 @@ def say_last(text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Discard buffered output: Python would try to write it again at exit."""
+    """Discard buffered output, because Python would try to write it again at exit."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

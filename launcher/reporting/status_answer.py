@@ -1,4 +1,4 @@
-"""The answer of ``ft-run status`` as JSON values, of a master here or elsewhere."""
+"""The response of ``ft-run status`` as JSON values, from a master here or elsewhere."""
 
 import contextlib
 import json
@@ -9,11 +9,11 @@ from ...rendezvous.protocol.status import StatusReply
 from .status_lines import status_lines
 
 _OF_SEVERAL = ("hosts", "leader", "term", "lease_s")
-"""Fields that are there only if several hosts may lead."""
+"""Fields that exist only if several hosts may lead."""
 
 
 def status_dict(reply: StatusReply) -> dict[str, Any]:
-    """Return the answer with all fields, including zeros; nodes in order of their rank."""
+    """Return the response with all fields, including zeros; nodes in order of their rank."""
     status: dict[str, Any] = json_value(reply)
     if not reply.hosts:
         for name in _OF_SEVERAL:
@@ -23,7 +23,7 @@ def status_dict(reply: StatusReply) -> dict[str, Any]:
 
 
 def _with_report(status: dict[str, Any], report: str) -> dict[str, Any]:
-    """Add the report of the master's process; nothing of it if it is not as ``status_lines`` needs.
+    """Add the report of the master's process, or nothing if ``status_lines`` cannot use it.
 
     It comes from another process, perhaps of another version.
     """
@@ -43,4 +43,4 @@ def _with_report(status: dict[str, Any], report: str) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(constant)  # NaN or infinity: no JSON
+    raise ValueError(constant)  # NaN or infinity: not JSON

@@ -1,7 +1,7 @@
-"""The lines of ``ft-run status`` above the table: what the person on call asks about a job.
+"""The lines of ``ft-run status`` above the table: the questions of the person on call.
 
 Is it training? How much would be lost? How often was it restarted, and why? Which nodes are
-missing? Is it slower than it was, and is it the data? The status is that of ``status_dict``.
+missing? Is it slower than it was, and is it the data? The status is the result of ``status_dict``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ Status: TypeAlias = Mapping[str, Any]
 
 _BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
 """Phases of a group without a running round; values of ``GroupPhase``, which is not imported here,
-since the master may have another version."""
+because the master may have another version."""
 _COMPLETE_SHOWN = 3
-"""With more names of ``shared_work`` that are complete, these have one line."""
+"""Maximum number of lines for complete names of ``shared_work``; more names share one line."""
 _SLOWER: float = 1.1
 _WAIT_SHOWN = 0.01
 _NAMES_SHOWN = 6
@@ -73,12 +73,12 @@ def _job(status: Status) -> Iterator[str]:
 
 
 def furthest_worker(status: Status) -> Mapping[str, Any] | None:
-    """Return the worker of the job with the most steps; None: none has shown progress."""
+    """Return the worker of the job with the most steps; None if none has shown progress."""
     return furthest(worker for node in status["nodes"] for worker in node["workers"])
 
 
 def furthest(workers: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the worker with the most steps; None: none has shown progress."""
+    """Return the worker with the most steps; None if none has shown progress."""
     # Ranks that train together differ by one step, and some may do none by design.
     return max(workers, key=lambda worker: (worker["steps"], -worker["idle_s"]), default=None)
 
@@ -119,7 +119,7 @@ def _saves(status: Status) -> str:
     if status["checkpoint_step"]:
         age = duration(status["checkpoint_age_s"])
         parts.append(f"last checkpoint: step {status['checkpoint_step']}, {age} ago")
-    elif saves.get("checkpoint"):  # of a node that is gone
+    elif saves.get("checkpoint"):  # from a node that has left
         age = _age(status, saves["checkpoint"]["at_s"])
         parts.append(f"last checkpoint: step {saves['checkpoint']['step']}, {age} ago")
     if saves.get("snapshot_step", -1) >= 0:
@@ -162,7 +162,7 @@ def _nodes(status: Status) -> str:
 
 
 def _shared_work(works: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of ``shared_work``: one for each name, but one for many that are done."""
+    """Return a line for each name of ``shared_work``, but one for many that are complete."""
     lines, complete = [], 0
     for work in works:
         done, size = work["done"], work["size"]
@@ -188,7 +188,7 @@ def ranks(node: Mapping[str, Any]) -> str:
 
 
 def data_waits(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each node how much of the time it waits for data; empty: none does.
+    """Return for each node how much of the time it waits for data; empty if none does.
 
     Each rank waits for all others in each step, so the longest wait of a rank counts.
     """

@@ -13,13 +13,10 @@ _MAX_BYTES: Final = 4096
 
 
 def write_termination_message(sentence: str, exit_code: int) -> None:
-    """Write why this process fails to the file that Kubernetes reads, if there is one.
+    """Write why this process fails to the file that Kubernetes reads, if it exists.
 
-    Nothing is created: the file belongs to the container, and other processes have none.
-
-    Args:
-        sentence: the root cause, as the last line of the console names it.
-        exit_code: of this process.
+    The file is not created: it belongs to the container, and other processes have none.
+    ``sentence`` is the root cause, as in the last line of the console.
     """
     path = os.environ.get(VARIABLE) or _DEFAULT
     ending = f" (exit code {exit_code})".encode()
@@ -28,7 +25,7 @@ def write_termination_message(sentence: str, exit_code: int) -> None:
         text = text[: _MAX_BYTES - len(ending) - 3].decode(errors="ignore").encode() + b"..."
     try:
         file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # no container, or a runtime without the file
+    except OSError:  # not in a container, or a runtime without the file
         return
     try:
         if stat.S_ISREG(os.fstat(file).st_mode):

@@ -28,7 +28,7 @@ def report_time(display: Display, recorder: Recorder, history: EventHistory) -> 
     """Report where the time of this node went, at its end.
 
     The node with rank 0 shows it on its console: a table, or a line for a short job that was
-    restarted. Files have the event of every node.
+    restarted. Files contain the event of every node.
     """
     is_long = recorder.uptime_s >= _TABLE_FROM_S
     if not (is_long or recorder.is_written or history.is_worth_folding):
@@ -65,7 +65,7 @@ def accounted(account: "Account") -> TimeAccounted:
 
 
 def table(event: TimeAccounted, advised: TuningAdvised | None = None) -> str:
-    """Return the table, of at most 12 lines and those of the advice."""
+    """Return the table, of at most 12 lines plus the advice."""
     rows = _largest_first(event.phases)
     shown = [row for row in rows if row[1] >= _SHOWN_S][:_ROWS]
     other_s = event.seconds - sum(seconds for _, seconds in shown)

@@ -1,7 +1,7 @@
-"""What ``ft-run status --watch`` shows: the lines of one screen, of a status. Pure.
+"""The screen of ``ft-run status --watch`` as lines. No I/O, no clock.
 
-The nodes that need attention are listed first: disconnected ones, those without a step for long,
-those that are behind, slow ones.
+Nodes that need attention are listed first: disconnected nodes, then nodes without a step for long,
+nodes that are behind, slow nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ _HOST: Final = _TITLES.index("HOST")
 _HOST_MIN: Final = 8
 _GAP: Final = "  "
 _EVENTS_SHARE: Final = 4
-"""Of the rows, one in so many is for events."""
+"""Events get at most one in this number of rows."""
 _NODES_MIN: Final = 3
-"""Nodes that are shown rather than events."""
+"""Number of nodes that take precedence over events."""
 _BEHIND: Final = 1
 """Ranks that train together differ by this number of steps."""
 
@@ -31,12 +31,8 @@ _BEHIND: Final = 1
 def view(status: Status, link: str, clock: str, width: int, height: int) -> list[Text]:
     """Return exactly ``height`` lines of at most ``width`` cells.
 
-    Args:
-        status: the last one, as ``status_dict`` returns it.
-        link: what is wrong with the connection; empty: nothing.
-        clock: the time of day.
-        width: columns of the terminal.
-        height: its rows.
+    ``status`` is a result of ``status_dict``; ``link`` describes a problem of the connection;
+    ``clock`` is the time of day.
     """
     title, *answers = status_lines(status)
     lines = [_header(title, link, clock, width)]
@@ -79,9 +75,9 @@ def _events(status: Status, most: int) -> list[Text]:
 
 
 def _table(status: Status, height: int, width: int) -> list[Text]:
-    """Return the titles and a line for each node, at most ``height`` in all."""
+    """Return the titles and a line for each node, at most ``height`` in total."""
     nodes = in_order(status)
-    shown = len(nodes) if len(nodes) < height else max(0, height - 2)  # and how many more
+    shown = len(nodes) if len(nodes) < height else max(0, height - 2)  # the last: how many more
     rows = [_cells(node, status) for node in nodes[:shown]]
     titles: tuple[str, ...] = _TITLES
     if waits := data_waits(nodes[:shown]):
@@ -110,7 +106,7 @@ def _row(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
 
 
 def in_order(status: Status) -> list[Mapping[str, Any]]:
-    """Return the nodes, those that need attention first."""
+    """Return the nodes; nodes that need attention come first."""
     nodes = status["nodes"]
     workers = [furthest(node["workers"]) for node in nodes]
     steps = max((worker["steps"] for worker in workers if worker), default=0)
@@ -123,7 +119,7 @@ def in_order(status: Status) -> list[Mapping[str, Any]]:
             return node["attached"], is_spare(node, status), 0.0, 0, 0.0, node["node_rank"]
         late_s = worker["idle_s"] if _is_late(worker) else 0.0
         behind = steps - worker["steps"]
-        # In tenths: nodes that are about as fast as each other keep their place.
+        # In tenths, so that nodes of about the same speed keep their place.
         speed = round(worker["steps_per_s"] / usual, 1) if usual else 0.0
         return (
             node["attached"],
