@@ -1,8 +1,7 @@
-"""The agent: runs one node of a job, from connecting to the master until the verdict.
+"""The agent runs one node of a job, from connecting to the master until the verdict.
 
-One loop takes events from one queue: messages of the master, events of workers, signals and
-timers. Each event type has one handler. The agent makes no decisions for the group, never polls
-and never imports torch.
+One loop handles all events (messages of the master, worker events, signals, timers) from one queue.
+The agent makes no decisions for the group, never polls and never imports torch.
 """
 
 import asyncio
@@ -118,7 +117,7 @@ if TYPE_CHECKING:
     from .auto_tune import AutoTune
 
 _DRAIN_S = 10.0
-"""The maximum time to print the workers' remaining output before the verdict is printed."""
+"""Maximum time to print the workers' remaining output before the verdict."""
 
 _OfNode = FenceTick | JobOver | Signalled | PreemptionNotice | TimeIsUp
 _Event = LinkEvent | SpawnerEvent | TimeOver | _OfNode
@@ -137,16 +136,7 @@ class Agent:
         port: PortReservation,
         crew: "CheckCrew | None",
     ) -> None:
-        """Create an agent.
-
-        Args:
-            options: the options of this node.
-            display: prints events.
-            starter: the resources that workers are started with.
-            identity: the identity and incarnation of this node.
-            port: the address at which other nodes reach this node; it hosts the store there.
-            crew: the check workers of this node; None without checks.
-        """
+        """``port`` is the address for other nodes, where this node may host the store."""
         self._options, self._display, self._starter = options, display, starter
         self._identity = identity
         commands, size = starter.commands, starter.commands.local_world_size
@@ -155,7 +145,7 @@ class Agent:
         self._wake: asyncio.TimerHandle | None = None
         self._watching: asyncio.Task[None] | None = None
 
-        # What the user sees.
+        # Shown to the user.
         self._step_events = StepEvents(
             display.event,
             lambda: self._snapshots.held(),
@@ -166,7 +156,7 @@ class Agent:
         self._link_news = LinkNews(self._event, options.rendezvous.where)
         self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
 
-        # What is kept from one round to the next.
+        # Kept from one round to the next.
         self._saves = Saves(self._event, options.rendezvous.job_id)
         self._snapshots = HeldSnapshots(size, self._saves, options.snapshot_replicas)
         self._tuning = Tuning(starter.tune_file, self._event, self._new_trials())
@@ -175,10 +165,10 @@ class Agent:
             port, self._snapshots, lambda: self._tuning.carried, lambda: starter.spawner.preloading
         )
 
-        # What this node does for the job, and how it ends.
+        # The part of this node in the job, and its end.
         self._link: MasterLink | None = None
         self._offered_loading = False
-        """Whether the master knows this node as one that still imports modules."""
+        """Whether this node last reported to the master that it is still importing modules."""
         self._claim, self._life, self._starts = OwnClaim(), Lifecycle(options), Starts()
         self._fencing = Fencing(
             options.rendezvous.timeouts,
@@ -190,7 +180,7 @@ class Agent:
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
 
-        # The workers of a round, and what they ask and report.
+        # The workers of a round: their requests and reports.
         self._draining = Draining(self._send, saves=options.save_on_exit)
         self._work = SharedWork(size, self._send)
         self._reports = NodeReports(
@@ -257,15 +247,15 @@ class Agent:
         self._events.put_nowait(event)
 
     async def run(self, connect: Callable[["Agent"], MasterLink]) -> int:
-        """Run until the job is over for this node; return the exit status.
+        """Run until the job is over for this node; return the exit code.
 
-        Args:
-            connect: creates the link to the master; the link calls ``attend`` and ``post``.
+        The link from ``connect`` calls ``attend`` and ``post``.
 
         Raises:
-            RefusedError: the master refuses this node.
-            RendezvousError: the master cannot be reached.
-            SpawnerLostError: the spawner died.
+            RefusedError: if the master refuses this node.
+            NodeExcludedError: if the master excludes this node.
+            RendezvousError: if the master cannot be reached.
+            SpawnerLostError: if the spawner died.
         """
         self._listen(asyncio.get_running_loop())
         self._link = connect(self)
@@ -277,7 +267,7 @@ class Agent:
         return self._life.status()
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Receive what comes from this node: signals, processes, the sockets of workers."""
+        """Listen for signals, process events and messages on the workers' sockets."""
         spawner, relay = self._starter.spawner, self._starter.relay
         signals = self._options.signals
         hear(loop, signals, lambda number: self.post(Signalled(number)), pass_on=spawner.signal)
@@ -329,7 +319,7 @@ class Agent:
                     self._workers.kill()
                 self._live(RefusedError(sentence))
             case Excluded(sentence):
-                self._workers.kill()  # if it has any, it was lost before
+                self._workers.kill()  # only a node that was considered lost can still have some
                 self._live(NodeExcludedError(sentence))
             case Renamed(node_id):
                 self._renamed(node_id)
@@ -395,7 +385,7 @@ class Agent:
             self._event(ChecksProgressed(order.progress))
 
     async def _take_finding(self, found: CheckVerdict) -> None:
-        """Continue or leave: the checks of this node are complete."""
+        """Continue after the checks of this node, or leave."""
         if not self._checks.hear(found):
             return  # a duplicate message
         await self._rest_from_checks()
@@ -431,7 +421,7 @@ class Agent:
         if waiting.spare and self._workers.group is None:
             self._claim.became_spare()
             self._snapshots.drop()
-            await self._rest_from_checks()  # a spare holds no device
+            await self._rest_from_checks()  # a spare must not hold a device
         if is_news(waiting, before):
             self._event(waits(waiting, self._options))
 
@@ -459,7 +449,7 @@ class Agent:
         self.status.started(assignment)
 
     def _cannot_be(self, at: Assignment) -> str | None:
-        """Return why no ft-run master orders a start; None if one can."""
+        """Return why this start order is invalid; None if it is valid."""
         if (group := self._workers.group) is not None:
             return f"round {group.assignment.round} has not ended here"
         if at.node_rank >= at.nodes:
@@ -542,13 +532,13 @@ class Agent:
         return group is not None and group.assignment.round == round_number
 
     async def _end(self, link: MasterLink) -> None:
-        """Close everything, once no worker is left; a second signal ends the waits."""
+        """Close everything after the last worker has gone; a second signal ends the waits."""
         if self._watching is not None:
             self._watching.cancel()
         for part in (self._workers, self._work, self._hangs, self._step_events, self._fencing):
             part.close()
         self._tuning.close()
-        # Kubernetes ends the pods that are left as soon as enough of a Job have succeeded.
+        # Kubernetes terminates the remaining pods as soon as enough pods of a Job have succeeded.
         times = 2 if self._has_succeeded else 1
         await unless_asked(self._conclude(), self._options.signals, times=times)
         for kept in (self._saves, self._snapshots, self._draining):
@@ -587,24 +577,24 @@ class Agent:
 
     @property
     def assignment(self) -> Assignment | None:
-        """Of the current or last round of this node; None: there was none."""
+        """Assignment of the current or last round of this node; None before the first round."""
         return self.status.assignment
 
     @property
     def snapshot_step(self) -> int:
-        """Of the newest snapshot in memory; -1: there is none."""
+        """Step of the newest snapshot in memory; -1 if there is none."""
         held = self._snapshots.held()
         return held.held[-1].step if held is not None and held.held else -1
 
     @property
     def checkpoint(self) -> tuple[float | None, float | None]:
-        """Age of the last checkpoint of this node, and the time between the last two; seconds."""
+        """Age of this node's last checkpoint, and the time between the last two, in seconds."""
         step, age_s = self._saves.newest
         return (age_s if step else None), self._saves.interval_s
 
     @property
     def last_workers(self) -> dict[int, int]:
-        """Process ids by rank of this node's workers in the last round; none for a spare."""
+        """Process IDs by rank of this node's workers in the last round; empty for a spare."""
         first = self._claim.first_rank
         return {} if first is None else dict(enumerate(self._workers.last_pids, start=first))
 

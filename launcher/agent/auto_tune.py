@@ -1,7 +1,7 @@
-"""``--auto-tune on`` on the node with rank 0: reads the pages of its workers, and sets values.
+"""``--auto-tune on``: on the node with rank 0, reads the workers' pages and sets loader values.
 
-The worker with rank 0 reads the settings of the loader in its page, and sends them to all ranks
-with its report of a step. Other nodes set nothing.
+The worker with rank 0 reads the values from its page and sends them to all ranks with its step
+report.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from ..workers.worker_group import WorkerGroup, WorkerGroupState
 
 _FIRST_LOOK_S = 1.0
 _AGAIN_S = 0.1
-"""After a step has ended during a read."""
+"""Delay before the next read if a step ended during this one."""
 _OWN_PHASES = frozenset({"training", "saving"})
 """Snapshots are saved in each step; the worker reports checkpoints itself."""
 _NOTHING_TO_TRY = (
@@ -37,15 +37,14 @@ _NOTHING_TO_TRY = (
 
 
 class Machine(NamedTuple):
-    """What the workers of this node share."""
+    """CPU limit and number of workers of this node."""
 
     cpus: float
-    """The CPU limit."""
     workers: int
 
     @classmethod
     def of(cls, workers: int) -> "Machine":
-        """Return this machine."""
+        """Return the values of this host."""
         limit = read_cpu_limit()
         return cls(limit.cpus if limit is not None else os.cpu_count() or 1, workers)
 
@@ -60,14 +59,7 @@ class AutoTune:
         note: Callable[[Event], None],
         show: Callable[[str], None] | None = None,
     ) -> None:
-        """Begin without workers.
-
-        Args:
-            machine: of the workers.
-            file: has values of an earlier start, and keeps those that are accepted.
-            note: receives events.
-            show: prints a table at the end; None: there is none.
-        """
+        """Initialize with the values of ``file``; ``show`` prints a table at the end."""
         kept = dict(file.values.settings) if file is not None else {}
         self._tuner = Tuner(of_loader(machine.cpus, machine.workers), kept)
         self._file, self._note, self._show = file, note, show
@@ -75,7 +67,7 @@ class AutoTune:
         self._at: Assignment | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reported = 0
-        """Trials whose lines were shown."""
+        """Number of trials that were reported."""
         self._has_loader = False
 
     @property
@@ -84,7 +76,7 @@ class AutoTune:
         return self._tuner.kept
 
     def begin(self, assignment: Assignment) -> None:
-        """Start a round; it ends a trial of the previous one."""
+        """Start a round; this ends a trial of the previous one."""
         self._stop()
         cause = assignment.cause
         self._tuner.interrupt(cause.summary() if cause is not None and cause.trial else "")
@@ -123,7 +115,7 @@ class AutoTune:
 
     @property
     def _gain(self) -> float:
-        """How much faster all accepted values are together, as a share."""
+        """Return the total speedup of all accepted values, as a fraction."""
         accepted = [one.outcome.gain for one in self._tuner.tried if one.outcome.is_accepted]
         return round(prod(1 + one for one in accepted) - 1, 4)
 
@@ -159,7 +151,7 @@ class AutoTune:
             watch.tune(settings | (tuning_page.TRIAL if order.is_trial else 0))
 
     def _reading(self, group: WorkerGroup, watch: WorkerWatch) -> Reading | None:
-        """Return what is known now; None: no step is complete, or one ends at this moment."""
+        """Return the current values; None if no step is complete, or one is just ending."""
         now = time.monotonic()
         tuned, phases = watch.tuned(), watch.phases(now)
         if tuned is None or phases is None:

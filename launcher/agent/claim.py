@@ -1,4 +1,4 @@
-"""This node's report of its last round, with which a new master can take the round over."""
+"""This node's report of its last round, which lets a new master take over the round."""
 
 import time
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class OwnClaim:
         self._claim: Claim | None = None
         self._since = 0.0
         self.is_checked = False
-        """Record that this node passed the checks."""
+        """Whether this node passed the checks."""
 
     def present(self) -> Claim | None:
         """Return the claim as of now; None before the node's first round."""
@@ -42,11 +42,7 @@ class OwnClaim:
         return claim.rank_offset if claim is not None and claim.nodes else None
 
     def is_first_but(self, failures: Iterable[Failure]) -> bool:
-        """Return whether this node had the lowest rank of the last round, except for lost nodes.
-
-        Args:
-            failures: of the round; the failure of a lost node has its rank.
-        """
+        """Return whether all nodes of lower rank in the last round are lost, by its failures."""
         claim = self._claim
         if claim is None or not claim.nodes:
             return False
@@ -59,7 +55,7 @@ class OwnClaim:
         return self._claim is not None and self._claim.nodes > 1
 
     def knows_nothing_after(self, round_number: int) -> bool:
-        """Return whether the node was in no later round."""
+        """Return whether this node was not in any later round."""
         return self._claim is None or self._claim.round <= round_number
 
     def started(self, assignment: Assignment) -> None:
@@ -79,7 +75,7 @@ class OwnClaim:
         )
 
     def resigned(self, resigned: Resigned) -> None:
-        """Record the decision of a leader on the last round, which it made before it resigned."""
+        """Record a leader's decision on the last round, made before it resigned."""
         claim = self._claim
         if claim is None:
             return
@@ -96,7 +92,7 @@ class OwnClaim:
         self._claim = claim
 
     def became_spare(self) -> None:
-        """Claim to be in no round's world, so that no later master counts this node as a member."""
+        """Claim not to be in any world, so that no later master counts this node as a member."""
         known = self._claim or Claim(0, "", 0, 0, 0, 0, "", ClaimState.STOPPED)
         self._claim = replace(
             known,
@@ -126,9 +122,9 @@ class OwnClaim:
 
 
 def _bounded(failures: list[Failure]) -> tuple[Failure, ...]:
-    """Return the failures that fit the claim into a message, and all of which a verdict shows.
+    """Return the failures that fit the claim into a message and into a verdict.
 
-    Likely root causes are kept, the first among equals, and every worker that survives SIGKILL.
+    Likely root causes are kept, the first of equal ones, and every worker that survives SIGKILL.
     """
     while len(failures) > 1 and (
         len(failures) > defaults.FAILURES_IN_VERDICT

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Note = Callable[[Event], None]
 
 _FIND_AGAIN_S, _FIND_AGAIN_MAX_S = 1.0, 15.0
-"""How long to wait before the names of the endpoints are resolved again: doubled each time."""
+"""Delays before the endpoint names are resolved again: the first, doubled up to the maximum."""
 
 
 class Hosting:
@@ -64,25 +64,22 @@ class Hosting:
         report: Callable[[], str] = str,
         meet: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Start nothing yet.
+        """Initialize.
 
         Args:
-            options: of this node.
-            note: receives events.
-            trust: the credentials for connections; None: plain text.
-            changed: called after each event of the group; None: nothing follows it.
+            changed: is called after each event of the group.
             report: returns the answer to ``ft-run report`` of the running job.
-            meet: as in ``LocalLink``.
+            meet: see ``LocalLink``.
         """
         self._options, self._report = options, report
         self._trust, self._meet = trust, meet
         self._note, self._changed = note, changed
         self._address: Endpoint | None = None
-        """The listen address, if the master belongs in this process; otherwise None."""
+        """The listen address, if this process should host the master; otherwise None."""
         self._port_is_taken = False
         self._retry: asyncio.Task[None] | None = None
         self._search: asyncio.Task[None] | None = None
-        """Waits for the DNS to have the name of this host."""
+        """Waits for the name of this host to enter the DNS."""
         self._has_received = False
         """Whether a master has sent this node a message."""
         self._agent: Agent | None = None
@@ -92,7 +89,7 @@ class Hosting:
         self._over: asyncio.Future[Verdict] | None = None
         """The verdict, when this host was the last leader among several candidates."""
         self.where = "standalone"
-        """A description, for the user, of the master that this node connects to."""
+        """Where the master is, as shown to the user."""
 
     @property
     def master(self) -> Master | None:
@@ -103,7 +100,7 @@ class Hosting:
         """Start the master if it belongs in this process.
 
         Raises:
-            UsageError: this process cannot listen at the endpoint.
+            UsageError: if this process cannot listen at the endpoint.
         """
         endpoint = self._options.endpoint
         if endpoint is None:
@@ -144,7 +141,7 @@ class Hosting:
             agent.attend,
             self._watched(agent.post),
             silence_s=self._options.timeouts.silence_s,
-            # Also if the owner of the port does not respond: it may be a frozen master.
+            # Needed even if a process has the port but does not respond: it may be a frozen master.
             connect_timeout_s=self._options.timeouts.connect_timeout_s,
             master_timeout_s=self._options.timeouts.master_timeout_s,
             port_is_taken=self._port_is_taken,
@@ -155,7 +152,8 @@ class Hosting:
     def _follow_succession(self, agent: "Agent") -> None:
         """Notify the agent of the end of the job, or of a refusal, even if it is disconnected."""
         if self._succession is not None:
-            # A node that is disconnected when the job ends would search for a leader in vain.
+            # Otherwise a node that is disconnected when the job ends would keep searching for a
+            # leader.
             self._succession.over.add_done_callback(
                 lambda over: agent.post(JobOver(unheard(over.result())))
             )
@@ -163,7 +161,7 @@ class Hosting:
                 lambda refused: agent.post(Refused(refused.result()))
             )
         if self._over is not None:
-            # Also while this host leads: its own master ends with the agent.
+            # Needed while this host leads, too: its own master ends with the agent.
             self._over.add_done_callback(lambda over: agent.post(JobOver(over.result())))
 
     @property
@@ -183,11 +181,7 @@ class Hosting:
             await self.master.settled()
 
     async def stop(self, *, wait: bool) -> None:
-        """Stop the master.
-
-        Args:
-            wait: first wait until every node has received the verdict.
-        """
+        """Stop the master; ``wait``: first wait until every node has received the verdict."""
         if self._search is not None:
             self._search.cancel()
         if self._retry is not None:
@@ -206,7 +200,7 @@ class Hosting:
             master.close()
 
     async def _become_candidate(self, own: Mapping[int, Endpoint]) -> None:
-        """Vote, and lead if elected, if one of the listed endpoints is of this host."""
+        """Vote, and lead if elected, if one of the listed endpoints is this host."""
         endpoints = self._options.endpoints
         settings, new_master = self._settings(), self._new_master
         listed = await listed_host(endpoints, own, settings, new_master, self._note, self._trust)
@@ -217,10 +211,10 @@ class Hosting:
             self.where += f"; this host may lead, at {endpoints[self._succession.own]}"
 
     async def _find_own_name(self, endpoints: Sequence[Endpoint]) -> None:
-        """Host the master as soon as an endpoint turns out to be this host.
+        """Host the master as soon as an endpoint name resolves to this host.
 
-        The name of a pod can enter the DNS after the pod has started. There is nothing left to find
-        when all names are known, or when a single master has sent a message.
+        The name of a pod can enter the DNS after the pod has started. The search ends when all
+        names are known, or when a single master has sent a message.
         """
         delay_s, own, are_known = _FIND_AGAIN_S, dict[int, Endpoint](), False
         while not (own or are_known):
@@ -322,19 +316,13 @@ async def listed_host(
     """Become a candidate at the first free endpoint of this host: vote, and lead if elected.
 
     Args:
-        endpoints: of all hosts that may lead.
         own: the listen address of each endpoint that names this host, by its position.
-        settings: of the group.
-        new_master: creates the master when this host is elected.
-        note: receives events.
-        trust: the credentials for connections; None: plain text.
 
     Returns:
-        The succession, which votes, and its server; None where no endpoint belongs to this host,
-        or none of them is free.
+        The succession and its server; None if no endpoint of this host is free or there is none.
 
     Raises:
-        UsageError: this process cannot listen at the endpoint.
+        UsageError: if this process cannot listen at the endpoint.
     """
     from ...rendezvous.lease.succession import Succession
     from ...rendezvous.transport.addresses import HOSTS
@@ -358,7 +346,7 @@ async def listed_host(
         server = MasterServer(None, VERSION, times.silence_s, trust, succession)
         try:
             await server.start(address)
-        except PortInUseError:  # of another process of this host, which votes there
+        except PortInUseError:  # by another process of this host, which votes there
             await server.stop()
             continue
         HOSTS.keep_own(endpoints[place], address.host)
@@ -371,7 +359,7 @@ async def listed_host(
 def new_examiner() -> Examiner:
     """Return the function that starts the checks of a job.
 
-    Results of nodes that pass are kept, for comparison with nodes that connect later.
+    It keeps the results of nodes that pass, to compare them with nodes that connect later.
     """
     known: dict[str, Known] = {}
 
@@ -382,7 +370,7 @@ def new_examiner() -> Examiner:
 
 
 def unheard(exit_code: int) -> Verdict:
-    """Return the verdict for a node that received only the exit status."""
+    """Return the verdict of a job of which this node received only the exit code."""
     has_succeeded = exit_code == exit_codes.SUCCESS
     return Verdict(
         outcome=Outcome.SUCCEEDED if has_succeeded else Outcome.RENDEZVOUS_FAILED,

@@ -17,22 +17,18 @@ _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 class NodeIdentity:
-    """The identity of this agent, held for as long as the process lives.
+    """The identity of this agent, held as long as the process lives.
 
-    The identity is the host's name and the first number that no other agent of the same job on this
-    host has. The number is held by a lock on a file, in a folder that only this user can write to;
-    the kernel releases the lock with the process. An agent that is restarted on the same host finds
-    its old file unlocked and is the same node again. If the master has assigned another number,
-    because of a duplicate host name, the file contains that number. The file is removed when the
-    agent ends, unless a restarted agent needs that number; a killed agent leaves its file.
+    It consists of the host name and the first number that no other agent of the same job on this
+    host has. A lock on a file in a directory that only this user can write to holds the number: the
+    kernel releases it with the process, so an agent restarted on the same host is the same node
+    again. If the master has assigned another number because of a duplicate host name, the file
+    contains it. The agent removes the file at its end, unless a restarted agent needs that number;
+    a killed agent leaves it.
     """
 
     def __init__(self, job_id: str) -> None:
-        """Take the first free number.
-
-        Args:
-            job_id: numbers are unique among one user's agents of one job on one host.
-        """
+        """Take the first number that is free among one user's agents of this job on this host."""
         self.host = socket.gethostname()
         self.incarnation = os.urandom(8).hex()
         self._path = Path()
@@ -48,11 +44,7 @@ class NodeIdentity:
             self._write(number)
 
     def close(self, *, is_over: bool = False) -> None:
-        """Release the number.
-
-        Args:
-            is_over: the job is over: the next job of this name starts without an assigned number.
-        """
+        """Release the number; if the job is over, also forget a number assigned by the master."""
         if self._file is not None:
             if is_over or not os.fstat(self._file).st_size:
                 with contextlib.suppress(OSError):  # a cleaner of /tmp was faster
@@ -61,7 +53,7 @@ class NodeIdentity:
             self._file = None
 
     def _claim_number(self, job_id: str) -> tuple[int | None, int]:
-        # Two ids with the same checksum only skip numbers. Each network namespace is a host.
+        # Two IDs with the same checksum only skip numbers. Each network namespace is a host.
         name = f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}.{_network()}"
         taken: set[int] = set()
         try:
@@ -91,7 +83,7 @@ class NodeIdentity:
 def node_spec(
     identity: NodeIdentity, options: LaunchOptions, address: str, commands: WorkerCommands
 ) -> NodeSpec:
-    """Return the properties of this node that are sent to the master."""
+    """Return the specification of this node for the master."""
     return NodeSpec(
         node_id=identity.node_id,
         incarnation=identity.incarnation,
@@ -105,9 +97,9 @@ def node_spec(
 
 
 def machine_id() -> str:
-    """Return the content of ``/etc/machine-id`` (``man 5 machine-id``); empty: there is none.
+    """Return the content of ``/etc/machine-id`` (``man 5 machine-id``); empty if there is none.
 
-    A container has that of its image, which may be the same on several machines.
+    A container has the ID of its image, which may be the same on several machines.
     """
     for path in _MACHINE_IDS:
         with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
@@ -117,11 +109,7 @@ def machine_id() -> str:
 
 
 def _lock(path: Path) -> tuple[int, bool]:
-    """Open and lock a file; return its descriptor, and whether it is locked.
-
-    Raises:
-        OSError: If the file cannot be created.
-    """
+    """Open and lock a file; return its descriptor, and whether it is locked."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

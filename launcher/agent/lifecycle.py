@@ -3,8 +3,7 @@
     RUNNING → PREEMPTED → LEAVING → AWAITING_MASTER → LEFT
        └──────────┴──→ JOB_OVER, or FAILED
 
-This module is pure: it does not wait, send messages or read a clock. Its input is an event and the
-agent's current ``Situation``. Its output is a list of orders, which the agent executes in order.
+No I/O, no clock: takes an event and the agent's ``Situation``, and returns orders for the agent.
 """
 
 import enum
@@ -34,9 +33,9 @@ from ..options import LaunchOptions
 from ..preemption.notice import PreemptionNotice
 
 MASTER_WAIT_S: Final = 5.0
-"""The maximum time that a leaving node waits for a disconnected master, to report the reason."""
+"""Maximum time that a leaving node waits for a disconnected master, to report the reason."""
 PATIENCE_MIN_S: Final = 1.0
-"""The minimum time that workers have to exit after SIGTERM, even if the deadline has passed."""
+"""Minimum time for workers to exit after SIGTERM, even if the deadline has passed."""
 
 
 class Stage(enum.Enum):
@@ -48,8 +47,8 @@ class Stage(enum.Enum):
     FAILED = "failed"
     """The node ends because of a local error; its workers are being stopped."""
     LEAVING = "leaving"
-    """A signal or a preemption notice has ended this node's part in the job; its workers are being
-    stopped within a time limit."""
+    """A signal or preemption notice ended this node's part; its workers have limited time to stop.
+    """
     AWAITING_MASTER = "awaiting master"
     """No worker is running. The master is disconnected and would count this node as lost."""
     LEFT = "left"
@@ -96,7 +95,7 @@ class Judged(Struct, frozen=True):
 
 
 class JobOver(Struct, frozen=True):
-    """The job is over, as known to the master on this host; the agent may be disconnected."""
+    """The job is over according to the master on this host; the agent may be disconnected."""
 
     verdict: Verdict
 
@@ -107,18 +106,18 @@ LifeEvent = Signalled | PreemptionNotice | TimeIsUp | WorkersGone | FtRunError |
 
 
 class Situation(Struct, frozen=True):
-    """The agent's knowledge at the time of an event."""
+    """The state of the agent at the time of an event."""
 
     now: float
     """Seconds of a monotonic clock."""
     workers: int | None = None
-    """Number of workers that have not exited; None: none of their processes is left."""
+    """Number of workers that have not exited; None if no process is left."""
     may_save: bool = False
-    """Workers are running; they are not being stopped, and have not all succeeded."""
+    """Whether workers are running that are not being stopped and have not all succeeded."""
     asks_for_notices: bool = False
-    """A worker of the round has requested preemption notices."""
+    """Whether a worker of the round has requested preemption notices."""
     is_master_missed: bool = False
-    """The master would count this node as lost if it exited now."""
+    """Whether the master would count this node as lost if it exited now."""
 
 
 # --- orders; events for the user and messages to the master are orders as well --------------------
@@ -128,23 +127,22 @@ class StopWorkers(Struct, frozen=True):
     """Send a signal to the workers, and kill those that are left after the timeout."""
 
     number: int = signal.SIGTERM
-    """The signal."""
     lets_settle: bool = False
     """First wait briefly for workers that are already exiting."""
     is_hung: bool = False
-    """The workers hang: they get no time to save anything."""
+    """The workers hang, and get no time to save anything."""
     patience_s: float | None = None
-    """The maximum time to exit; None: the usual time."""
+    """Maximum time to exit; None for the usual time."""
 
 
 class EndWorkers(Struct, frozen=True):
-    """This node no longer needs its workers; ``gently``: they have succeeded."""
+    """Stop the workers, which are no longer needed; ``gently`` if they have succeeded."""
 
     gently: bool
 
 
 class KillWorkers(Struct, frozen=True):
-    """Kill the workers at once."""
+    """Kill the workers immediately."""
 
 
 class Wake(Struct, frozen=True):
@@ -160,11 +158,6 @@ class Lifecycle:
     """The stage of this node, and the reason for its end."""
 
     def __init__(self, options: LaunchOptions) -> None:
-        """Start in the stage ``RUNNING``.
-
-        Args:
-            options: has ``--shutdown-timeout``, and whether the root cause's exit status is used.
-        """
         self._limit_s = options.shutdown_timeout_s
         self._propagates = options.propagate_exit_code
         self.stage = Stage.RUNNING
@@ -175,9 +168,9 @@ class Lifecycle:
         self._error: FtRunError | None = None
         self._asked_at = 0.0
         self._heard: set[str] = set()
-        """The reasons of all preemption notices."""
+        """Reasons of all preemption notices."""
         self._notice = ""
-        """The reason of the preemption; empty: this node is not being preempted."""
+        """Reason of the preemption; empty if this node is not being preempted."""
         self._gone_at = self._save_until = math.inf
 
     # --- what others ask -------------------------------------------------------------------------
@@ -189,7 +182,7 @@ class Lifecycle:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the exit status is known."""
+        """Whether the exit code is known."""
         return self._error is not None or self.stage in (Stage.LEFT, Stage.JOB_OVER)
 
     @property
@@ -198,12 +191,12 @@ class Lifecycle:
         return bool(self._notice)
 
     def time_left_s(self, now: float) -> float:
-        """Return the seconds that this node has before it must exit, once all workers are gone."""
+        """Return how many seconds this node has until it must exit, once all workers are gone."""
         left_s = self._shutdown_left_s(now)
         return min(left_s, self._patience_s(now)) if self._notice else left_s
 
     def status(self) -> int:
-        """Return the exit status, or raise the error that ended this node."""
+        """Return the exit code, or raise the error that ended this node."""
         if self._error is not None:
             raise self._error
         if self.signal is not None:
@@ -251,10 +244,10 @@ class Lifecycle:
         return self._leave(number, name, NodeSignalled(name, at.workers or 0), None, at)
 
     def _noticed(self, notice: PreemptionNotice, at: Situation) -> list[LifeOrder]:
-        """Have all ranks save a consistent snapshot first, if they are training.
+        """Let all ranks save a consistent snapshot first, if they are training.
 
-        The earliest notice applies. The ranks get the time of the notice less
-        ``--shutdown-timeout``, but at least half of it.
+        The earliest notice applies. The ranks get the notice period minus ``--shutdown-timeout``,
+        but at least half of the period.
         """
         if self.stage not in _MAY_LEAVE:
             return []
@@ -279,7 +272,7 @@ class Lifecycle:
         return [Notice(self._notice, max(0.0, self._save_until - now))]
 
     def _leave_preempted(self, at: Situation, step: int = -1) -> list[LifeOrder]:
-        """Leave, if there was a notice: the ranks have saved ``step``, or their time is over."""
+        """Leave if there was a notice: the ranks have saved ``step``, or their time has expired."""
         if not self._notice or self.stage not in _MAY_LEAVE:
             return []
         return self._leave_for(self._notice, at, step)
@@ -299,10 +292,9 @@ class Lifecycle:
         return [*orders, StopWorkers(number, patience_s=patience_s)]
 
     def _workers_gone(self, at: Situation) -> list[LifeOrder]:
-        """Leave, after waiting for a disconnected master; otherwise the other nodes need a restart.
+        """Leave after waiting for a disconnected master: otherwise the other nodes must restart.
 
-        There is no wait after Ctrl-C. The wait ends with ``--shutdown-timeout``, since SIGKILL may
-        follow the signal after that.
+        There is no wait after Ctrl-C. ``--shutdown-timeout`` limits it: SIGKILL may follow then.
         """
         if self.stage is not Stage.LEAVING:
             return []
@@ -320,7 +312,7 @@ class Lifecycle:
         return []
 
     def _fail(self, error: FtRunError) -> None:
-        """End because of a local error; the first of several errors sets the exit status."""
+        """End because of a local error; the first of several errors sets the exit code."""
         if self.goes_on:
             self._go(Stage.FAILED)
             self._error = error
@@ -355,19 +347,17 @@ class Lifecycle:
 
 
 class Starts:
-    """The master's start orders: each is executed once, and none while this node is fenced."""
+    """The master's start orders: each is executed once, and not while this node is fenced."""
 
     def __init__(self) -> None:
         self._ordered: Assignment | None = None
         self._newest = -1
-        """The last round that was started here."""
+        """The last round started here."""
 
     def due(self, event: object, *, is_fenced: bool) -> Assignment | None:
-        """Return the assignment to start now: it was just ordered, or this node is not fenced now.
+        """Return the assignment to start now: just ordered, or delayed while this node was fenced.
 
-        Args:
-            event: any event; a delayed start is discarded when its round or its stream ends.
-            is_fenced: no worker may run here now.
+        A delayed start is discarded when its round or its stream ends.
         """
         if isinstance(event, Stop | LinkUp | LinkDown):
             self._ordered = None

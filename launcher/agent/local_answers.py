@@ -1,4 +1,4 @@
-"""What an agent, or ``ft-run master``, answers on its local socket."""
+"""Answers of an agent or ``ft-run master`` on its local socket."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ class Request(Struct, frozen=True):
     ask: str = ""
     """``job``, ``status`` or ``stacks``."""
     ranks: tuple[int, ...] = ()
-    """Of ``stacks``; empty: all."""
+    """Ranks for ``stacks``; empty for all."""
 
 
 class LocalAnswers:
-    """Answers for the job, if its master is in this process; else for this node."""
+    """Answers about the job if its master is in this process, otherwise about this node."""
 
     def __init__(
         self,
@@ -35,15 +35,13 @@ class LocalAnswers:
         report: Callable[[], str],
         is_over: Callable[[], bool],
     ) -> None:
-        """Create the answers of one process.
+        """Initialize.
 
         Args:
-            about: returns what this process knows of the job, as ``LiveStatus.summary`` does, and
-                ``node_id``.
-            endpoints: of the master, if other nodes may connect to it.
-            master: returns the master in this process; None: it is hosted elsewhere.
+            about: returns ``LiveStatus.summary`` and ``node_id``.
+            endpoints: the master's endpoints, if other nodes may connect to it.
+            master: returns the master in this process; None if it is hosted elsewhere.
             report: returns ``StatusReply.report``.
-            is_over: returns whether the job has ended.
         """
         self._about, self._endpoints = about, endpoints
         self._master, self._report, self._is_over = master, report, is_over
@@ -63,7 +61,7 @@ class LocalAnswers:
         return {"error": f"invalid value {request.ask!r} for ask: expected job"}
 
     async def last(self) -> dict[str, Any] | None:
-        """Return the answer for those that are connected when the job has ended."""
+        """Return the final answer for clients that are connected when the job ends."""
         master = self._master()
         if master is None or not self._is_over():
             return None

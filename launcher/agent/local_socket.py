@@ -1,7 +1,7 @@
 """The Unix socket on which an agent answers processes of the same user, e.g. ``ft-run status``.
 
-Requests and answers are JSON objects, one in each line. The socket is served by the agent's event
-loop: no thread, and no wake-up without a request.
+Requests and answers are JSON objects, one per line. The agent's event loop serves the socket: no
+thread, and no wake-up without a request.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ from .local_answers import LocalAnswers, Request
 
 _REQUEST_MAX_BYTES: Final = 64 * 1024
 _CONNECTIONS_MAX: Final = 16
-"""At the same time. A new one replaces the oldest without a request, or is closed at once."""
+"""A new connection replaces the oldest one without a request; if there is none, it is closed."""
 _PENDING: Final = 16
 
 
 class LocalSocket:
-    """A socket in the user's folder, to which other users cannot connect."""
+    """A socket in the user's directory, to which other users cannot connect."""
 
     def __init__(self, new_answers: Callable[[], LocalAnswers]) -> None:
-        """Create it; ``listen`` opens the socket."""
         self._new_answers = new_answers
         self._answers: LocalAnswers | None = None
         self._server: asyncio.AbstractServer | None = None
         self._path: Path | None = None
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._silent: dict[asyncio.Task[None], None] = {}
-        """Those of ``_open`` that have not sent a request, the oldest first."""
+        """Connections of ``_open`` that have not sent a request, the oldest first."""
 
     async def listen(self, name: str) -> None:
-        """Listen at a name in the user's folder.
+        """Listen at a name in the user's directory.
 
         Raises:
-            OSError: there is no such folder, or its path is too long for a socket (107 bytes).
+            OSError: if there is no such directory, or its path is too long for a socket (107
+                bytes).
         """
         folder = user_folder()
         path, hidden = folder / f"{name}{SOCKET_SUFFIX}", folder / f".{name}"
@@ -63,7 +63,7 @@ class LocalSocket:
         )
 
     async def say_last(self) -> None:
-        """Send the last answer to all that are connected."""
+        """Send the last answer to all connected clients."""
         last = await self._answers.last() if self._open and self._answers is not None else None
         if last is not None:
             for writer in self._open.values():
@@ -111,7 +111,7 @@ class LocalSocket:
 async def answering(
     name: str, new_answers: Callable[[], LocalAnswers], note: Callable[[Event], None]
 ) -> AsyncIterator[None]:
-    """Answer on a socket meanwhile; without one if it cannot be created."""
+    """Answer on a socket inside the context; do without it if it cannot be created."""
     local = LocalSocket(new_answers)
     try:
         await local.listen(name)
@@ -134,5 +134,5 @@ async def _answered(line: bytes, answers: LocalAnswers) -> dict[str, Any]:
 
 
 def _line(answer: Mapping[str, Any]) -> bytes:
-    # Unlike msgspec, json escapes half of a surrogate pair: a byte of a path that is no text.
+    # Unlike msgspec, json escapes lone surrogates: undecodable bytes of a path.
     return json.dumps(answer, separators=(",", ":")).encode() + b"\n"

@@ -18,11 +18,11 @@ from ..reporting.live_status import restarts_used
 _REMINDER_S = 30.0
 _AWAY_REMINDER_S = 60.0
 _SETTLED_S = 5.0
-"""After this time a new reason is news: before, a cut connection is refused at the next attempt."""
+"""After this time, a new reason is news. Before, a cut connection is refused when retried."""
 
 
 def waits(message: Waiting, options: LaunchOptions) -> NodeWaits:
-    """Return the event of a node that waits for a round."""
+    """Return the event for a node that waits for a round."""
     is_backoff_given = options.policy is not None and options.policy.backoff_max_s > 0
     return NodeWaits(message, is_backoff_given, bool(options.rendezvous.endpoints))
 
@@ -30,8 +30,8 @@ def waits(message: Waiting, options: LaunchOptions) -> NodeWaits:
 def is_news(message: Waiting, before: Waiting | None) -> bool:
     """Return whether the state of a waiting node has changed enough to print it.
 
-    The master sends the state to a new node at once. Soon after, it informs all nodes which nodes
-    have connected. Its reminders are a minute apart.
+    The master sends the state to a new node immediately and, soon after, the connected nodes to all
+    nodes. Its reminders are a minute apart.
     """
     if before is None or message.backoff_s or before.backoff_s:
         return True
@@ -59,7 +59,7 @@ def round_begun(
 
 
 def round_started(assignment: Assignment, *, is_watched: bool) -> RoundStarted:
-    """Return the event of every round."""
+    """Return the event for the start of any round."""
     resumption = assignment.resumption
     return RoundStarted(
         assignment.round,
@@ -84,23 +84,16 @@ class LinkNews:
         where: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with nothing reported.
-
-        Args:
-            note: receives events.
-            where: the address of the master.
-            clock: returns seconds.
-        """
         self._note, self._where, self._clock = note, where, clock
         self._reported: set[tuple[bool, WorkersAlone]] = set()
-        """The states of this outage that were reported."""
+        """States that were reported in this outage."""
         self._reasons: set[str] = set()
-        """The reasons of this outage."""
+        """Reasons that were reported in this outage."""
         self._since = self._last = -math.inf
         self._was_up = False
 
     def up(self, again: bool) -> None:
-        """Handle a new connection to the master, the first one or a reconnection."""
+        """Handle a connection to the master, either the first one or a reconnection."""
         if again or self._reported:
             self._note(MasterConnected(again))
         self._was_up = True

@@ -1,4 +1,4 @@
-"""Reports of this node's workers to the master: sent at once, and repeated in every claim."""
+"""Reports of this node's workers to the master: sent immediately, and repeated in every claim."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ Report = Failed | Done | Stopped
 
 
 class NodeReports:
-    """What the supervisor has reported. It also replies to an order to stop when nothing runs."""
+    """Sends the supervisor's reports, and the reply to an order to stop if no worker runs."""
 
     def __init__(
         self,
@@ -30,18 +30,12 @@ class NodeReports:
         *,
         rank0_decides: bool,
     ) -> None:
-        """Create the reports of one node.
+        """Initialize.
 
         Args:
-            claim: the claim of this node; updated with each report.
-            life: the lifecycle of this node.
-            offers: the offers of this node for the next round.
-            send: sends a report to the master.
             left: is called when no process of a round is left here.
             are_ready: returns whether workers that exited with 0 did so only because nodes are
                 being preempted; it then reports this to the master.
-            work: the shared work of this node.
-            rank0_decides: ``--success-policy rank0``.
         """
         self._claim = claim
         self._life = life
@@ -58,10 +52,7 @@ class NodeReports:
         self._told_to_stop = round_number
 
     def nothing_runs(self, round_number: int) -> None:
-        """Reply to the order to stop a round that has no worker here.
-
-        This includes rounds that this node was never informed of.
-        """
+        """Reply to the order to stop a round that has no worker here, even an unknown round."""
         self._claim.stopped(round_number)
         if self._claim.knows_nothing_after(round_number):
             self._send(Stopped(round_number, self._offers.offer))

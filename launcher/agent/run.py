@@ -1,4 +1,4 @@
-"""Runs one node on the event loop: the master if it is hosted here, the agent, the live line."""
+"""Runs one node on the event loop: the agent, the live line, and the master if hosted here."""
 
 import contextlib
 import errno
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .local_answers import LocalAnswers
 
 _REGROUP_S = 5.0
-"""The time from the end of the workers to the next round: kills, reaping, device memory."""
+"""Time from the end of the workers to the next round: kills, reaping, device memory."""
 
 
 async def run_node(
@@ -64,17 +64,12 @@ async def run_node(
     conclude: Callable[[Agent], None] | None = None,
     metrics: "NodeEndpoint | None" = None,
 ) -> int:
-    """Run this node until the job is over for it; return the exit status.
+    """Run this node until the job is over for it; return the exit code.
 
     Args:
-        options: the options of the node.
-        count: the number of workers, and how it was determined.
-        starter: the resources that workers are started with.
-        display: prints events.
-        new_crew: returns the check workers of a node with this id; None without checks.
-        trust: the mutual TLS credentials; None: plain text, or a single node without a network.
+        new_crew: returns the check workers of a node with this ID; None without checks.
+        trust: the mutual TLS credentials; None for plain text, or a single node without a network.
         conclude: is called with the agent when the job is over.
-        metrics: serves the metrics of this node; None: none.
 
     Raises:
         FtRunError: from ``Agent.run`` and ``Hosting.start``.
@@ -224,8 +219,8 @@ async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -
 async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
     """Host the master until the other nodes run without this node, which is leaving.
 
-    The other nodes were ordered to stop at the same time, with the same time limit. A second signal
-    ends the wait. SIGKILL ends it too; the other nodes are then no worse off than without a wait.
+    They were ordered to stop at the same time, with the same time limit. A second signal or SIGKILL
+    ends the wait; the other nodes are then no worse off than without it.
     """
     if hosting.is_needed:
         display.event(MasterKept(is_excluded=False))
@@ -249,7 +244,7 @@ def _show_verdict(
 def pass_on_error_file(cause: Failure) -> None:
     """Copy the root cause's error file to the path where the scheduler of this agent expects it.
 
-    This matches torchrun, with the exit code added: a killed worker could not write it.
+    Like torchrun, but with the exit code added, which a killed worker could not write.
     """
     path, error = os.environ.get("TORCHELASTIC_ERROR_FILE"), recorded(cause)
     if not path or error is None:
@@ -257,11 +252,11 @@ def pass_on_error_file(cause: Failure) -> None:
     if isinstance(error["message"], dict):
         error["message"]["errorCode"] = cause.exit_code
     try:
-        # Anything may be there: the open and the write of a FIFO would wait for its reader.
+        # The path may be a FIFO: opening and writing it would block until there is a reader.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(path, flags, 0o666), "w") as file:
             json.dump(error, file)
-    except RecursionError:  # of a node that says anything
+    except RecursionError:  # another node may send any nesting
         return
     except OSError as failed:
         is_unread = failed.errno == errno.ENXIO

@@ -1,7 +1,4 @@
-"""The signals that a node handles, and their effect after its part in the job is over.
-
-Before that, the agent handles them (``Agent``). Afterwards signals only end waits.
-"""
+"""Signal handling of a node: by the agent, and after its end, when signals only end waits."""
 
 import asyncio
 import contextlib
@@ -15,11 +12,12 @@ from typing import Any
 from ..startup import unblock
 
 SAME_S = 0.2
-"""A signal repeated within this time is a duplicate: ``timeout`` sends it to its child and to its
-process group, and wrappers forward a Ctrl-C that the terminal has sent to all processes."""
+"""A signal repeated within this time is a duplicate: ``timeout`` signals its child and its process
+group, and wrappers forward a Ctrl-C that the terminal has sent to all processes.
+"""
 
 _acts: dict[int, Callable[[], object]] = {}
-"""By signal, what it does now."""
+"""The current action of each signal."""
 
 
 def hear(
@@ -31,7 +29,6 @@ def hear(
     """Handle signals from now on.
 
     Args:
-        loop: the event loop that handles the signals.
         signals: the signals that ask this node to leave; ignored signals stay ignored.
         signalled: receives each signal, except duplicates from a shell or a wrapper.
         pass_on: receives SIGUSR1 and SIGUSR2, which are for the workers.
@@ -55,11 +52,11 @@ def hear(
 def _handle(
     loop: asyncio.AbstractEventLoop, number: signal.Signals, act: Callable[[], object]
 ) -> None:
-    """Handle a signal in the loop: also one that has come, and was not handled yet.
+    """Handle a signal in the loop, including one that has arrived but is not handled yet.
 
-    ``loop.add_signal_handler`` would need ``remove_signal_handler``, which restores the default
-    action: until the next handler is set, a signal ends the process if it has another thread. The
-    loop wakes up for every signal while it handles some with ``add_signal_handler``.
+    To replace a handler of ``loop.add_signal_handler``, ``remove_signal_handler`` must be called.
+    It restores the default action: a signal would then end a process that has another thread. And
+    the loop wakes up for every signal while it handles some with ``add_signal_handler``.
     """
     _acts[number] = act
     signal.signal(number, lambda *_: loop.call_soon_threadsafe(lambda: _acts[number]()))
@@ -77,13 +74,10 @@ async def unless_asked(
     *,
     times: int = 1,
 ) -> bool:
-    """Wait for an awaitable, at most until a signal asks this node to leave.
+    """Wait for a coroutine, at most until ``times`` signals ask this node to leave.
 
-    Args:
-        awaited: the awaitable; it is cancelled if it does not end in time.
-        signals: the signals that end the wait; ignored signals stay ignored.
-        timeout_s: the maximum wait.
-        times: the number of signals that end the wait.
+    Ignored signals stay ignored. A coroutine that does not end in time is canceled. Return whether
+    the signals came.
     """
     loop = asyncio.get_running_loop()
     asked, left = asyncio.Event(), times
@@ -108,9 +102,9 @@ async def unless_asked(
 
 
 def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> None:
-    """From now on, signals only end waits, also while the event loop closes.
+    """From now on, signals only end waits, even while the event loop closes.
 
-    The outcome and the exit status are known; a signal must not change them.
+    The outcome and the exit code are known; a signal must not change them.
     """
     for number in heard(signals):
         _acts[number] = hurry
@@ -118,6 +112,6 @@ def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> No
 
 
 def ignore(signals: Iterable[signal.Signals]) -> None:
-    """Ignore signals: the exit status is known, and the process is about to exit."""
+    """Ignore signals: the exit code is known, and the process is about to exit."""
     for number in signals:
         signal.signal(number, signal.SIG_IGN)

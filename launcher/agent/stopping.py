@@ -1,8 +1,8 @@
-"""Stops the workers of a round: defines what each step waits for, and for how long.
+"""Stops the workers of a round: what each step waits for, and for how long.
 
     delayed → SIGTERM → SIGKILL → no process is left, or some processes survive SIGKILL
 
-SIGTERM is delayed while a worker that exits by itself may still show its exit status.
+SIGTERM is delayed while a worker that is exiting on its own may still show its exit code.
 """
 
 import asyncio
@@ -19,14 +19,15 @@ from ..workers.worker_group import WorkerGroup, WorkerGroupState
 from .lifecycle import StopWorkers
 
 SETTLE_S = 0.2
-"""The delay of SIGTERM where the known failure may be a consequence of the failure of a worker that
-is just exiting: SIGTERM would hide that worker's exit status."""
+"""Delay of SIGTERM if the known failure may be a consequence of the failure of a worker that is
+just exiting: SIGTERM would hide that worker's exit code.
+"""
 HUNG_S = 2.0
-"""The time from SIGTERM to SIGKILL for workers that hang, or wait for one that hangs; they save
-nothing."""
+"""Time from SIGTERM to SIGKILL for workers that hang or wait for a hung one; they save nothing."""
 LEFTOVERS_S = 5.0
-"""The time from SIGTERM to SIGKILL for processes that workers left running, unless the rest of
-``--shutdown-timeout`` is shorter."""
+"""Time from SIGTERM to SIGKILL for processes that workers left running, unless the rest of
+``--shutdown-timeout`` is shorter.
+"""
 
 
 class TimeOver(Struct, frozen=True):
@@ -47,22 +48,14 @@ class GroupStop:
         post: Callable[[TimeOver], None],
         note: Callable[[Event], None],
     ) -> None:
-        """Create the stop; nothing is done to the workers yet.
-
-        Args:
-            group: the group to stop.
-            spawner: reports which of its processes are left.
-            shutdown_timeout_s: the maximum time from SIGTERM to SIGKILL.
-            post: queues an expired timer; the agent passes it to ``time_over``.
-            note: receives events.
-        """
+        """``post`` queues an expired timer; the agent passes it to ``time_over``."""
         self._group, self._spawner = group, spawner
         self._shutdown_timeout_s = self._limit_s = shutdown_timeout_s
         self._post, self._note = post, note
         self._timer: asyncio.TimerHandle | None = None
         self._is_held_back = False
         self._dying: Dying | None = None
-        """The workers that were killed."""
+        """Workers that were killed."""
 
     def stop(self, order: StopWorkers = StopWorkers()) -> None:  # noqa: B008 - a value
         """Send the signal to the workers, or delay it; a second call has no effect."""
@@ -141,7 +134,7 @@ class GroupStop:
             self._timer.cancel()
 
     def _leftovers(self) -> tuple[int, ...]:
-        """Return the descendants of workers, without those of the store."""
+        """Return the descendants of workers, except the store."""
         return tuple(pid for pid in self._spawner.left() if pid != self._group.store_pid)
 
     def _note_killed(self) -> None:

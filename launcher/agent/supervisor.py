@@ -1,7 +1,6 @@
-"""Supervises this node's workers: classifies each exit, and limits the time of a stop.
+"""Supervises this node's workers: starts them, classifies each exit, and limits the time of a stop.
 
-The supervisor starts the workers of a round, determines what failed and why, and continues a stop
-until no process is left. ``NodeReports`` reports it to the master.
+``NodeReports`` reports to the master.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ _SCOPE_MAX_CHARS = 200
 
 
 class Supervisor:
-    """The workers of this node, one round after the other."""
+    """The workers of this node, round after round."""
 
     def __init__(
         self,
@@ -51,16 +50,7 @@ class Supervisor:
         note: Callable[[Event], None],
         reports: NodeReports,
     ) -> None:
-        """Create a supervisor; ``start`` starts workers.
-
-        Args:
-            node: the specification of this node.
-            starter: the resources that workers are started with.
-            shutdown_timeout_s: the time from SIGTERM to SIGKILL.
-            post: queues an expired timer; the agent passes it to ``time_over``.
-            note: receives events.
-            reports: reports to the master.
-        """
+        """``post`` queues an expired timer; the agent passes it to ``time_over``."""
         self._node = node
         self._starter, self._spawner = starter, starter.spawner
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -69,18 +59,15 @@ class Supervisor:
         self._last: WorkerGroup | None = None
         """The workers of the current or last round."""
         self._stopping: GroupStop | None = None
-        """Their stop, from the first order to stop them."""
+        """Their stop, from the first order on."""
         self._is_over = False
-        """It was reported that they are gone, or need not be."""
+        """Whether their end was reported, or need not be."""
         self._records = FailureRecords(node.host, node.role)
         self._gpu_memory = GpuMemory(note)
 
     @property
     def group(self) -> WorkerGroup | None:
-        """The workers of the current round, or of the last one until their end is reported.
-
-        It is reported once the workers' GPU memory is free.
-        """
+        """The workers of the last round, until reported gone (once their GPU memory is free)."""
         return self._last if not self._is_over else None
 
     @property
@@ -94,10 +81,7 @@ class Supervisor:
         return self._last.pids if self._last is not None else ()
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read the timers that workers set, if the user enabled them.
-
-        The GPU memory in use before any worker starts is measured now, during the rendezvous.
-        """
+        """Listen for the workers' timers, if enabled; measure the GPU memory in use before them."""
         self._gpu_memory.remember()
         if (timers := self._starter.timers) is not None:
             timers.listen(loop, self._timer_expired)
@@ -134,17 +118,13 @@ class Supervisor:
             self._stop_of(group).stop(order)
 
     def kill(self) -> None:
-        """Kill the workers at once, even if they are already being stopped."""
+        """Kill the workers immediately, even if they are already being stopped."""
         group = self.group
         if group is not None and not group.state.is_killed:
             self._stop_of(group).kill()
 
     def end(self, *, gently: bool) -> None:
-        """Stop all remaining processes: this node no longer needs its workers.
-
-        Args:
-            gently: send SIGTERM first to processes that successful workers left running.
-        """
+        """Stop all remaining processes; ``gently``: first SIGTERM if the workers have succeeded."""
         group = self.group
         if gently and group is not None and group.state is WorkerGroupState.DONE:
             self._stop_of(group).end_leftovers()
@@ -236,7 +216,7 @@ class Supervisor:
             self._tell_gone(group)
 
     def time_over(self, event: TimeOver) -> None:
-        """Take the next step to stop a worker group: the timeout of its state has expired."""
+        """Take the next step of a stop: the time limit of the group's state has expired."""
         group = event.group
         if group is not self.group or group.state is not event.state:
             return
@@ -269,7 +249,7 @@ class Supervisor:
         self._failed(group, failure if timer is None else ended_by_timer(failure, timer))
 
     def _timer_expired(self, pid: int, scope: str, number: int) -> None:
-        """Send the signal of a timer that a worker or its child has set and not cancelled."""
+        """Send the signal of a timer that a worker or its child has set and not canceled."""
         if (group := self.group) is None or not number:
             return
         if any(pid in (worker, *descendants(worker)) for worker in group.pids if worker):
@@ -280,7 +260,7 @@ class Supervisor:
                 os.kill(pid, number)
 
     def _failed_to_open(self, group: WorkerGroup, error: OSError) -> None:
-        """Report that no worker was started, because their output could not be opened."""
+        """Report that no worker was started because their output could not be opened."""
         why = f"its output cannot be opened: {shortage.explained(error)}"
         self._stop_of(group).kill()  # the spawner has nothing to stop, and reports that
         self._failed(group, self._records.of_start(group.assignment, 0, SHORTAGE, why))

@@ -1,4 +1,4 @@
-"""What this node uses of what the job has found out: smaller parts, settings, its tune file."""
+"""The job's tuned values on this node: the micro-batch, loader settings, the tune file."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Tuning:
-    """The values of the job, as the rounds of this node show them."""
+    """The values of the job, as of the rounds of this node."""
 
     def __init__(
         self,
@@ -26,13 +26,6 @@ class Tuning:
         note: Callable[[Event], None],
         trials: "AutoTune | None" = None,
     ) -> None:
-        """Start with the values of the file.
-
-        Args:
-            file: of ``--tune-file``; None: it was not given.
-            note: receives events.
-            trials: of ``--auto-tune on``; None: it was not given.
-        """
         self._file, self._note, self._trials = file, note, trials
         self._micro_batch = 0
         self._node_rank = -1
@@ -43,14 +36,14 @@ class Tuning:
 
     @property
     def carried(self) -> Carried:
-        """All values that this node knows: those of the file, of the job, and accepted ones."""
+        """All values that this node knows: from the file, from the job, and accepted ones."""
         if self._trials is not None and self._node_rank == 0:
             for name, value in self._trials.kept.items():
                 self._carried = changed(self._carried, name, value)
         return self._carried
 
     def begin(self, assignment: Assignment) -> None:
-        """Report and keep what has changed with a round."""
+        """Report and keep values that changed with a round."""
         self._carried = merged(assignment.carried, self.carried)
         given = value_of(assignment.carried, NAME)
         micro_batch = given.value if given is not None else 0
@@ -73,7 +66,7 @@ class Tuning:
             self._trials.begin(assignment)
 
     def started(self, group: WorkerGroup | None) -> None:
-        """Follow the workers of a round, which were started now."""
+        """Follow the workers of a round, which have just started."""
         if self._trials is not None:
             self._trials.started(group)
 
@@ -83,6 +76,6 @@ class Tuning:
             self._trials.close()
 
     def keep_preload(self, modules: Sequence[str]) -> None:
-        """Keep what the next start of the job preloads with ``--preload auto``."""
+        """Keep the modules that the next start of the job preloads with ``--preload auto``."""
         if self._file is not None and self._node_rank == 0:
             self._file.keep(replace(self._file.values, preload=tuple(modules)), self._note)
