@@ -1,7 +1,7 @@
 """Jobs from Python, under the names of ``torch.distributed.launcher.api``: the public API.
 
-They are imported on first use: the agent and the workers of
-such a job are modules of this package too, and do not need it.
+Names are imported on first use: the agent and the workers of such a job are modules of this
+package, too, and do not need them.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,9 +1,9 @@
-"""The agent of ``elastic_launch``, a process of its own.
+"""The agent of ``elastic_launch``, in a separate process.
 
-It is started as ``python run_module.py api.agent_main FOLDER PID NAME [OPTIONS] SCRIPT [ARGS]...``.
-
-The calling program may have threads, torch and gRPC loaded; the agent forks and must have none of
-them. It ends, in order, when the caller dies, and leaves how the job ended in the folder.
+Command: ``python run_module.py api.agent_main FOLDER PID NAME [OPTIONS] SCRIPT [ARGS]...``.
+The calling program may have threads and have loaded torch and gRPC; the agent forks, so it must not
+have any of them. When the caller dies, the agent stops the job in order. It writes the outcome of
+the job to the directory.
 """
 
 import os
@@ -28,12 +28,11 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a job on this node; return the exit status.
+    """Run a job on this node; return the exit code.
 
     Args:
-        words: the folder of the call; the process id of the calling program; what the report calls
-            the entry point; and the words that ``ft-run`` takes. ``PET_*`` variables are not read,
-            as by torch's API.
+        words: the directory of the call, the caller's process ID, the entry point's name for the
+            report, and arguments of ``ft-run``. ``PET_*`` variables are ignored, as in torch's API.
     """
     folder, pid, name, *argv = words
     caller = int(pid)
@@ -80,7 +79,7 @@ def _plain(failure: "Failure") -> dict[str, Any]:
 
 
 def _end_with(caller: int) -> None:
-    """Get SIGTERM when the calling thread ends, whatever it has done to its signals."""
+    """Receive SIGTERM when the calling thread ends, even if it blocked or ignored this signal."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

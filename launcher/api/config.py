@@ -1,8 +1,8 @@
-"""The configuration of a job from Python: torch's ``LaunchConfig``, field by field, and its flags.
+"""The configuration of a job from Python: torch's ``LaunchConfig`` field by field, and its flags.
 
-The fields have the names, the order and, but for ``rdzv_backend``, the defaults of
-``torch.distributed.launcher.api.LaunchConfig`` (torch 2.13). Nothing here imports torch; objects
-of torch that a field may hold are read by their attributes.
+The fields have the names, the order and, except for ``rdzv_backend``, the defaults of
+``torch.distributed.launcher.api.LaunchConfig`` (torch 2.13). This module does not import torch; it
+reads the attributes of torch's objects.
 """
 
 import os
@@ -14,9 +14,9 @@ from ...errors import UsageError
 from ..flags.values import BadValue, refuse
 
 StreamsSpec = int | str | Mapping[int, int]
-"""One of 0 (none), 1 (stdout), 2 (stderr), 3 (both) for all local ranks, or one for some.
+"""0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all local ranks, or a mapping from local rank.
 
-torch's ``Std`` is such an integer. A text is read as by ``--redirects``.
+torch's ``Std`` is such an integer. A string is parsed like ``--redirects``.
 """
 
 
@@ -25,20 +25,20 @@ class LogsSpecs:
     """Where the workers' output goes; torch's ``DefaultLogsSpecs`` is accepted as well."""
 
     log_dir: str | None = None
-    """None: a temporary directory, removed after success."""
+    """If None, a temporary directory, which is removed after success."""
     redirects: StreamsSpec = 0
-    """What goes to files instead of the console."""
+    """Streams that go to files instead of the console."""
     tee: StreamsSpec = 0
-    """What goes to files as well as to the console."""
+    """Streams that go to files as well as to the console."""
     local_ranks_filter: Iterable[int] | None = None
-    """The local ranks that the console shows; None: all."""
+    """Local ranks that the console shows; None for all."""
 
 
 @dataclass
 class LaunchConfig:
-    """A job, as ``elastic_launch`` starts it; every node of the job has the same.
+    """A job to start with ``elastic_launch``, the same on every node of the job.
 
-    A field that is not described here is as the flag of that name. Some fields have no effect:
+    A field without a description works like the flag of that name. Some fields have no effect:
     ``monitor_interval`` (nothing polls), ``metrics_cfg`` (there are no metrics handlers), and
     ``start_method`` (a function always runs in a fresh interpreter, as with ``spawn``).
     """
@@ -49,22 +49,23 @@ class LaunchConfig:
     logs_specs: Any = None
     """A ``LogsSpecs``, or torch's ``DefaultLogsSpecs``."""
     run_id: str = ""
-    """The job's id; empty: one node makes up its own, several nodes share ``none``."""
+    """The job ID. If empty, a single node generates one, and several nodes use ``none``."""
     role: str = "default_role"
     rdzv_endpoint: str = ""
-    """``host[:port]``, the same on every node; empty: one node by itself, no open port."""
+    """``host[:port]``, the same on every node; empty for a single node without an open port."""
     rdzv_backend: str = "grpc"
     """``grpc``, ``c10d`` or ``static``, all of which mean the master of ft-run; torch's default
-    ``etcd`` would need another service and is refused."""
+    ``etcd`` would need another service and is refused.
+    """
     rdzv_configs: dict[str, Any] = field(default_factory=dict)
-    """The keys of ``--rdzv-conf``; ``rank``, as torch's static backend has it, is the node rank."""
+    """The keys of ``--rdzv-conf``; ``rank``, a key of torch's static backend, is the node rank."""
     rdzv_timeout: int = -1
-    """Seconds, as ``rdzv_configs["timeout"]``; -1: not given."""
+    """Seconds, like ``rdzv_configs["timeout"]``; -1 if not given."""
     max_restarts: int = 3
     monitor_interval: float = 0.1
     start_method: str = "spawn"
     log_line_prefix_template: str | None = None
-    """As ``--log-line-prefix-template``."""
+    """Like ``--log-line-prefix-template``."""
     metrics_cfg: dict[str, str] = field(default_factory=dict)
     local_addr: str | None = None
     event_log_handler: str = "null"
@@ -75,14 +76,14 @@ class LaunchConfig:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
-    """Seconds; None: ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, else 30."""
+    """Seconds. If None, ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` applies, or else 30."""
 
 
 def command_line(config: LaunchConfig) -> list[str]:
-    """Return the flags that mean what ``config`` means. Their values are read by ``cli``.
+    """Return the flags that are equivalent to ``config``; ``cli`` parses their values.
 
     Raises:
-        UsageError: a value cannot be written as one of a flag.
+        UsageError: if a value cannot be written as the value of a flag.
     """
     words = [
         f"--nnodes={config.min_nodes}:{config.max_nodes}",
@@ -132,7 +133,7 @@ def _logs(specs: Any) -> list[str]:
         log_dir, redirects, tee = specs.log_dir, specs.redirects, specs.tee
         shown_ranks = specs.local_ranks_filter
     else:
-        try:  # torch's has no public names for what it was given
+        try:  # torch's class has no public names for its arguments
             log_dir, redirects, tee = specs._root_log_dir, specs._redirects, specs._tee
             shown_ranks = specs._local_ranks_filter
         except AttributeError:

@@ -6,9 +6,9 @@
     results = elastic_launch(config, train)(0.1)      # a function: {rank: what it returned}
     elastic_launch(config, "train.py")("--lr", "0.1")  # a script or a program: {}
 
-The agent is a process of its own, so that the calling program may have threads, torch and gRPC
-loaded; it ends with the caller. Importing this module imports no torch. A function and its
-results travel through files that only this user can read, on this node, never over the network
+The agent is a separate process, so the calling program may have threads, torch and gRPC loaded; it
+ends with the caller. Importing this module does not import torch. A function and its results are
+passed through files that only this user can read, on this node, never over the network
 (``exchange``).
 """
 
@@ -43,44 +43,45 @@ Entrypoint = Callable[..., Any] | str
 
 @dataclass(frozen=True, slots=True)
 class ProcessFailure:
-    """One failure of the last round, with the names of torch's class and more."""
+    """One failure of the last round, with the names of torch's class and additional ones."""
 
     local_rank: int
     pid: int
     exitcode: int
-    """As ``subprocess`` has it: the exit code, or minus the signal's number."""
+    """As in ``subprocess``: the exit code, or minus the signal number."""
     error_file: str
-    """Path of the ``@record`` file on the failing host; empty when there is none."""
+    """Path of the ``@record`` file on the failed host; empty if there is none."""
     message: str
-    """Node, rank and reason, in one clause."""
+    """Node, rank and reason, in one phrase."""
     timestamp: int
-    """Unix time on the failing host, in seconds."""
+    """Unix time on the failed host, in seconds."""
     rank: int
-    """-1 for a node that was lost."""
+    """-1 for a lost node."""
     node_rank: int
     host: str
     error_file_data: dict[str, Any] = field(
         default_factory=lambda: {"message": "<NONE>"}, compare=False
     )
-    """What ``@record`` wrote, its traceback shortened where it is long; without an error file
-    what torch has then."""
+    """The content of the ``@record`` file, with a long traceback shortened; without a file, the
+    same as in torch.
+    """
 
     def signal_name(self) -> str:
-        """Return the name of the signal that ended the worker; ``<N/A>`` where none did."""
+        """Return the name of the signal that ended the worker; ``<N/A>`` if none did."""
         with suppress(ValueError):
             return signal.Signals(-self.exitcode).name
         return "<N/A>"
 
     def timestamp_isoformat(self) -> str:
-        """Return the time as torch writes it: ``YYYY-MM-DD_HH:MM:SS``."""
+        """Return the time in torch's format, ``YYYY-MM-DD_HH:MM:SS``."""
         return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
 
 
 class ChildFailedError(FtRunError):
-    """Raised when workers failed and no restart is left, or none would help.
+    """Raised if workers failed and no restart is left, or none would help.
 
-    ``failures`` has the failures of the last round by rank, the root cause first; a node that was
-    lost is under -1 minus its node rank. They are those of all nodes, the same on each.
+    ``failures`` contains the failures of the last round on all nodes by rank, the root cause first;
+    the key of a lost node is -1 minus its node rank. It is the same on every node.
     """
 
     exit_code = exit_codes.WORKERS_FAILED
@@ -94,7 +95,7 @@ class ChildFailedError(FtRunError):
         """Return the root cause with its rank.
 
         Raises:
-            LookupError: the job failed before any worker did.
+            LookupError: if the job failed before any worker did.
         """
         for rank, failure in self.failures.items():
             return rank, failure
@@ -102,7 +103,7 @@ class ChildFailedError(FtRunError):
 
 
 class JobInterruptedError(FtRunError):
-    """Raised when a signal ended the agent; ``exit_code`` is 128 plus its number."""
+    """Raised if a signal ended the agent; ``exit_code`` is 128 plus the signal number."""
 
     def __init__(self, number: int) -> None:
         self.exit_code = exit_codes.SIGNAL_BASE + number
@@ -111,16 +112,16 @@ class JobInterruptedError(FtRunError):
 
 
 class elastic_launch:  # noqa: N801 - torch's name
-    """Starts a job's workers on this node: call it with the arguments of the entry point."""
+    """Starts a job's workers on this node; call it with the arguments of the entry point."""
 
     def __init__(self, config: LaunchConfig, entrypoint: Entrypoint) -> None:
-        """Prepare a launch.
+        """Initialize.
 
         Args:
             config: the same on every node.
-            entrypoint: a function that can be pickled (of a module, or of a program whose start
-                is under ``if __name__ == "__main__"``); the path of a Python file, run as
-                ``python -u FILE``; or any other program, run as it is.
+            entrypoint: a function that can be pickled (from a module, or from a program that starts
+                under ``if __name__ == "__main__"``); the path of a Python file, run as ``python -u
+                FILE``; or any other program, run as it is.
         """
         self._config = config
         self._entrypoint = entrypoint
@@ -134,17 +135,17 @@ def launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any]) 
     """Run a job's workers on this node until the job is over.
 
     Returns:
-        What the function returned, by rank, for the workers of this node; nothing for a script,
-        a program, or a node that was a spare at the end.
+        The function's return values by rank, for the workers of this node; empty for a script, a
+        program, or a node that was a spare at the end.
 
     Raises:
-        UsageError: the configuration or the entry point cannot work.
-        ChildFailedError: workers failed and no restart is left.
-        RendezvousError: no master, or too few nodes in time.
-        RefusedError: the master refuses this node.
-        SpawnerLostError: the process that starts the workers was killed.
-        JobInterruptedError: a signal ended the agent.
-        KeyboardInterrupt: Ctrl-C; the workers were stopped in order before.
+        UsageError: if the configuration or the entry point is invalid.
+        ChildFailedError: if workers failed and no restart is left.
+        RendezvousError: if there is no master, or there are too few nodes in time.
+        RefusedError: if the master refuses this node.
+        SpawnerLostError: if the process that starts the workers was killed.
+        JobInterruptedError: if a signal ended the agent.
+        KeyboardInterrupt: on Ctrl-C, after the workers have been stopped in order.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
@@ -169,18 +170,18 @@ def launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any]) 
 
 
 def _program(folder: str, entrypoint: Entrypoint, args: list[Any]) -> list[str]:
-    """Return the flag and the words for what each worker runs."""
+    """Return the flag and the arguments for the program that each worker runs."""
     if isinstance(entrypoint, str):
         how = [] if entrypoint.endswith(".py") else ["--no-python"]
         return [*how, "--", entrypoint, *map(_word, args)]
     _write_call(folder, entrypoint, args)
-    # Not PYTHON_EXEC: a pickle is for the interpreter that wrote it.
+    # Not PYTHON_EXEC: the interpreter that wrote the pickle has to read it.
     worker = [sys.executable, "-u", RUN_MODULE, "api.worker_main", folder]
     return ["--no-python", "--", *worker]
 
 
 def _word(argument: Any) -> str:
-    """Return an argument of a script as text; torch's API takes numbers too."""
+    """Return an argument of a script as text; torch's API accepts numbers too."""
     return os.fsdecode(argument) if isinstance(argument, bytes | os.PathLike) else str(argument)
 
 
@@ -213,7 +214,7 @@ def _run(words: list[str]) -> int:
             agent.terminate()
             try:
                 agent.wait()
-            except BaseException:  # the second Ctrl-C: nothing of the workers may be left either
+            except BaseException:  # a second Ctrl-C: the workers must not be left either
                 agent.kill()
             raise
 
@@ -264,7 +265,7 @@ def _error_file_data(error_json: str) -> dict[str, Any]:
 
 
 def _name(entrypoint: Entrypoint) -> str:
-    """Return what the entry point is called in messages."""
+    """Return the name of the entry point in messages."""
     if isinstance(entrypoint, str):
         return entrypoint
     return str(getattr(entrypoint, "__qualname__", type(entrypoint).__name__))

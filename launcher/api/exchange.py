@@ -1,10 +1,10 @@
-"""How a function, its arguments and its results travel between processes of one user on one node.
+"""Passes a function, its arguments and its results between processes of one user on one node.
 
-They are pickles, and unpickling can run any code. So they never go over the network, only
-through files (0600) of a folder that only this user can open (0700), made for one call and removed
-after it. What cleans /tmp may remove the folder of a long job, and its name is in the arguments of
-processes: another user can make it again. So nothing is unpickled that another user owns or could
-have written.
+They are pickles, and unpickling can run any code, so they are never sent over the network. They are
+files (0600) in a directory that only this user can open (0700), created for one call and removed
+after it. A cleaner of /tmp may remove the directory of a long job, and its name is in the arguments
+of processes, so another user can create it again. Therefore a file is not unpickled if another user
+owns it or could have written it.
 
     <folder>/call          what to call, for all workers of this node
     <folder>/running       locks of the workers whose function has not returned
@@ -21,18 +21,19 @@ from typing import Any, BinaryIO
 
 _PREPARATION = ("sys_path", "sys_argv", "orig_dir", "dir", "start_method", "log_level",
                 "init_main_from_name", "init_main_from_path")  # fmt: skip
-"""What of multiprocessing's description of this process a worker needs to find a function."""
+"""Entries of multiprocessing's description of this process that a worker needs to find functions.
+"""
 
 
 class UnsafeFileError(RuntimeError):
-    """Raised when a file that is to be unpickled may have been written by another user."""
+    """Raised if another user may have written a file that is to be unpickled."""
 
 
 def write_call(folder: str, function: Callable[..., Any], args: Sequence[Any]) -> None:
     """Write the function that the workers call, and its arguments.
 
     Raises:
-        Exception: of pickle, when the function or an argument cannot be pickled.
+        Exception: from pickle, if the function or an argument cannot be pickled.
     """
     from multiprocessing import spawn
 
@@ -50,11 +51,10 @@ def read_call(
     """Return the function to call, and its arguments.
 
     Args:
-        folder: of the call.
-        prepare: is given the description of the calling process before the function is looked up.
+        prepare: receives the description of the calling process before the function is looked up.
 
     Raises:
-        UnsafeFileError: another user may have written the file.
+        UnsafeFileError: if another user may have written the file.
     """
     with _open_own(folder, "call") as file:
         prepare(pickle.load(file))  # noqa: S301 - written by this user, see above
@@ -63,19 +63,15 @@ def read_call(
 
 
 def write_result(folder: str, value: object) -> None:
-    """Write what the function returned in this process."""
+    """Write the return value of the function in this process."""
     _write(folder, f"result.{os.getpid()}", pickle.dumps(value))
 
 
 def read_results(folder: str, pids: Mapping[int, int]) -> dict[int, Any]:
-    """Return what the function returned, by rank.
-
-    Args:
-        folder: of the call.
-        pids: the process ids of the workers that count, by rank: those of the last round.
+    """Return the function's results by rank; ``pids`` are the workers of the last round by rank.
 
     Raises:
-        UnsafeFileError: another user may have written a file.
+        UnsafeFileError: if another user may have written a file.
     """
     return {rank: _read_result(folder, f"result.{pid}") for rank, pid in pids.items()}
 
@@ -94,7 +90,7 @@ def write_outcome(folder: str, outcome: Mapping[str, object]) -> None:
 
 
 def read_outcome(folder: str) -> dict[str, Any] | None:
-    """Return how the job ended; None if the agent died before it wrote that."""
+    """Return how the job ended; None if the agent died before it wrote this."""
     try:
         with open(os.path.join(folder, "outcome"), "rb") as file:
             outcome: dict[str, Any] = json.load(file)
@@ -104,7 +100,7 @@ def read_outcome(folder: str) -> dict[str, Any] | None:
 
 
 def _write(folder: str, name: str, data: bytes) -> None:
-    """Write a file that only this user can read, whole or not at all."""
+    """Write a file that only this user can read, completely or not at all."""
     path = os.path.join(folder, name)
     descriptor = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,12 +1,12 @@
 """A worker that runs a function: ``python -u run_module.py api.worker_main FOLDER``.
 
-It unpickles the function as a child of multiprocessing's ``spawn`` would, with the main module of
-the calling program imported under another name, and leaves the result in the folder of the call.
-What the function raises is recorded as by torch's ``@record``.
+It unpickles the function like a child of multiprocessing's ``spawn``, with the main module of the
+calling program imported under another name, and writes the result to the directory of the call. An
+exception of the function is recorded as by torch's ``@record``.
 
-When its function has returned, a worker waits until those of the other workers of this node have
-returned: rank 0 may host the store that they need. Then it ends as a forked child of
-multiprocessing does, without finalizing the interpreter: a process group that was not destroyed has
+After its function has returned, a worker waits for the functions of the other workers of this node,
+because rank 0 may host the store that they need. Then it ends like a forked child of
+multiprocessing, without finalizing the interpreter: a process group that was not destroyed has
 threads, and a thread that needs the interpreter at that moment aborts the process.
 """
 
@@ -29,7 +29,7 @@ from .exchange import read_call, write_result
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Run the call of a folder, the only word, and write its result; exit with 0."""
+    """Run the call in a directory, the only argument, and write its result; exit with 0."""
     (folder,) = words
     others = _Others(folder)
     try:
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> NoReturn:
 
 
 class _Others:
-    """The workers of this node, each of which locks its byte of a file until it has returned.
+    """The workers of this node; each locks its byte of a file until it has returned.
 
     The kernel releases the locks of a process that dies; its children do not inherit them.
     """
@@ -60,7 +60,7 @@ class _Others:
 
 
 def _end() -> NoReturn:
-    """Run exit handlers and flush the streams, and exit with 0."""
+    """Run exit handlers, flush the streams and exit with 0."""
     status = 1
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing itself does
@@ -68,7 +68,7 @@ def _end() -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, ValueError):  # the function has closed it
                 stream.flush()
-        ctypes.CDLL(None).fflush(None)  # what C++ has written
+        ctypes.CDLL(None).fflush(None)  # output of C++
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -77,7 +77,7 @@ def _end() -> NoReturn:
 
 
 def _prepare(caller: dict[str, Any]) -> None:
-    """Copy from the calling process: path, arguments, folder, main module."""
+    """Copy path, arguments, directory and main module from the calling process."""
     process = multiprocessing.current_process()
     # A main module without `if __name__ == "__main__"` would launch again while it is imported.
     process._inheriting = True  # type: ignore[attr-defined]  # as multiprocessing itself does
@@ -88,7 +88,7 @@ def _prepare(caller: dict[str, Any]) -> None:
 
 
 def _record(error: Exception) -> None:
-    """Write the error file in torch's form, unless the function's own ``@record`` has done so."""
+    """Write the error file in torch's format, unless the function's ``@record`` has done so."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return

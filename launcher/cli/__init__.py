@@ -1,4 +1,4 @@
 """The command line: parses arguments and ``PET_*`` variables into validated options.
 
-It starts and opens nothing, and does not inspect the machine.
+It does not start or open anything, nor inspect the machine.
 """

@@ -51,8 +51,8 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions
     """Parse the arguments after ``ft-run check``.
 
     Raises:
-        UsageError: the options are invalid.
-        SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+        UsageError: if the options are invalid.
+        SystemExit: with 0, after ``--help`` or ``--version``.
     """
     line = check_command()
     right = "options only, or ./check for a script of that name"
@@ -65,7 +65,8 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions
     rendezvous = RendezvousOptions(job_id="check")
     if max_nodes > 1:
         if not (given["rdzv_endpoint"] or given["master_addr"] or given["standalone"]):
-            # A training meets on this host then, as with torchrun; a check is about other hosts.
+            # Without an endpoint, a training job uses localhost, like torchrun. A check of several
+            # nodes needs a real endpoint.
             raise no_endpoint(given, max_nodes)
         rendezvous = rendezvous_options(given, warnings)
         rendezvous = replace(rendezvous, trust=trust_options(given, environ))

@@ -15,7 +15,7 @@ from .command_line import Given
 
 
 def _above(least: int) -> Callable[[str], float]:
-    """Return a reader of a number that is greater, and less than 10^9."""
+    """Return a parser of numbers greater than ``least`` and less than 10^9."""
     right = f"a number > {least}"
 
     def read(text: str) -> float:
@@ -67,7 +67,7 @@ _MODE: Final = CHECKS(
     ours=True,
 )
 STRICT: Final = CHECKS("--strict", "Exit with code 10 if there are warnings.")
-"""Of ``ft-run check``."""
+"""Only for ``ft-run check``."""
 _EXCLUDE: Final = CHECKS(
     "--exclude-straggler",
     "Exclude slow nodes (default: log a warning).",
@@ -88,7 +88,6 @@ _COMPUTE_THRESHOLD: Final = CHECKS(
     ours=True,
 )
 STRAGGLERS: Final = (_EXCLUDE, _THRESHOLD, _COMPUTE_THRESHOLD)
-"""For nodes that are slow."""
 
 
 def _slower(usage: str, what: str) -> Flag:
@@ -116,7 +115,7 @@ MINIMUMS: Final[Mapping[str, Flag]] = {
         "--min-bandwidth-gb-per-s GB/S", "Minimum bandwidth of a large all-reduce"
     ),
 }
-"""The minimum of each metric, by its name; for a latency, the maximum."""
+"""The flag for the minimum of each metric, by its name; for a latency, the maximum."""
 
 _SPEC: Final[Mapping[str, Flag]] = {
     "level": LEVEL,
@@ -127,7 +126,7 @@ _SPEC: Final[Mapping[str, Flag]] = {
     "exclude_straggler": _EXCLUDE,
     "is_strict": STRICT,
 }
-"""The fields of ``CheckSpec`` that have the value of one flag."""
+"""The fields of ``CheckSpec`` that have the value of a single flag."""
 
 _BETWEEN_NODES: Final = (MINIMUMS["latency_us"], MINIMUMS["bandwidth_gb_per_s"])
 
@@ -142,10 +141,10 @@ def training_check_flags() -> list[Flag]:
 
 
 def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:
-    """Return how nodes are checked before they train; None: no checks.
+    """Return how nodes are checked before training; None without checks.
 
     Raises:
-        UsageError: the command line has options of checks, but no flag enables checks; or as
+        UsageError: if there are options of checks but no flag enables checks; or from
             ``check_spec``.
     """
     if given[NETWORK_CHECK.key]:
@@ -158,25 +157,20 @@ def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:
 
 
 def _ignore(text: str, right: str, warnings: list[str]) -> None:
-    """Refuse a flag without effect; warn of a variable.
-
-    Variables apply to a whole pod, where they may be meant for another command.
-    """
+    """Refuse a flag without effect. Warn of a variable: it may be meant for another command."""
     if text.startswith("--"):
         raise UsageError(f"{text}; {right}.")
     warnings.append(f"{text}: ignored.")
 
 
 def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> CheckSpec:
-    """Return how nodes are to be checked.
+    """Return how nodes are to be checked, and add a warning for each ignored option.
 
     Args:
-        given: the flags and variables.
-        warnings: receives a warning for each ignored option.
-        only: whether the job consists of the checks: ``ft-run check``.
+        only: whether the job consists only of the checks (``ft-run check``).
 
     Raises:
-        UsageError: a flag needs several nodes and there is one.
+        UsageError: if a flag needs several nodes and there is one.
     """
     _, max_nodes = given.get("nnodes", (1, 1))
     values = {key: value for key, value in given.values.items() if value is not None}
@@ -199,11 +193,7 @@ def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> Chec
 
 
 def refuse_minimums(spec: CheckSpec, accelerator: str, workers: int) -> None:
-    """Refuse a minimum for a metric that cannot be measured here: no healthy node would pass.
-
-    Raises:
-        UsageError: there is such a minimum.
-    """
+    """Raise ``UsageError`` for a minimum that cannot be measured here: no node would pass."""
     names = {text.partition("=")[0] for text in spec.minimums}
     if "copy_gb_per_s" in names and accelerator == "cpu":
         raise UsageError(

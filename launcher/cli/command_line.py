@@ -1,7 +1,7 @@
 """The parser of the command line, which behaves like torchrun's argparse.
 
-It supports both spellings of a flag, unambiguous prefixes, ``-r=3`` and the end of the options at
-the script, and records the origin of each value. click is loaded only to format the help.
+It supports both spellings of a flag, unambiguous prefixes, ``-r=3``, and options that end at the
+script. It records the origin of each value. click is loaded only to format the help.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ _UNBROKEN = "\u2011"
 
 
 class Given:
-    """The values of a command's flags, with the texts and the origins of those that were given."""
+    """The values of a command's flags, and the texts and origins of those that were given."""
 
     def __init__(self, flags: Sequence[Flag]) -> None:
         self._flags = {flag.key: flag for flag in flags}
@@ -33,12 +33,11 @@ class Given:
         """Set the value of a flag.
 
         Args:
-            key: the flag.
-            texts: the texts of the value; the last one applies, unless the flag can be repeated.
-            origin: ``--flag``, ``PET_FLAG`` or a description, for errors; empty: ``--flag``.
+            texts: the value as text; the last one applies, unless the flag can be repeated.
+            origin: ``--flag``, ``PET_FLAG`` or a description, for errors; ``--flag`` if empty.
 
         Raises:
-            UsageError: If a text is not a value of the flag.
+            UsageError: if a text is not a valid value.
         """
         self._origins[key] = origin or self._flags[key].spelling
         self.values[key] = self._flags[key].value(texts, self._origins[key])
@@ -51,7 +50,7 @@ class Given:
         self._origins |= other._origins
 
     def words(self, flags: Sequence[Flag]) -> list[str]:
-        """Return those of ``flags`` that were given, as arguments of a command."""
+        """Return the given ones of ``flags`` as arguments of a command."""
         return [
             word
             for flag in flags
@@ -60,7 +59,7 @@ class Given:
         ]
 
     def __getitem__(self, key: str) -> Any:
-        """Return the value; None (a switch: False) if it was not given."""
+        """Return the value; None (False for a switch) if it was not given."""
         return self.values[key]
 
     def get(self, key: str, default: Any) -> Any:
@@ -73,11 +72,7 @@ class Given:
         return self._origins.get(key, self._flags[key].spelling)
 
     def refuse_both(self, one: str, other: str) -> None:
-        """Refuse two flags that exclude each other.
-
-        Raises:
-            UsageError: both were given.
-        """
+        """Raise ``UsageError`` if two flags that exclude each other were given."""
         if self[one] and self[other]:
             raise UsageError(
                 f"{self.origin(one)} and {self.origin(other)} exclude each other; expected one of"
@@ -85,11 +80,9 @@ class Given:
             )
 
     def fill(self, kind: type[T], **found: Any) -> T:
-        """Return options: each field has the value of its flag, else its default.
+        """Return options: each field has the value of its flag, or else its default.
 
-        Args:
-            kind: the class, which declares the flags.
-            found: the fields that are not simply the value of one flag.
+        ``found`` has the fields that are not simply the value of one flag.
         """
         for name in kind.__struct_fields__:
             flags = flags_of(kind, name)
@@ -104,14 +97,15 @@ class HelpText(Struct, frozen=True):
     before: str
     after: str
     common: Sequence[str] = ()
-    """The flags that ``--help`` shows, by key and in this order; ``--help-all`` has the others.
-    Empty: ``--help`` shows all flags."""
+    """Keys of the flags that ``--help`` shows, in this order; ``--help-all`` shows all flags. If
+    empty, ``--help`` shows all flags, too.
+    """
     after_common: str = ""
-    """Replaces ``after`` if only these are shown."""
+    """Replaces ``after`` if only the common flags are shown."""
 
 
 class UnknownFlagError(UsageError):
-    """There is no such flag."""
+    """Raised for an unknown flag."""
 
     def __init__(self, word: str, guess: str | None, help_command: str) -> None:
         advice = f"did you mean {guess}?" if guess else f"{help_command} lists the flags."
@@ -129,14 +123,9 @@ class CommandLine:
         text: HelpText,
         foreign: Callable[[str, list[str]], list[str] | None] | None = None,
     ) -> None:
-        """Create the command line of one command.
+        """``foreign`` returns our flags for another launcher's flag; None if the flag is unknown.
 
-        Args:
-            name: the command, for errors.
-            flags: all flags except those for help.
-            text: the rest of the help.
-            foreign: returns our flags for another launcher's flag and the arguments after it, from
-                which it may remove a value; None for an unknown flag.
+        It receives the arguments after the flag and may remove a value from them.
         """
         help_flags = [
             HELP("-h, --help", "Show the most used options and exit."),
@@ -157,8 +146,8 @@ class CommandLine:
         """Return the flags' values, and the rest from the first argument that is not a flag.
 
         Raises:
-            UsageError: a flag is unknown or ambiguous, or its value is missing or invalid.
-            SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+            UsageError: if a flag is unknown or ambiguous, or its value is missing or invalid.
+            SystemExit: with 0, after ``--help`` or ``--version``.
         """
         found, rest = self.split(argv)
         return self._given(found, environ), rest
@@ -166,17 +155,16 @@ class CommandLine:
     def read_all(
         self, argv: Sequence[str], environ: Mapping[str, str], *, most: int = 0, right: str
     ) -> tuple[Given, tuple[str, ...]]:
-        """Return the flags' values, and the arguments of a command that runs no script.
+        """Return the flags' values, and the arguments of a command that does not run a script.
 
         Args:
             argv: flags and arguments, in any order.
-            environ: has the ``PET_*`` variables.
-            most: the number of arguments that the command takes.
-            right: what is expected, for the error.
+            most: the maximum number of arguments.
+            right: the expected arguments, for the error.
 
         Raises:
-            UsageError: there are more arguments; or as ``read``.
-            SystemExit: as ``read``.
+            UsageError: if there are more arguments; or from ``read``.
+            SystemExit: from ``read``.
         """
         found: list[tuple[Flag, str]] = []
         arguments: list[str] = []
@@ -214,7 +202,7 @@ class CommandLine:
     def split(self, argv: Sequence[str]) -> tuple[list[tuple[Flag, str]], tuple[str, ...]]:
         """Return the flags, each with the text of its value, and the rest.
 
-        The rest begins at the first argument that is not a flag. As with argparse, one ``--``
+        The rest starts at the first argument that is not a flag. Like in argparse, one ``--``
         directly before it is dropped, or else one directly after it.
         """
         found: list[tuple[Flag, str]] = []
@@ -313,13 +301,13 @@ class CommandLine:
         return f"{self.name} --help{'-all' * bool(self.text.common)}"
 
     def guess(self, word: str) -> str | None:
-        """Return the flag most similar to an unknown one; None: none is similar."""
+        """Return the flag most similar to an unknown one; None if none is similar."""
         known = [word for word in self._by_word if word.startswith("--")]
         name = "--" + word.lstrip("-").partition("=")[0].replace("_", "-").lower()
         return nearest(name, known)
 
     def _from_environment(self, environ: Mapping[str, str]) -> dict[Flag, list[str]]:
-        """Return the values of the ``PET_*`` variables; an empty one counts as not set."""
+        """Return the values of the ``PET_*`` variables; an empty one counts as unset."""
         found: dict[Flag, list[str]] = {}
         for flag in self.flags:
             variable = _variable_set(flag, environ)
@@ -337,9 +325,8 @@ class CommandLine:
     def help(self, *, whole: bool = False) -> str:
         """Return the help: usage, flags, notes.
 
-        Args:
-            whole: all flags, under the headings of their groups; otherwise the common ones, each
-                with the first sentence of its help, if the command says which these are.
+        If the command has common flags, only these are shown, each with the first sentence of its
+        help. With ``whole``, all flags are shown, under the headings of their groups.
         """
         from click import HelpFormatter
 

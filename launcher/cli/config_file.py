@@ -1,7 +1,7 @@
 """The file of ``--config``: failure rules and settings, and a table ``[checks]``.
 
-Its keys are the names of flags without the leading dashes; its values are those of the flags. The
-command line and the ``PET_*`` variables override it.
+Keys are names of flags without the leading dashes, with the values of these flags. The command line
+and the ``PET_*`` variables override the file.
 """
 
 import sys
@@ -28,16 +28,16 @@ class ConfigFile(Struct, frozen=True):
     path: str = ""
     rules: Sequence[Rule] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the failure policy, by the keys of their flags."""
+    """Values of the failure policy, by flag key."""
     checks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """By the keys of their flags: the text of the value, and its origin for errors."""
+    """The text and, for errors, the origin of each value, by flag key."""
 
 
 def read_config(given: Given) -> ConfigFile:
     """Return the content of the file of ``--config``.
 
     Raises:
-        UsageError: the file cannot be read, a key is unknown, or a value is invalid.
+        UsageError: if the file cannot be read, a key is unknown, or a value is invalid.
     """
     if not given["config"]:
         return ConfigFile()
@@ -51,7 +51,7 @@ def read_config(given: Given) -> ConfigFile:
             content = tomllib.load(file)
     except OSError as error:
         raise refuse(name, path, BadValue(_RIGHT, str(error.strerror))) from None
-    except ValueError as error:  # also for text that is not UTF-8
+    except ValueError as error:  # including text that is not UTF-8
         first = str(error).splitlines()[0][:200]
         raise refuse(name, path, BadValue(_RIGHT, f"not TOML: {first}")) from None
     tables = {key: content.pop(key) for key in ("rule", "checks") if key in content}
@@ -71,17 +71,14 @@ def read_config(given: Given) -> ConfigFile:
 def add_checks(
     line: CommandLine, given: Given, config: ConfigFile, warnings: list[str] | None = None
 ) -> None:
-    """Set the flags that ``[checks]`` sets and that were not given.
+    """Set the flags of ``line`` that ``[checks]`` sets and that were not given.
 
     Args:
-        line: has the flags; other keys are ignored.
-        given: the flags and variables.
-        config: the file.
-        warnings: receives one if ``[checks]`` has no effect because ``--network-check`` is not
-            given; None: the command checks in any case.
+        warnings: receives a warning if ``[checks]`` has no effect because ``--network-check`` is
+            not given; None if the command checks in any case.
 
     Raises:
-        UsageError: a value of the table is invalid.
+        UsageError: if a value of the table is invalid.
     """
     found = Given(line.flags)
     for key, (text, origin) in config.checks.items():

@@ -21,7 +21,7 @@ _MARKS = (
     "SM_HOSTS",
     "AWS_BATCH_JOB_NODE_INDEX",
 )
-"""Each environment sets one of these; their readers are loaded only if one is set."""
+"""Each environment sets one of these; the readers are loaded only if one is set."""
 
 _SAYS_HOW_MANY = ("nnodes", "standalone", "rdzv_endpoint", "master_addr")
 
@@ -47,7 +47,7 @@ def add_environment(given: Given, environ: Mapping[str, str], warnings: list[str
     """Set the flags that the environment sets, if ``--auto-config`` was given.
 
     Raises:
-        UsageError: the environment has no number of nodes, or contradicts itself.
+        UsageError: if the environment has no number of nodes, or contradicts itself.
     """
     if given["auto_config"]:
         texts = {key: words[-1] for key, words in given.texts.items() if given[key] is not False}
@@ -80,6 +80,6 @@ def resulting_command(line: CommandLine, given: Given, rest: Sequence[str]) -> s
 def resulting_arguments(
     flags: Sequence[Flag], given: Given, rest: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return arguments with those of ``flags`` that were given, the script and its arguments."""
+    """Return the given ones of ``flags``, the script and its arguments as arguments."""
     needs_dashes = bool(rest) and (rest[0].startswith("-") or rest[1:2] == ("--",))
     return (*given.words(flags), *(["--"] if needs_dashes else []), *rest)

@@ -1,7 +1,7 @@
-"""Flags of launchers that are built on torchrun: the equivalent of ft-run, or an error.
+"""Flags of launchers that are based on torchrun: the equivalent of ft-run, or an error.
 
 Loaded only if a flag is unknown. A flag is accepted if ours means the same; otherwise the error
-names ours. The names are those of dlrover-run (2026-08) and of NVRx's ft_launcher (2026-08).
+names ours. Sources: dlrover-run (2026-08) and NVRx's ft_launcher (2026-08).
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ TAKEN: Final[Mapping[str, str]] = {
     "--ft-node-health-check-interval": _NOTHING,
     "--ft-restart-check-interval": _NOTHING,
 }
-"""Our flags for theirs; ``{}`` is the value. Without it, theirs is a switch."""
+"""Our flag for each of theirs; ``{}`` is the value. Without ``{}``, theirs is a switch."""
 
 CHOICES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "--precheck": {
@@ -80,18 +80,18 @@ REFUSED: Final[Mapping[str, str]] = {
     "--ft-enable-log-server": "--log-dir DIR: log files are each node's own",
     "--ft-segment": "--node-unit N, and --segment LABEL where nodes have no NVLink domain",
 }
-"""What is expected instead."""
+"""The replacement for each flag, for the error."""
 
 
 def ours(word: str, following: list[str]) -> list[str] | None:
-    """Return our flags for another launcher's flag; None if it is no such flag.
+    """Return our flags for another launcher's flag; None for any other flag.
 
     Args:
-        word: the argument: ``--flag`` or ``--flag=value``.
+        word: ``--flag`` or ``--flag=value``.
         following: the arguments after it, the next one last; a value is removed from there.
 
     Raises:
-        UsageError: ours is not the same, or the value is invalid.
+        UsageError: if our flag does not mean the same, or the value is invalid.
     """
     given, equals, value = word.partition("=")
     name = given.replace("_", "-")

@@ -71,11 +71,11 @@ def hosts_command() -> CommandLine:
 
 
 def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
-    """Return which hosts to start, and with which commands.
+    """Return the hosts to start, and their commands.
 
     Raises:
-        UsageError: the hosts and the options of the job contradict each other.
-        SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run`` has been answered.
+        UsageError: if the hosts and the options of the job contradict each other.
+        SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run``.
     """
     line = hosts_command()
     own, job = _split(line, argv)
@@ -139,11 +139,7 @@ def _split(line: CommandLine, argv: Sequence[str]) -> tuple[Sequence[str], Seque
 def _read_job(
     line: CommandLine, job_line: CommandLine, job: Sequence[str]
 ) -> tuple[Given, Sequence[str]]:
-    """Return the options of the job, and the script with its arguments.
-
-    Raises:
-        UsageError: they are invalid, or one of them is a flag of this command.
-    """
+    """Return the options of the job, and the script with its arguments."""
     try:
         return job_line.read(job, {})
     except UnknownFlagError as error:
@@ -197,7 +193,7 @@ def _refuse_one_node(wanted: Given, count: int) -> None:
 
 
 def _slots(host: HostLine, wanted: Given) -> int | None:
-    """Return the number of workers of a host; None if the job's options have it."""
+    """Return the number of workers of a host; None if the job's options set it."""
     workers = wanted["nproc_per_node"]
     if workers is None:
         return host.slots
@@ -210,7 +206,7 @@ def _slots(host: HostLine, wanted: Given) -> int | None:
 
 
 def _own_path() -> str:
-    """Return the path of this command; for ``python -m ft_run`` that next to the interpreter."""
+    """Return the path of this command; for ``python -m ft_run``, next to the interpreter."""
     own = os.path.abspath(sys.argv[0])
     return own if os.path.basename(own) == "ft-run" else f"{os.path.dirname(sys.executable)}/ft-run"
 

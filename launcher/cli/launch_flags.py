@@ -150,7 +150,7 @@ def saves_on_exit(given: Given) -> bool:
     """Return whether the newest snapshot is saved as a checkpoint when the job fails.
 
     Raises:
-        UsageError: both flags were given.
+        UsageError: if both flags were given.
     """
     given.refuse_both("save_on_exit", "no_save_on_exit")
     is_refused = "save_on_exit" in given.texts and not given["save_on_exit"]

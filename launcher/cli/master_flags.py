@@ -15,7 +15,7 @@ _OPTIONS = Heading("Options")
 
 
 class MasterOptions(Struct, frozen=True):
-    """The options of ``ft-run master``. All times in seconds."""
+    """The options of ``ft-run master``. All times are in seconds."""
 
     endpoint: Endpoint = _OPTIONS.option(
         Endpoint("::", defaults.ENDPOINT_PORT),
@@ -24,7 +24,7 @@ class MasterOptions(Struct, frozen=True):
         " or five HOST:PORT,... a master runs on each of these hosts, and one of them leads.",
         values.bind_address,
     )
-    """``::``: all addresses."""
+    """``::`` means all addresses."""
     endpoints: tuple[Endpoint, ...] = ()
     """All hosts that may lead, including this one; empty if this is the only master."""
     timeouts: Timeouts = _OPTIONS.option(
@@ -33,7 +33,7 @@ class MasterOptions(Struct, frozen=True):
         f"Durations: {CONF_KEYS}; with several master hosts also lease and fence.",
     )
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
-    """Used if the job's nodes have none; infinity: never."""
+    """Used if the job's nodes do not set it; infinity means never."""
     metrics: Endpoint | None = _OPTIONS.option(
         None,
         "--metrics [ADDR:]PORT",
@@ -50,11 +50,11 @@ class MasterOptions(Struct, frozen=True):
     )
     warnings: tuple[str, ...] = ()
     trust: TrustOptions | None = None
-    """How connections are secured; None: plain text."""
+    """The security of connections; None for plain text."""
 
 
 class JobOptions(Struct, frozen=True):
-    """Which job a command is about, and how its master is asked."""
+    """The job that a command is about, and its master."""
 
     endpoint: Endpoint | None = _OPTIONS.option(
         None,
@@ -62,14 +62,14 @@ class JobOptions(Struct, frozen=True):
         "Address of the master, or of all master hosts, instead of the argument.",
         values.listed_endpoints,
     )
-    """None, and no job: the jobs of this host."""
+    """If None and without a job, the jobs of this host."""
     job: str = _OPTIONS.option(
         "",
         "--job JOB",
         "ID of a job on this host, or process ID of its ft-run, instead of the argument.",
     )
     may_be_job: str = ""
-    """The argument, if it is also the id of a job or a process; the job precedes the endpoint."""
+    """The argument, if it may also be the ID of a job or a process, which precedes the endpoint."""
     json: bool = _OPTIONS.option(False, "--json", "Print JSON instead of text.")
     timeout_s: float = _OPTIONS.option(
         10.0,
@@ -78,7 +78,7 @@ class JobOptions(Struct, frozen=True):
         values.seconds_above_zero,
     )
     trust: TrustOptions | None = None
-    """How connections are secured; None: plain text."""
+    """The security of connections; None for plain text."""
 
 
 class StatusOptions(JobOptions, frozen=True):
@@ -151,7 +151,7 @@ Examples:
 
 
 def _command(name: str, kind: type, before: str, variable: str) -> CommandLine:
-    """Return a command with its own options, and those of the job's security."""
+    """Return a command with its own options and the options of the job's security."""
     own = flags_of(kind)
     after = f"Every option can be set by PET_<NAME>, e.g. {variable}.\n"
     common = [flag.key for flag in own]

@@ -1,7 +1,7 @@
 """The command line of ``ft-run``: parses arguments and ``PET_*`` variables into valid options.
 
-This module prints only ``--help``, ``--version`` and ``--dry-run``. It inspects nothing on this
-machine except whether the script exists.
+This module prints only ``--help``, ``--version`` and ``--dry-run``. It does not inspect this
+machine, except whether the script exists.
 """
 
 import math
@@ -48,15 +48,15 @@ Options = (
     | RehearseOptions
     | CompletionOptions
 )
-"""The options of any command."""
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Parse ``argv`` (without the program's name) and ``environ``.
 
     Raises:
-        UsageError: they are invalid; the error has what is wrong, the value and what is expected.
-        SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run`` has been answered.
+        UsageError: if they are invalid; the message has the problem, the value and what is
+            expected.
+        SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run``.
     """
     argv = as_flag(argv)
     command, *rest = argv or ("",)
@@ -210,7 +210,7 @@ def _level(given: Given) -> Severity | None:
 
 
 def _signals(given: Given, warnings: list[str]) -> tuple[signal.Signals, ...]:
-    """Return the signals to handle; others are ignored with a warning, as by torchrun."""
+    """Return the signals to handle; others are ignored with a warning, as in torchrun."""
     known = signal.Signals.__members__
     handled: dict[signal.Signals, None] = {}
     for word in given.get("signals_to_handle", defaults.SIGNALS_TO_HANDLE).split(","):

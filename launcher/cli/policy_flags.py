@@ -36,7 +36,7 @@ def backoff(text: str) -> tuple[float, float]:
 
 
 def limit(text: str) -> int:
-    """Parse a limit; 0 for ``never``: no limit."""
+    """Parse a limit; ``never`` is 0, no limit."""
     if text.strip().lower() == "never":
         return 0
     try:
@@ -73,7 +73,7 @@ def policy_flags() -> list[Flag]:
 
 
 def setting_flags() -> list[Flag]:
-    """Return the flags that the file may have too, by the same names."""
+    """Return the flags that the config file may set, too, by the same names."""
     return [
         FAILURES(
             "--restart-window DURATION",
@@ -124,7 +124,7 @@ class PolicyOptions(Struct, frozen=True):
         "The failure: exit:N, signal:NAME, oom, hang, node-lost, preempted and error:TEXT (last),"
         " separated by spaces, e.g. 'exit:137 oom'.",
     )
-    """In the syntax of matches."""
+    """In the syntax of matches in failure rules."""
     policy: PolicySpec = PolicySpec()
     seconds_after_start: float | None = _OPTIONS.option(
         None,

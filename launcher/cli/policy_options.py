@@ -1,7 +1,7 @@
 """The failure policy of the command line: rules, budget, exclusion, success.
 
-``--on-failure`` and the other flags override ``--config FILE``; the rules of the flags come before
-those of the file. Combinations without effect are refused here, before anything starts.
+Flags override ``--config FILE``, and their rules come before those of the file. Combinations
+without effect are refused here, before anything starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ _NO_RESTARTS = ("--max-restarts is 0", "--max-restarts N with N above 0 as well"
 
 
 def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
-    """Parse the options of ``ft-run policy``: ``argv`` (without that word) and ``environ``.
+    """Parse the arguments after ``ft-run policy``.
 
     Raises:
-        UsageError: there is no failure to explain, or the policy is invalid.
+        UsageError: if there is no failure to explain, or the policy is invalid.
     """
     right = "ft-run policy --explain 'exit:137 oom', or ./policy for a script of that name"
     given, _ = policy_command().read_all(argv, environ, right=right)
@@ -43,7 +43,7 @@ def launch_policy(
     """Return the policy of a job to start; None if all of it is the default.
 
     Raises:
-        UsageError: as ``policy_of``, or an option has no effect beside the others.
+        UsageError: if an option has no effect with the others; or from ``policy_of``.
     """
     policy = policy_of(given, config, is_watched=is_watched)
     rules = [Rule.parse(text) for text in policy.rules]
@@ -76,7 +76,7 @@ def policy_of(given: Given, config: ConfigFile, *, is_watched: bool = False) -> 
     """Return the failure policy of the flags and the file.
 
     Raises:
-        UsageError: a rule can never match, or there are too many.
+        UsageError: if a rule can never match, or there are too many.
     """
     settings = dict(config.settings)
     for flag in setting_flags():
@@ -103,7 +103,7 @@ def policy_of(given: Given, config: ConfigFile, *, is_watched: bool = False) -> 
 
 
 def _refuse_repeated(rules: tuple[Rule, ...]) -> None:
-    """Refuse a rule that can never match, since an earlier one has the same match."""
+    """Refuse a rule that can never match because an earlier one has the same match."""
     first: dict[str, Rule] = {}
     for later in rules:
         earlier = first.setdefault(later.match.text, later)

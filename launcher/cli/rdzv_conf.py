@@ -59,24 +59,24 @@ _NO_TIMEOUTS: Final = WITHOUT_MEANING | {"rescale_delay", "is_host"}
 
 
 class RendezvousConf(Struct, frozen=True):
-    """The settings of ``--rdzv-conf``, defaults filled in. All times in seconds."""
+    """The settings of ``--rdzv-conf``, defaults filled in. All times are in seconds."""
 
     timeouts: Timeouts = NO_TIMEOUTS_GIVEN
     rescale_delay_s: float | None = None
-    """Infinity: never; None: not given."""
+    """Infinity means never; None if not given."""
     is_host: bool | None = None
-    """None: not given."""
+    """None if not given."""
     warnings: tuple[str, ...] = ()
-    """Warnings for the user about keys without effect."""
+    """Warnings about keys without effect."""
 
 
 def parse_conf(text: str, name: str = "--rdzv-conf") -> RendezvousConf:
-    """Parse ``KEY=VALUE,…``; quotes are tolerated, the last value of a repeated key is used.
+    """Parse ``KEY=VALUE,…``; quotes are tolerated, and the last value of a repeated key is used.
 
     ``name`` is the flag or variable that has the text, for errors.
 
     Raises:
-        UsageError: a pair has no key or no value, or the value of a known key is invalid.
+        UsageError: if a pair has no key or no value, or the value of a known key is invalid.
     """
     settings: dict[str, Any] = {}
     unknown: list[str] = []
@@ -117,10 +117,9 @@ def _pairs(text: str, name: str) -> dict[str, str]:
 
 
 def _unquoted(text: str) -> str:
-    """Return ``text`` without the space and the pair of quotes around it.
+    """Return ``text`` without surrounding spaces and quotes.
 
-    A single quote at one end is removed too: it remains of ``'a=1,b=2'`` when the other one is in
-    another piece.
+    A single quote at one end is removed, too: the other one of ``'a=1,b=2'`` is in another piece.
     """
     return text.strip().strip("\"'").strip()
 

@@ -28,11 +28,11 @@ or the script uses no Checkpointer; 3 it fails undisturbed; 128+n signal n.
 """
 _OPTIONS: Final = Heading("Options")
 ROWS: Final = ("worker", "stop", "kill", "node", "workers")
-"""Faults to rehearse, as ``--only`` names them."""
+"""Faults to rehearse, as named in ``--only``."""
 
 
 class RehearseOptions(Struct, frozen=True):
-    """Everything that one ``ft-run rehearse`` was asked to do."""
+    """The options of ``ft-run rehearse``."""
 
     steps: int = _OPTIONS.option(
         30, "--steps N", "Steps of a run, over all Checkpointers (default: 30).", whole(6)
@@ -69,7 +69,7 @@ def rehearse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Rehears
     """Parse the arguments after ``rehearse``.
 
     Raises:
-        UsageError: If they are invalid, or name other nodes.
+        UsageError: if they are invalid, or name other nodes.
     """
     line = rehearse_command()
     given, script = line.read(argv, environ)

@@ -1,4 +1,4 @@
-"""The rendezvous options: how the nodes of a job find each other, and where its workers do."""
+"""The rendezvous options: how the nodes of a job find each other, and how its workers do."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def rendezvous_options(
     """Return the options of the rendezvous, and add warnings for the user to ``warnings``.
 
     Raises:
-        UsageError: the flags contradict each other, or no node could find the others.
+        UsageError: if the flags contradict each other, or no node could find the others.
     """
     min_nodes, max_nodes = given.get("nnodes", (1, 1))
     unit = given.get("node_unit", defaults.NODE_UNIT)
@@ -68,7 +68,7 @@ def rendezvous_options(
 
 
 def listed(where: Endpoint | None) -> tuple[Endpoint, ...]:
-    """Return all hosts that may lead; empty with a single endpoint."""
+    """Return all hosts that may lead; empty for a single endpoint."""
     if where is None or not where.others:
         return ()
     return (Endpoint(where.host, where.port), *where.others)
@@ -104,7 +104,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
             return None
         raise no_endpoint(given, max_nodes)
     if where.port == 0:
-        # No other node knows a port that the system chooses: equivalent to standalone.
+        # Another node cannot know a port that the system chooses: equivalent to standalone.
         if single:
             return None
         raise UsageError(
@@ -115,7 +115,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
 
 
 def no_endpoint(given: Given, max_nodes: int) -> UsageError:
-    """Return the error of a job of several nodes that names no place to meet."""
+    """Return the error for a job of several nodes without an endpoint."""
     return UsageError(
         f"{given.origin('nnodes')} asks for up to {max_nodes} nodes, but no endpoint was given;"
         " expected --rdzv-endpoint HOST:PORT, the same on every node, where HOST is one of the"
@@ -152,10 +152,7 @@ def _is_of_workers(
 
 
 def _store(given: Given, where: Endpoint | None) -> tuple[Endpoint, str] | None:
-    """Return ``MASTER_ADDR:MASTER_PORT`` as of torchrun's static backend, and its origin.
-
-    ``where`` is the endpoint of a job of one node, if it has one.
-    """
+    """Return ``MASTER_ADDR:MASTER_PORT`` like torchrun's static backend, and its origin."""
     if given["standalone"] or _backend(given) != "static":
         return None
     if where is not None:
@@ -172,11 +169,7 @@ def _worker_ports(
     conf: RendezvousConf,
     store: tuple[Endpoint, str] | None,
 ) -> tuple[tuple[int, ...] | None, str]:
-    """Return the range of ``MASTER_PORT``, and its origin, without the ports of the rendezvous.
-
-    Raises:
-        UsageError: ``--worker-port`` has no other port.
-    """
+    """Return the range of ``MASTER_PORT`` without the rendezvous ports, and its origin."""
     ports, name = given["worker_port"], given.origin("worker_port")
     if ports is None:
         return (None, name) if store is None else ((store[0].port,), store[1])

@@ -15,7 +15,7 @@ class ReportOptions(Struct, frozen=True):
     """The options of ``ft-run report``."""
 
     paths: tuple[str, ...] = ()
-    """Event files, and folders with ``events*.jsonl``."""
+    """Event files, and directories with ``events*.jsonl``."""
     page: str | None = _OPTIONS.option(
         None, "-o, --output FILE", "Write the report as a page of HTML, which needs no other file."
     )
@@ -49,7 +49,7 @@ def report_options(argv: Sequence[str], environ: Mapping[str, str]) -> ReportOpt
     """Parse the arguments after ``report``.
 
     Raises:
-        UsageError: they are invalid, or name no file.
+        UsageError: if they are invalid, or name no file.
     """
     given, paths = report_command().read_all(argv, environ, most=len(argv), right="")
     if not paths:

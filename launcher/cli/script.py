@@ -1,4 +1,4 @@
-"""Checks that the first word is an existing script, and suggests what was meant otherwise."""
+"""Checks that the script exists, and suggests a correction otherwise."""
 
 import os
 import shutil
@@ -16,12 +16,12 @@ COMMANDS: Final = (
 
 
 def as_flag(argv: Sequence[str]) -> Sequence[str]:
-    """Return ``help``, ``help COMMAND`` or ``version`` as the flag that means it.
+    """Return ``help``, ``help COMMAND`` or ``version`` as the equivalent flag.
 
     A script of that name in the working directory takes precedence.
 
     Raises:
-        UsageError: there is no such command.
+        UsageError: if there is no such command.
     """
     word, *more = argv or ("",)
     is_script = os.path.isfile(word) or os.path.isfile(os.path.join(word, "__main__.py"))
@@ -39,11 +39,7 @@ def as_flag(argv: Sequence[str]) -> Sequence[str]:
 
 
 def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) -> None:
-    """Refuse a script that no worker could start: every node would fail later.
-
-    Raises:
-        UsageError: there is no such file, or no such program.
-    """
+    """Raise ``UsageError`` for a script that no worker could start: every node would fail later."""
     # "-" is the standard input; ${local_rank} is filled in for each worker.
     if script == "-" or "${local_rank}" in script:
         return

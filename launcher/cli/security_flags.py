@@ -18,7 +18,8 @@ class TokenOptions(Struct, frozen=True):
     """The options of ``ft-run token``."""
 
     file: str | None = None
-    """The new file for the token; None: it is printed. With ``ca``, the file that has the token."""
+    """The file to create for the token; None to print it. With ``ca``, the file that has the token.
+    """
     ca: bool = HELP.option(
         False,
         "--ca",
@@ -55,10 +56,10 @@ def token_file_flag(heading: Heading) -> Flag:
 
 
 def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
-    """Return how connections are secured; None: plain text.
+    """Return the security of connections; None for plain text.
 
     Raises:
-        UsageError: one of the three files of a certificate is missing, or there is a token too.
+        UsageError: if a file of the certificate is missing, or there is a token too.
     """
     token = given_token(given, environ)
     files = [key for key in _FILES if given[key]]
@@ -84,8 +85,8 @@ def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptio
     """Parse the arguments after ``ft-run token``.
 
     Raises:
-        UsageError: they are invalid.
-        SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+        UsageError: if they are invalid.
+        SystemExit: with 0, after ``--help`` or ``--version``.
     """
     given, rest = token_command().read_all(argv, environ, most=1, right="one FILE")
     if given["ca"] and not rest:
@@ -112,7 +113,7 @@ Example:
 
 
 def given_token(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
-    """Return the source of the job's token, a flag or variable; None: there is none."""
+    """Return the source of the job's token, a flag or variable; None if there is none."""
     if given["token_file"]:
         return TrustOptions(token_file=given["token_file"], origin=given.origin("token_file"))
     if path := environ.get(TOKEN_FILE_VARIABLE):
