@@ -1,1 +1,1 @@
-"""The commands, one module for each; every command returns an exit code."""
+"""The commands of ft-run, one module each; every command returns an exit code."""

@@ -15,26 +15,21 @@ from ..reporting.stack_answer import stacks_answer
 from ..reporting.status_answer import status_dict
 
 _LEADER_S: Final = 2.0
-"""How long the leader has to answer if another host was asked: a probe of that host has passed."""
+"""Time limit for the leader's answer after another host's answer, which is used without it."""
 
 
 class MasterCalls:
     """A connection to a master; use it with ``async with``.
 
     Its methods raise ``RendezvousError`` if no master answers at the endpoint, and ``RefusedError``
-    if the master does not trust this process, or this process the master.
+    if the master does not trust this process, or this process does not trust the master.
     """
 
     def __init__(self, endpoint: Endpoint, trust: TrustOptions | None, timeout_s: float) -> None:
-        """Take where the master is.
-
-        Args:
-            endpoint: the address of the master, or of several hosts that may lead.
-            trust: how connections are secured.
-            timeout_s: how long to wait for each answer, in seconds.
+        """Initialize; ``endpoint`` may list several hosts that may lead.
 
         Raises:
-            UsageError: the token or a certificate cannot be used.
+            UsageError: if the token or a certificate cannot be used.
         """
         self._given = (Endpoint(endpoint.host, endpoint.port), *endpoint.others)
         self._trust = read_trust(trust)
@@ -56,17 +51,16 @@ class MasterCalls:
         self._connect(endpoint)
 
     async def __aenter__(self) -> "MasterCalls":
-        """Connect when the first request is sent."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
     async def status(self) -> dict[str, Any]:
-        """Return the status of the job, as ``status_dict`` does.
+        """Return the status of the job, like ``status_dict``.
 
-        If the host is not the leader, the leader is asked. Without an answer from the leader, the
-        result is the host's own answer, which names the leader.
+        If the host is not the leader, the leader is queried. If it does not answer, the result is
+        the host's own answer, which names the leader.
         """
         status = await self._status(until_end=False)
         leader = leader_elsewhere(status)
@@ -94,7 +88,7 @@ class MasterCalls:
             return as_status(reply)
 
     async def stacks(self, ranks: Sequence[int]) -> dict[str, Any]:
-        """Return the stacks of ranks, of all if none is named, with ``lines``."""
+        """Return the stacks of the given ranks, or of all if empty, with ``lines``."""
         from ...protos import rendezvous_pb2 as pb
         from ...rendezvous.transport.codec import from_part
 
@@ -102,7 +96,7 @@ class MasterCalls:
         try:
             reply = await self._ask_here("Stacks", request, pb.StacksReply, None)
         except RendezvousError:
-            # The host may not lead. Asked first, the status would wait for nodes that do not
+            # The host may not lead. If queried first, the status would wait for nodes that do not
             # answer, as the stacks do.
             await self.status()
             reply = await self._ask("Stacks", request, pb.StacksReply)
@@ -116,14 +110,7 @@ class MasterCalls:
     async def _ask(
         self, method: str, request: Any, reply: Any, limit_s: float | None = None
     ) -> Any:
-        """Return the answer of the first host that answers.
-
-        Args:
-            method: the method of the service.
-            request: the request message.
-            reply: the class of the answer.
-            limit_s: how long to wait, in seconds; None: as long as for any other answer.
-        """
+        """Return the answer of the first host that answers, each within ``limit_s`` seconds."""
         try:
             return await self._ask_here(method, request, reply, limit_s)
         except RendezvousError:
@@ -167,11 +154,7 @@ class MasterCalls:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Read an answer.
-
-        Raises:
-            RendezvousError: If the answer is invalid.
-        """
+        """Convert errors of reading an answer to ``RendezvousError``."""
         from google.protobuf.message import DecodeError
 
         from ...rendezvous.transport.codec import WireError
@@ -186,12 +169,12 @@ class MasterCalls:
 
 
 def leader_elsewhere(status: Mapping[str, Any]) -> Endpoint | None:
-    """Return the leader that an answer names, if another host gave the answer; else None."""
+    """Return the leader that an answer names, if it is another host; otherwise None."""
     if not status.get("hosts") or status["lease_s"] > 0 or not status["leader"]:
         return None
     try:
         return Endpoint.parse(status["leader"])
-    except UsageError:  # the server is no ft-run master
+    except UsageError:  # the server is not an ft-run master
         return None
 
 
@@ -199,8 +182,8 @@ def as_status(reply: Any) -> dict[str, Any]:
     """Return a ``StatusReply`` of protobuf as JSON values, with all fields.
 
     Raises:
-        OutOfBounds: If a value is not within its bounds.
-        WireError: If the reply is invalid.
+        OutOfBounds: if a value is not within its bounds.
+        WireError: if the reply is invalid.
     """
     from ...rendezvous.transport.codec import from_part
 

@@ -19,7 +19,7 @@ from ..flags.flag import Flag
 
 _VARIABLE: Final = "_FT_RUN_COMPLETE"
 _WORDS: Final = re.compile(r"[a-z0-9]+(\|[a-z0-9]+)+")
-"""A metavar that is a choice of words: ``all|rank0``."""
+"""A metavar that lists words to choose from: ``all|rank0``."""
 
 
 def command_lines() -> dict[str, CommandLine]:
@@ -42,10 +42,10 @@ def complete(instruction: str) -> int:
     """Answer a request of a shell: print its script, or the possible words.
 
     Args:
-        instruction: ``bash_source``, ``zsh_complete`` and so on, as in click's scripts.
+        instruction: ``bash_source``, ``zsh_complete`` etc., as in click's scripts.
 
     Raises:
-        UsageError: there is no such shell or instruction.
+        UsageError: if there is no such shell or instruction.
     """
     shell, _, question = instruction.partition("_")
     found = get_completion_class(shell)
@@ -70,12 +70,7 @@ def _completing(shell: type[ShellComplete]) -> ShellComplete:
 
 
 def completions(args: list[str], incomplete: str) -> list[CompletionItem]:
-    """Return the completions of a word.
-
-    Args:
-        args: the words before it, without the program's name.
-        incomplete: the word as far as it is typed.
-    """
+    """Return the completions of a word; ``args`` are the words before it, after ``ft-run``."""
     lines = command_lines()
     name = args[0] if args and args[0] in lines else ""
     line = lines[name]

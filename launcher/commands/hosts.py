@@ -27,15 +27,16 @@ _SSH_OPTIONS: Final = (
     "-oControlMaster=no",
     "-T",
 )
-"""No prompts, no terminal; a lost connection is detected within 30 s. A shared connection is used,
-but none is left running, which would keep the output open. The options of the user's own command
-take precedence."""
+"""No prompts, no terminal; a lost connection is detected within 30 s. An existing shared connection
+is used, but none is left running, which would keep the output open. Options of the user's own
+command take precedence.
+"""
 
 _NOT_IN_THE_JOB: Final = (LOST, exit_codes.USAGE, exit_codes.REFUSED, 126, 127)
-"""Statuses of a host without a node: no connection, usage error, no such program."""
+"""Exit codes of a host without a node: no connection, usage error, no such program."""
 
 _TICK_S: Final = 0.2
-"""Maximum delay of a signal: the main thread waits for hosts meanwhile."""
+"""Maximum delay of a signal while the main thread waits for hosts."""
 
 _CHUNK = 1 << 16
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,7 +81,7 @@ class _Host:
             stream.flush()
 
     def attend(self, console: "_Console", ended: "queue.SimpleQueue[tuple[_Host, int]]") -> None:
-        """Copy the output until its end; then report the status."""
+        """Copy the output until its end, then report the exit code."""
         out, err = self._process.stdout, self._process.stderr
         assert out is not None
         assert err is not None
@@ -117,7 +118,7 @@ class _Console:
             self.write(target, prefix + line)
 
     def write(self, target: int, data: bytes) -> None:
-        """Write all data; dropped if there is no reader any more, so that no host blocks."""
+        """Write all data; drop it if there is no reader any more, so that no host blocks."""
         view = memoryview(data)
         with self._lock, contextlib.suppress(OSError):
             while view:
@@ -128,7 +129,7 @@ def run_hosts(options: HostsOptions) -> int:
     """Run a job on all hosts; return its exit code.
 
     Raises:
-        RendezvousError: too few hosts could be reached, or remain.
+        RendezvousError: if too few hosts could be reached, or remain.
     """
     console = _Console()
     ended: queue.SimpleQueue[tuple[_Host, int]] = queue.SimpleQueue()
@@ -144,7 +145,7 @@ def run_hosts(options: HostsOptions) -> int:
     since_beat = 0.0
     while any(host.status is None for host in hosts):
         with contextlib.suppress(queue.Empty):
-            # Statuses are set here only, so that no host that has ended is missed.
+            # Exit codes are set only here, so that no host that has ended is missed.
             host, host.status = ended.get(timeout=_TICK_S)
             _report_end(host, console)
             if _too_few(hosts, options.least) and not is_stopping:
@@ -181,7 +182,7 @@ def _drain(numbers: "queue.SimpleQueue[int]") -> Iterator[int]:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines with their newlines; a very long line in pieces."""
+    """Yield lines with their newlines; a very long line is split."""
     with stream:
         while line := stream.readline(_CHUNK):
             yield line if line.endswith(b"\n") else line + b"\n"
@@ -198,7 +199,7 @@ def _report_end(host: _Host, console: _Console) -> None:
 
 
 def _status(hosts: list[_Host]) -> int:
-    """Return the job's status: that of the first host that is not lost or excluded."""
+    """Return the job's exit code, from the first host that was not lost or excluded."""
     statuses = [host.status for host in hosts if host.status not in (LOST, None)]
     of_the_job = [status for status in statuses if status != exit_codes.NODE_EXCLUDED]
     first = next(iter(of_the_job or statuses), exit_codes.RENDEZVOUS_FAILED)

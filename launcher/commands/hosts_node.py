@@ -1,9 +1,8 @@
-"""``ft-run hosts-node``: the command that ``ft-run hosts`` runs on each host by ssh.
+"""``ft-run hosts-node``: the command that ``ft-run hosts`` runs on each host over ssh.
 
-The first line of the standard input has the command; the following ones are signals to forward, and
-heartbeats. When the heartbeats cease (end-of-file, or silence), the job is terminated with SIGTERM:
-sshd does not terminate the processes of a lost connection. The first line of the standard output is
-``CONNECTED``.
+The first line of standard input contains the command; the following lines are signals to forward,
+and heartbeats. Without heartbeats (end of file, or silence) the job gets SIGTERM, because sshd does
+not terminate the processes of a lost connection. The first line of output is ``CONNECTED``.
 """
 
 import json
@@ -20,13 +19,13 @@ from ..processes.prctl import die_with_parent
 from ..startup import unblock
 
 SILENCE_S: Final = 60.0
-"""Maximum time without a heartbeat, even of a stopped ``ft-run hosts``."""
+"""Maximum time without a heartbeat, even if ``ft-run hosts`` is suspended."""
 
 BEAT_S: Final = 5.0
-"""The interval of heartbeats of ``ft-run hosts``."""
+"""Interval of the heartbeats of ``ft-run hosts``."""
 
 LOST: Final = 255
-"""ssh's exit code without a connection; a job with this status exits with 254 here."""
+"""ssh's exit code if there is no connection; a job with this exit code exits with 254 here."""
 
 CONNECTED: Final = b"\0ft-run hosts-node\n"
 """The first line of output."""
@@ -36,7 +35,7 @@ def run_hosts_node() -> int:
     """Start ft-run as specified on the standard input; return its exit code.
 
     Raises:
-        UsageError: the folder or ft-run cannot be used.
+        UsageError: if the directory or ft-run cannot be used.
     """
     orders = sys.stdin.fileno()
     os.write(sys.stdout.fileno(), CONNECTED)
@@ -73,11 +72,7 @@ def run_hosts_node() -> int:
 
 
 def _first_line(orders: int) -> tuple[bytes, bytes]:
-    """Return the first line, and the rest of the data: a signal may follow at once.
-
-    Raises:
-        UsageError: the input ends before.
-    """
+    """Return the first line, and the rest of the data: a signal may follow immediately."""
     text = b""
     while b"\n" not in text:
         read = os.read(orders, 65536)

@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
     """Run a job's workers on this node; return the exit code.
 
-    It collects all information and forks all processes that are needed before the event loop.
+    All information is collected and all processes are forked before the event loop starts.
 
     Raises:
-        FtRunError: an error that a user can cause, with an exit code.
+        FtRunError: for an error that a user can cause, with an exit code.
     """
     _check_host(options)
     rendezvous = options.rendezvous
-    # A node by itself opens no port.
+    # A single node opens no port.
     trust = read_trust(rendezvous.trust) if rendezvous.endpoint is not None else None
     recorder = Recorder(rendezvous.job_id, attempt_of(os.environ))
     display = Display(recorder=recorder, level=options.logs.level, is_json=options.logs.is_json)
@@ -99,18 +99,18 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
             metrics=metrics,
         )
         status = startup.run(node)
-    # Else the user may look for them: what a killed relay has not shown is there only.
+    # Otherwise keep them: output that a killed relay has not printed is only there.
     if status == exit_codes.SUCCESS and not (starter.relay and starter.relay.was_killed):
         plan.log_dir.remove_if_temporary()
     return status
 
 
 class _Plan(Struct, frozen=True):
-    """What is determined before processes are forked."""
+    """Values that are determined before processes are forked."""
 
     count: WorkerCount
     environ: dict[str, str]
-    """Of all workers; ``commands`` refers to it."""
+    """The environment of all workers; ``commands`` refers to it."""
     commands: WorkerCommands
     timers: "FileTimers | None"
     cpus: tuple[frozenset[int], ...] | None
@@ -121,11 +121,7 @@ class _Plan(Struct, frozen=True):
 
 
 def _check_host(options: LaunchOptions) -> None:
-    """Refuse paths and limits of this host with which the job cannot run.
-
-    Raises:
-        FtRunError: an error that a user can cause, with an exit code.
-    """
+    """Raise an ``FtRunError`` if the job cannot run with this host's paths and limits."""
     require_own_proc()
     if options.checks is not None:
         check_report_path(options.checks.report)
@@ -154,9 +150,9 @@ def _plan(options: LaunchOptions) -> _Plan:
 
 
 def _recordings(options: LaunchOptions, environ: dict[str, str]) -> str:
-    """Return the folder for dumps of NCCL's flight recorder; empty: they are not recorded."""
+    """Return the directory for dumps of NCCL's flight recorder; empty if nothing is recorded."""
     if options.hang is not None and has_driver():
-        with suppress(OSError):  # no room: verdicts follow the stacks alone
+        with suppress(OSError):  # no space: verdicts rely on stacks alone
             return record_collectives(environ)
     return ""
 
@@ -176,16 +172,15 @@ def _forked(
 ) -> "Iterator[tuple[WorkerStarter, SpawnerClient | None]]":
     """Fork the processes of this node: the starter of workers, and the spawner of check workers.
 
-    At the end they are closed, and log files that were not used are removed.
-
-    Raises:
-        NoProcessError: the kernel refuses another process.
+    At the end, close them and remove unused log files. Raises ``NoProcessError`` if the kernel
+    refuses another process.
     """
     with ExitStack() as closing:
         closing.callback(plan.log_dir.remove_if_unused)
         if plan.timers is not None:
             closing.callback(plan.timers.close)
-        # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
+        # Fork before anything starts a thread or loads gRPC, and share memory that is loaded by
+        # now.
         gc.freeze()
         spawner = SpawnerClient()
         closing.callback(spawner.close)
@@ -213,9 +208,10 @@ def _forked(
 def _outputs(
     options: LaunchOptions, plan: _Plan, display: Display, recorder: Recorder
 ) -> "Iterator[NodeEndpoint | None]":
-    """Open what the agent writes beside the console; yield the endpoint of ``--metrics``.
+    """Open the outputs of the agent besides the console; yield the endpoint of ``--metrics``.
 
-    At the end the console is closed, too, and signals are ignored: processes are still to be ended.
+    At the end, also close the console and ignore signals, because processes are still to be
+    stopped.
     """
     with ExitStack() as closing:
         if options.event_log_handler == "console":
@@ -235,7 +231,7 @@ def _outputs(
 def _event_files(
     options: LaunchOptions, log_dir: LogDir, display: Display, recorder: Recorder
 ) -> "EventFiles | None":
-    """Return the files that events are written to; None: there are none."""
+    """Return the files that events are written to; None without any."""
     folder = log_dir.path if log_dir.keeps_files else None
     if options.logs.events is None and folder is None:
         return None
@@ -245,7 +241,7 @@ def _event_files(
 
 
 def _metrics(options: LaunchOptions, display: Display) -> "NodeEndpoint | None":
-    """Return the endpoint of ``--metrics``; None: there is none."""
+    """Return the endpoint of ``--metrics``; None without one."""
     if options.logs.metrics is None:
         return None
     from ..metrics.node_metrics import NodeEndpoint
@@ -263,13 +259,13 @@ def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCoun
         virtual_local_rank=options.virtual_local_rank,
     )
     if options.checks is not None and options.checks.spec.minimums:
-        # The number of workers that ``--nproc-per-node gpu`` means is known from here on.
+        # From here on, the number of workers that ``--nproc-per-node gpu`` means is known.
         refuse_minimums(options.checks.spec, options.accelerator, count.count)
     return count
 
 
 def _in_segment(options: LaunchOptions) -> LaunchOptions:
-    """Return the options with the segment of this node; called early, since NVML may block."""
+    """Return the options with the segment of this node; called early because NVML may block."""
     rendezvous = options.rendezvous
     if rendezvous.segment is not None or rendezvous.node_unit == 1 or not has_driver():
         return options
@@ -277,7 +273,7 @@ def _in_segment(options: LaunchOptions) -> LaunchOptions:
 
 
 def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
-    """Return the GPUs that checks should find; called before the event loop, since it may block."""
+    """Return the GPUs that checks should find; called before the event loop, as it may block."""
     if options.checks is None:
         return {}
     return shown_gpus(options.accelerator, os.environ)

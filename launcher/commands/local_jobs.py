@@ -18,7 +18,7 @@ from ..flags.values import shown
 from ..machine.user_folder import SOCKET_SUFFIX, user_folder
 
 _ANSWER_S: Final = 2.0
-"""How long an agent has to describe its job; a stopped process never does."""
+"""Time limit for an agent to describe its job; a stopped process never answers."""
 _ANSWER_MAX_BYTES: Final = 64 << 20
 
 
@@ -26,12 +26,11 @@ class LocalConnection:
     """A connection to an agent; ``close`` it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Use ``connect``."""
         self._reader, self._writer = reader, writer
 
     @property
     def pid(self) -> int:
-        """The id of the process at the other end, from the kernel."""
+        """The ID of the process at the other end, from the kernel."""
         peer: socket.socket = self._writer.get_extra_info("socket")
         pid, _, _ = struct.unpack("3I", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return int(pid)
@@ -40,7 +39,7 @@ class LocalConnection:
         """Send a request; return the answer.
 
         Raises:
-            RendezvousError: the agent is gone, or refuses the request.
+            RendezvousError: if the agent has ended, or refuses the request.
         """
         try:
             self._writer.write(msgspec.json.encode(request) + b"\n")
@@ -53,7 +52,7 @@ class LocalConnection:
         """Return the next answer.
 
         Raises:
-            RendezvousError: the agent is gone, or refuses the request.
+            RendezvousError: if the agent has ended, or refuses the request.
         """
         try:
             line = await self._reader.readline()
@@ -73,13 +72,13 @@ async def connect(path: Path) -> LocalConnection:
     """Connect to an agent.
 
     Raises:
-        OSError: no process listens on this socket.
+        OSError: if no process listens on this socket.
     """
     return LocalConnection(*await asyncio.open_unix_connection(path, limit=_ANSWER_MAX_BYTES))
 
 
 class About(Struct, frozen=True):
-    """What an agent, or ``ft-run master``, answers about its job; times in seconds."""
+    """Description of a job by an agent or ``ft-run master``; times are in seconds."""
 
     job_id: str = ""
     script: str = ""
@@ -97,7 +96,7 @@ class About(Struct, frozen=True):
     node_id: str = ""
     pid: int = 0
     endpoints: tuple[str, ...] = ()
-    """Of the master; empty: a job of a single node."""
+    """Endpoints of the master; empty for a job of a single node."""
     hosts_master: bool = False
 
 
@@ -105,39 +104,40 @@ class LocalJob(Struct, frozen=True):
     """An agent on this host."""
 
     path: Path
-    """Of its socket."""
+    """Path of the socket."""
     pid: int
     about: About | None
-    """None: no answer within two seconds."""
+    """None if there was no answer within two seconds."""
 
     @property
     def job_id(self) -> str:
-        """The id of its job; empty: not known."""
+        """The ID of its job; empty if unknown."""
         return self.about.job_id if self.about is not None else ""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What agents of one job have in common; those of a single node have no endpoint.
+        """Key that is equal for agents of one job; agents of a single node have no endpoint.
 
-        Of endpoints only the ports: ``ft-run master`` may listen at all addresses.
+        It contains only the ports of endpoints, because ``ft-run master`` may listen at all
+        addresses.
         """
         endpoints = (self.about.endpoints if self.about is not None else ()) or (str(self.pid),)
         return self.job_id, *(endpoint.rpartition(":")[2] for endpoint in endpoints)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is known of it, as JSON values."""
+        """Return the description as JSON values."""
         return {"pid": self.pid} | (asdict(self.about) if self.about is not None else {})
 
     @property
     def hosts_master(self) -> bool:
-        """Whether the master of its job is in its process."""
+        """Whether its process contains the master of the job."""
         return self.about is not None and self.about.hosts_master
 
     async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
         """Send one request; return the answer.
 
         Raises:
-            RendezvousError: the agent is gone, refuses the request or does not answer in time.
+            RendezvousError: if the agent has ended, refuses the request or does not answer in time.
         """
         try:
             connection = await connect(self.path)
@@ -151,7 +151,7 @@ class LocalJob(Struct, frozen=True):
             connection.close()
 
     def silent(self, timeout_s: float) -> RendezvousError:
-        """Return the error that it does not answer in time."""
+        """Return the error for an agent that does not answer in time."""
         return RendezvousError(
             f"the ft-run with process ID {self.pid} does not answer within {timeout_s:g} s; it may"
             " be stopped, e.g. by Ctrl-Z."
@@ -159,9 +159,9 @@ class LocalJob(Struct, frozen=True):
 
 
 class LocalCalls:
-    """Requests to the agent with the master of a job, with the methods of ``MasterCalls``.
+    """Requests to the agent that hosts the job's master, with the methods of ``MasterCalls``.
 
-    They raise ``RendezvousError`` if it is gone or does not answer in time.
+    They raise ``RendezvousError`` if the agent has ended or does not answer in time.
     """
 
     def __init__(self, job: LocalJob, timeout_s: float) -> None:
@@ -204,7 +204,7 @@ async def find_jobs() -> list[LocalJob]:
     """Return the agents of this user on this host; remove the sockets of dead ones."""
     try:
         paths = [*user_folder().glob(f"*{SOCKET_SUFFIX}")]
-    except OSError:  # it belongs to another user: no agent has a socket there
+    except OSError:  # the directory belongs to another user: no agent has a socket there
         return []
     found = await asyncio.gather(*map(_look, paths))
     return sorted(filter(None, found), key=lambda job: (job.job_id, job.pid))
@@ -221,7 +221,7 @@ async def _look(path: Path) -> LocalJob | None:
     try:
         answer = await asyncio.wait_for(connection.ask(ask="job"), _ANSWER_S)
         about = msgspec.convert(answer.get("job"), About)
-    except (RendezvousError, msgspec.ValidationError):  # it has ended, or is no agent
+    except (RendezvousError, msgspec.ValidationError):  # it has ended, or is not an agent
         return None
     except asyncio.TimeoutError:
         about = None
@@ -236,7 +236,7 @@ def _remove(path: Path) -> None:
 
 
 def distinct(jobs: Sequence[LocalJob]) -> list[LocalJob]:
-    """Return one agent of each job, that with the master if it is on this host."""
+    """Return one agent of each job, preferably the one with the master."""
     best: dict[object, LocalJob] = {}
     for job in jobs:
         if job.key not in best or job.hosts_master:
@@ -245,10 +245,10 @@ def distinct(jobs: Sequence[LocalJob]) -> list[LocalJob]:
 
 
 def named(jobs: Sequence[LocalJob], text: str) -> LocalJob | None:
-    """Return the job with an id, or that of the ft-run with a process id; None: there is none.
+    """Return the job with this ID, or of the ft-run with this process ID; None if there is none.
 
     Raises:
-        UsageError: several jobs have this id.
+        UsageError: if several jobs have this ID.
     """
     found = distinct([job for job in jobs if job.job_id == text])
     if len(found) > 1:

@@ -1,6 +1,6 @@
-"""``ft-run master``: a master without an agent, for its own pod or a login node.
+"""``ft-run master``: a master without an agent, for a separate pod or a login node.
 
-With several endpoints it is one of the hosts that may lead.
+With several endpoints, it is one of the hosts that may lead.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def run_master(options: MasterOptions) -> int:
     """Serve one job; return its exit code, or 128 + n after signal n.
 
     Raises:
-        FtRunError: it cannot listen at the endpoint, or the token cannot be used.
+        FtRunError: if it cannot listen at the endpoint, or the token cannot be used.
     """
     trust = read_trust(options.trust)
     recorder = Recorder("", attempt_of(os.environ))
@@ -69,7 +69,7 @@ def run_master(options: MasterOptions) -> int:
 
 
 class _LoneMaster:
-    """A master, or with several endpoints a host that votes and may lead."""
+    """A master, or with several endpoints, a host that votes and may lead."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _LoneMaster:
         recorder.add(self._history.add)
         self._changed: Callable[[Master], None] | None = None
         self._outcome: asyncio.Queue[Verdict | int | RefusedError] = asyncio.Queue()
-        """The verdict of this master, or else the exit code or an error."""
+        """The verdict of this master, or the exit code or error that ends it otherwise."""
         self._master: Master | None = None
         """The last master, of this or an earlier term."""
         self._verdict: Verdict | None = None
@@ -185,11 +185,11 @@ class _LoneMaster:
     def _leading(self) -> Master | None:
         master = self._master
         if master is not None and master.is_closed and self._verdict is None:
-            return None  # of an earlier term
+            return None  # from an earlier term
         return master
 
     def _about(self) -> dict[str, Any]:
-        """Return what ``ft-run status`` lists."""
+        """Return the description for ``ft-run status``."""
         master, job = self._master, self._job
         return {
             "job_id": job.job_id if job is not None else "",

@@ -1,4 +1,4 @@
-"""``ft-run policy --explain``: which rule would answer a failure, and which are skipped."""
+"""``ft-run policy --explain``: which rule applies to a failure, and which ones are skipped."""
 
 import json
 import re
@@ -23,11 +23,10 @@ _OF_NODES = {"node-lost": node_lost, "preempted": preempted, "hang": hung}
 
 
 def explain_policy(options: PolicyOptions) -> int:
-    """Print how a failure would be answered; return the exit code.
+    """Print the action for a failure; return the exit code.
 
     Raises:
-        UsageError: the description of the failure is invalid, or the answer cannot be
-            written.
+        UsageError: if the description of the failure is invalid, or the output cannot be written.
     """
     failure = failure_of(options.failure)
     rules = [Rule.parse(text) for text in options.policy.rules]
@@ -49,7 +48,7 @@ def failure_of(text: str) -> Failure:
     """Return the failure that ``--explain`` describes.
 
     Raises:
-        UsageError: the text describes no failure.
+        UsageError: if the text does not describe a failure.
     """
     words, colon, error = re.sub(r"(^|\s)error:", "\0", text, count=1).partition("\0")
     exit_code: int | None = None

@@ -1,4 +1,4 @@
-"""Compares the records of two runs of a rehearsal: which state differs first, and why."""
+"""Compares the records of two runs of a rehearsal: the first difference in state, and its cause."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -6,10 +6,10 @@ from typing import Any, Final
 Record = dict[str, Any]
 """The state of one rank after a restore or a body, as ``training/rehearsal.py`` writes it."""
 Place = tuple[str, int]
-"""A Checkpointer, by its directory, and the number of completed steps."""
+"""The directory of a Checkpointer, and the number of completed steps."""
 GENERATORS: Final = "ft_run_generators"
 _TOLERANCE: Final = 1e-3
-"""Relative; sums in another order differ by less after some steps."""
+"""Relative difference; sums in a different order differ by less after some steps."""
 _SHOWN: Final = 3
 _UNSTEADY: Final = "differs between two runs (seeds, the clock, atomics?); different variables:"
 _UNKNOWN: Final = "no variable of the script; are gradients accumulated over several steps?"
@@ -33,13 +33,7 @@ def _where(record: Record) -> tuple[int, Place]:
 
 
 def differing(one: Record, other: Record, left_out: str = "") -> str:
-    """Return the first object and value that differ; empty if the states are equal.
-
-    Args:
-        one: the expected state.
-        other: the state to compare.
-        left_out: name of an object that may differ.
-    """
+    """Return the first object and value that differ, except ``left_out``; empty if none does."""
     for name in dict.fromkeys((*one["objects"], *other["objects"])):
         mine, theirs = one["objects"].get(name, {}), other["objects"].get(name, {})
         for path in dict.fromkeys((*mine, *theirs)) if name != left_out else ():
@@ -53,15 +47,10 @@ class Comparison:
     """Compares runs with the undisturbed one."""
 
     def __init__(self, base: History, ignored: Sequence[str] = ()) -> None:
-        """Find the variables that steps change.
-
-        Args:
-            base: the undisturbed run.
-            ignored: names of variables that may differ.
-        """
+        """Find the variables that steps change; those in ``ignored`` may differ."""
         self._base, self._last, self._is_deterministic = base, base.places[-1], True
         self._lost: dict[int, set[str]] = {}
-        """The variables of a rank that only a restart makes differ."""
+        """Variables of a rank that differ only because of a restart."""
         seen: dict[tuple[int, str], int] = {}
         for record in base.states:
             names = self._lost.setdefault(record["rank"], set())
@@ -126,7 +115,7 @@ class Comparison:
         return _shown([name for name in names if name in other["variables"]])
 
     def resized(self, run: History) -> str:
-        """Return the first difference of a run with another number of ranks."""
+        """Return the first difference of a run with a different number of ranks."""
         for place in self._base.places:
             if (0, place) not in run.bodies:
                 return f"step {place[1]}: this step is missing"
@@ -142,7 +131,7 @@ class Comparison:
 
 
 def _different(one: Record, other: Record) -> list[str]:
-    """Return the variables of two records that differ, or that only one of them has."""
+    """Return the variables that differ, or that exist in only one of two records."""
     mine, theirs = one["variables"], other["variables"]
     return [name for name in dict.fromkeys((*theirs, *mine)) if mine.get(name) != theirs.get(name)]
 

@@ -39,19 +39,18 @@ class Jobs:
     def __init__(self, options: RehearseOptions, folder: Path) -> None:
         self._options, self._folder = options, folder
         self.modules: Sequence[str] = ()
-        """Modules that the script imports, to fork the workers of later jobs from them."""
+        """Modules that the script imports; workers of later jobs are forked with these loaded."""
         self.checkpoints: list[str] = []
-        """Size and time of each checkpoint that was written, for display."""
+        """Size and duration of each checkpoint that was written, for display."""
         self._agents: list[subprocess.Popen[bytes]] = []
 
     def run(self, row: str, order: Record, workers: Sequence[int | None] = (None,)) -> Run:
         """Run the jobs of a row, until one ends with exit code 0.
 
         Args:
-            row: name of the row.
-            order: for the workers: when to fail and when to leave. ``kill_after_s``: time after
-                which a worker is killed.
-            workers: number of workers of each job; None: as given.
+            order: tells workers when to fail and when to leave; ``kill_after_s``: time after which
+                a worker is killed.
+            workers: number of workers of each job; None for the number in the options.
         """
         path = self._folder / row
         path.mkdir()
@@ -113,7 +112,7 @@ class Jobs:
         return agent
 
     def end(self) -> None:
-        """End the agents that still run; they end their workers."""
+        """End the agents that still run; they stop their workers."""
         for agent in self._agents:
             agent.send_signal(signal.SIGINT)
             agent.terminate()  # the second signal: nothing is saved
@@ -131,5 +130,5 @@ def _events(path: Path, name: str) -> Iterator[Record]:
 def _lines(path: Path, pattern: str) -> Iterator[Record]:
     for file in path.glob(pattern):
         for line in file.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # a killed process has not written all of it
+            with contextlib.suppress(ValueError):  # a killed process may leave an incomplete line
                 yield json.loads(line)

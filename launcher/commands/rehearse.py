@@ -19,7 +19,8 @@ from .rehearsal_jobs import Jobs, Run
 
 Row = tuple[str, str, list[tuple[Place, int]], list[int | None], Callable[[History], str]]
 """Name for display, kind of the failures, step and rank of each, number of workers of each job
-(None: as given), and the comparison: it returns the first difference."""
+(None for the given number), and the comparison, which returns the first difference.
+"""
 _ALONE: Final = "restarts alone were tried: without a Checkpointer, nothing can be compared"
 
 
@@ -73,7 +74,7 @@ class _Rehearsal:
         return exit_codes.SUCCESS if self._is_same else exit_codes.WORKERS_FAILED
 
     def _restart_only(self, after_s: float) -> int:
-        """Kill a worker of a script without a Checkpointer: it restarts, or does not."""
+        """Kill a worker of a script without a Checkpointer, which restarts or not."""
         run = self._jobs.run("restart", self._order | {"kill_after_s": after_s})
         self._show("worker killed", f"after {after_s:.1f} s", run, result="the job ended with 0")
         print(_ALONE)
@@ -84,7 +85,7 @@ class _Rehearsal:
         nodes, ranks = int(self._options.nodes), last["ranks"]
 
         def at(share: float) -> Place:
-            """Return a step with an odd number: checkpoints are those of other steps."""
+            """Return an odd step: checkpoints are saved at even ones."""
             return places[min(len(places), max(2, int(len(places) * share) | 1)) - 1]
 
         # With several Checkpointers, before the first step of the second one.
@@ -133,7 +134,7 @@ def _speed(base: History) -> str:
 
 
 def _cost(records: Sequence[Record]) -> str:
-    """Return how long the first failed rank was away, and how many steps were done again."""
+    """Return how long the first failed rank was away, and how many steps were repeated."""
     run, failed_s = History(records), next((r["time_s"] for r in records if "failed" in r), None)
     if failed_s is None:
         return ""

@@ -1,4 +1,4 @@
-"""``ft-run report``: what happened in a job, as a text, a page, a trace or JSON."""
+"""``ft-run report``: what happened in a job, as text, a page, a trace or JSON."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,8 @@ def show_report(options: ReportOptions) -> int:
     """Read the events, and print or write the report; return the exit code.
 
     Raises:
-        UsageError: a file cannot be read or written, has no events, or has those of several jobs.
+        UsageError: if a file cannot be read or written, has no events, or has events of several
+            jobs.
     """
     reading = Reading()
     report = read_report(options.paths, options.job_id, reading)

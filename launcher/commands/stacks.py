@@ -1,4 +1,4 @@
-"""``ft-run stacks``: the present stacks of all ranks of a job, grouped by position."""
+"""``ft-run stacks``: the current stacks of all ranks of a job, grouped by position."""
 
 import asyncio
 import json
@@ -14,8 +14,8 @@ def show_stacks(options: StacksOptions) -> int:
     """Request the stacks and print them; return the exit code.
 
     Raises:
-        RendezvousError: there is no such job, or its master does not answer.
-        UsageError: there are several jobs, or the answer cannot be written.
+        RendezvousError: if there is no such job, or its master does not answer.
+        UsageError: if there are several jobs, or the answer cannot be written.
     """
     return asyncio.run(_show(options))
 

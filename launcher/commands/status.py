@@ -17,8 +17,8 @@ def show_status(options: StatusOptions) -> int:
     """Request the status and print it; return the exit code.
 
     Raises:
-        RendezvousError: there is no such job, or its master does not answer.
-        UsageError: the options name several jobs, or the answer cannot be written.
+        RendezvousError: if there is no such job, or its master does not answer.
+        UsageError: if the options match several jobs, or the answer cannot be written.
     """
     return asyncio.run(_show(options))
 
@@ -45,7 +45,7 @@ async def _show(options: StatusOptions) -> int:
 
 
 def _with_jobs(status: dict[str, Any], target: Target, options: StatusOptions) -> dict[str, Any]:
-    """Return the answer, with the jobs of this host if the options name none."""
+    """Return the answer, with the jobs of this host if the options do not name a job."""
     if options.endpoint is not None or options.job:
         return status
     return status | {"jobs": [job.as_dict() for job in target.jobs]}

@@ -1,4 +1,4 @@
-"""Which job ``ft-run status`` and ``ft-run stacks`` are about: on this host, or anywhere."""
+"""The job of ``ft-run status`` and ``ft-run stacks``, on this host or elsewhere."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,12 +20,12 @@ _DEFAULT = Endpoint("localhost", defaults.ENDPOINT_PORT)
 
 
 class Target(Struct, frozen=True):
-    """The job that the options name. Exactly one of ``job`` and ``endpoint``, or neither."""
+    """The job that the options name: ``job`` or ``endpoint``, or neither if several match."""
 
     jobs: Sequence[LocalJob] = ()
-    """All agents of this user on this host, if the options name no job."""
+    """All agents of this user on this host, if the options do not name a job."""
     job: LocalJob | None = None
-    """Its master is in this agent."""
+    """The agent that hosts the job's master."""
     endpoint: Endpoint | None = None
     is_guess: bool = False
     """Whether the endpoint is the default one, since there is no job on this host."""
@@ -40,9 +40,9 @@ class Target(Struct, frozen=True):
         """Connect to the master of the job.
 
         Raises:
-            RendezvousError: the job does not answer.
-            RefusedError: the master does not trust this process, or this process the master.
-            UsageError: the token or a certificate cannot be used.
+            RendezvousError: if the job does not answer.
+            RefusedError: if the master does not trust this process, or this process the master.
+            UsageError: if the token or a certificate cannot be used.
         """
         try:
             if self.job is not None:
@@ -65,8 +65,8 @@ async def find_target(options: JobOptions) -> Target:
     """Find the job that the options name, or the jobs of this host.
 
     Raises:
-        RendezvousError: there is no such job on this host.
-        UsageError: several jobs of this host have the id.
+        RendezvousError: if there is no such job on this host.
+        UsageError: if several jobs of this host have the ID.
     """
     name = options.job or options.may_be_job
     if options.endpoint is not None and not name:
@@ -93,8 +93,8 @@ async def one_target(options: JobOptions) -> Target:
     """Find the only job that the options can mean; list the jobs if there are several.
 
     Raises:
-        RendezvousError: there is no such job on this host.
-        UsageError: there are several.
+        RendezvousError: if there is no such job on this host.
+        UsageError: if there are several.
     """
     target = await find_target(options)
     if target.is_list:
@@ -107,7 +107,7 @@ async def one_target(options: JobOptions) -> Target:
 
 
 def _target_of(job: LocalJob, jobs: Sequence[LocalJob] = ()) -> Target:
-    """Return where to ask about a job: the agent with the master, or the master elsewhere."""
+    """Return where to send requests: the agent with the master, or the master elsewhere."""
     endpoints = job.about.endpoints if job.about is not None else ()
     if endpoints and not job.hosts_master:
         first, *others = map(Endpoint.parse, endpoints)

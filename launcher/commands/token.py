@@ -1,4 +1,4 @@
-"""``ft-run token``: creates a token for a job, or shows the CA certificate of one."""
+"""``ft-run token``: creates a token for a job, or prints the CA certificate of a token."""
 
 from ... import exit_codes
 from ...rendezvous.trust.credentials import TokenTrust
@@ -9,10 +9,10 @@ from ..reporting.standard_output import standard_output
 
 
 def make_token(options: TokenOptions) -> int:
-    """Write a new token into a file or to standard output, or the CA certificate of one.
+    """Write a new token to a file or to standard output, or print the CA certificate of a token.
 
     Raises:
-        UsageError: it cannot be written, or the token cannot be used.
+        UsageError: if it cannot be written, or the token cannot be used.
     """
     if options.ca and options.file is not None:
         trust = read_trust(TrustOptions(token_file=options.file, origin="--ca"))

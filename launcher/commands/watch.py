@@ -1,4 +1,4 @@
-"""``ft-run status --watch``: the job live in a terminal, until it ends or the user quits."""
+"""``ft-run status --watch``: live view of a job in a terminal, until it ends or the user quits."""
 
 import asyncio
 import os
@@ -24,17 +24,13 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 1.0
 _NODES_PER_S: Final = 500
-"""Each status makes the master query every node: a large job is polled less often."""
+"""For each status, the master queries every node, so a large job is polled less often."""
 _SLOW_S: Final = 1.5
 _QUITS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def require_terminal() -> None:
-    """Check that a screen can be drawn.
-
-    Raises:
-        UsageError: standard output is no terminal.
-    """
+    """Raise ``UsageError`` if standard output is not a terminal."""
     if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
         raise UsageError(
             "--watch needs a terminal on standard output; expected ft-run status without it, or"
@@ -46,13 +42,13 @@ async def watch(target: Target, options: StatusOptions) -> int:
     """Show a job until it ends or the user quits.
 
     Returns:
-        0: the job succeeded, or the user quit by q; 1: it failed, or its agent was killed;
-        128 + n: signal n, as by Ctrl-C.
+        0 if the job succeeded or the user quit with q; 1 if it failed, or its agent was killed; 128
+        + n after signal n, e.g. Ctrl-C.
 
     Raises:
-        RendezvousError: the job does not answer at first.
-        RefusedError: the master does not trust this process.
-        UsageError: the token or a certificate cannot be used.
+        RendezvousError: if the job does not answer initially.
+        RefusedError: if the master does not trust this process.
+        UsageError: if the token or a certificate cannot be used.
     """
     async with target.calls(options) as calls:
         job = _Watched(calls)
@@ -67,24 +63,24 @@ async def watch(target: Target, options: StatusOptions) -> int:
 
 
 class _Watched:
-    """A job: its status, how well it answers, and whether it is over."""
+    """A job: its status, the state of the connection, and whether the job is over."""
 
     def __init__(self, calls: LocalCalls | MasterCalls) -> None:
         self._calls = calls
         self.status: dict[str, Any] = {}
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The exit code, when there is nothing more to show."""
+        """The exit code, once there is nothing more to show."""
         self.changed = asyncio.Event()
         self._final: dict[str, Any] | None = None
         self._is_gone = False
         self._answered_at = time.monotonic()
         self._asked_at: float | None = None
-        """When the answer that is awaited was requested; None: none is."""
+        """Time of the request that is not answered yet; None if there is none."""
         self._took_s = 0.0
         self._is_lost = False
 
     async def ask(self) -> None:
-        """Request the status; raises as ``MasterCalls.status``."""
+        """Request the status; raises like ``MasterCalls.status``."""
         self._asked_at = time.monotonic()
         try:
             self._take(await self._calls.status())
@@ -92,7 +88,7 @@ class _Watched:
             self._took_s, self._asked_at = time.monotonic() - self._asked_at, None
 
     async def follow(self) -> None:
-        """Request the status for ever."""
+        """Request the status forever."""
         while True:
             nodes = len(self.status["nodes"])
             await asyncio.sleep(max(_POLL_S, nodes / _NODES_PER_S))
@@ -115,21 +111,21 @@ class _Watched:
                     self.quit(exit_codes.WORKERS_FAILED)
                     return
                 self._take(last)
-            await asyncio.sleep(_POLL_S)  # a master that did not answer, or does not lead
+            await asyncio.sleep(_POLL_S)  # the master did not answer, or does not lead
 
     def quit(self, status: int) -> None:
-        """Show no more; exit with a status."""
+        """Stop the display; exit with this exit code."""
         if not self.over.done():
             self.over.set_result(status)
 
     def ended_badly(self, task: "asyncio.Task[None]") -> None:
-        """Pass an error of a task on, e.g. that the master does not trust this process."""
+        """Pass on an error of a task, e.g. that the master does not trust this process."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.over.done():
             self.over.set_exception(error)
 
     def link(self) -> str:
-        """Return what is wrong with the connection; empty: nothing."""
+        """Return the problem with the connection; empty if there is none."""
         now = time.monotonic()
         if self._is_lost:
             return f"no answer for {now - self._answered_at:.0f} s"
@@ -138,7 +134,7 @@ class _Watched:
         return f"slow: answers take {self._took_s:.1f} s" if self._took_s > _SLOW_S else ""
 
     def last_lines(self) -> list[str]:
-        """Return what is printed at the end; nothing if the user quits."""
+        """Return the lines to print at the end; empty if the user quits."""
         if self._is_gone:
             return [f"job {self.status['job_id']}: its ft-run has ended without a result"]
         if (final := self._final) is None:
@@ -160,7 +156,7 @@ class _Watched:
 
 
 async def _show(job: _Watched, screen: "FullScreen") -> None:
-    """Show a job on the screen until it is over, or a key or a signal ends this."""
+    """Show a job on the screen until it is over, or until a key or a signal."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(one) for one in (job.follow(), job.await_end(), _draw(job, screen))]
     for task in tasks:
@@ -187,7 +183,7 @@ async def _show(job: _Watched, screen: "FullScreen") -> None:
 
 
 async def _draw(job: _Watched, screen: "FullScreen") -> None:
-    """Draw each new status, and the time each second."""
+    """Draw each new status, and the time every second."""
     from ..reporting.watch_view import view
 
     while True:

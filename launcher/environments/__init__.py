@@ -1,5 +1,5 @@
-"""What the environment of this process sets for the job's nodes, for ``--auto-config``.
+"""Settings of the job from the environment of this process, for ``--auto-config``.
 
-One module for each family of environments, which reads the variables that a launcher or a cluster
-sets. Nothing is read from the machine or the network, except where a module documents it.
+Each module reads the variables of one family of launchers or clusters. Nothing is read from the
+machine or the network, except where a module documents it.
 """

@@ -1,4 +1,4 @@
-"""``--auto-config``: the flags that follow from the environment of this process."""
+"""``--auto-config``: flags from the environment of this process."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +12,7 @@ _NOWHERE = (
     " --rdzv-endpoint HOST:PORT, or --standalone for one node."
 )
 _COUNTED = ("nnodes", "node_rank")
-"""Two environments may not have different values for these."""
+"""Two environments must not have different values for these."""
 
 
 def read_environments(
@@ -20,10 +20,8 @@ def read_environments(
 ) -> tuple[Environment, ...]:
     """Return the environments of this process, in the order of precedence.
 
-    Slurm sets no rank and no count where ``mpirun`` has started this process (``slurm.read``).
-
     Raises:
-        UsageError: the values of an environment are invalid, or it needs another start command.
+        UsageError: if values of an environment are invalid, or it needs another start command.
     """
     variables = Variables(environ, own_name)
     launcher = mpi.read(variables)
@@ -44,12 +42,10 @@ def auto_config(
     """Return the flags that were not given, with the values of the environments.
 
     Args:
-        environ: the environment.
         given: the flags that were given, by their names in ``Given``; they override all.
-        own_name: as in ``read_environments``.
 
     Raises:
-        UsageError: no environment has the number of nodes or the endpoint; or two contradict.
+        UsageError: if no environment has the number of nodes or the endpoint, or two contradict.
     """
     environments = read_environments(environ, own_name)
     flags = _merged(environments, given)
@@ -58,7 +54,7 @@ def auto_config(
         why_no_count = next(filter(None, (e.why_no_count for e in environments)), "")
         if nodes is None or why_no_count:
             raise UsageError(why_no_count or _NOWHERE)
-    # --nnodes 1 in an environment of several nodes is a job of one node with spares.
+    # --nnodes 1 in an environment of several nodes means a job of one node with spares.
     wanted = given.get("nnodes", "1").strip() in ("1", "1:1")
     is_single = "standalone" in given or (wanted and (nodes is None or nodes.text == "1"))
     if is_single:
@@ -80,7 +76,7 @@ def auto_config(
 
 
 def _merged(environments: tuple[Environment, ...], given: Mapping[str, str]) -> dict[str, Found]:
-    """Return the flags of all environments; earlier ones override, counts must be the same."""
+    """Return the flags of all environments; earlier ones override, counts must be equal."""
     flags: dict[str, Found] = {}
     for environment in environments:
         for name, found in environment.flags.items():
@@ -100,8 +96,9 @@ def _is_rank_of_this_job(
     """Return whether the rank is a rank of the requested job.
 
     With fewer ``--nnodes`` than in the environment, the last nodes are spares, without a rank. With
-    more, the job consists of several environments, and the ranks in one of them are not those of
-    the job. Pods of a Job do not know their number: a rank beyond ``--nnodes`` is that of a spare.
+    more, the job consists of several environments, and the ranks in one of them are not the ranks
+    of the job. Pods of a Job do not know their number: a rank beyond ``--nnodes`` belongs to a
+    spare.
     """
     if rank is None or given.get("rdzv_backend") == "c10d":
         return False
@@ -159,7 +156,7 @@ def describe(flags: Mapping[str, Found]) -> str:
 
 
 def suggestion(environ: Mapping[str, str]) -> str:
-    """Return a hint for a job of one node if the environment has several; else "".
+    """Return a hint for a job of one node if the environment has several; otherwise "".
 
     ``--auto-config`` was not given: the environment is not used, and nothing is refused.
     """

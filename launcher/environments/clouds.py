@@ -1,4 +1,4 @@
-"""SkyPilot, SageMaker training and AWS Batch's multi-node parallel jobs."""
+"""SkyPilot, SageMaker training, and multi-node parallel jobs of AWS Batch."""
 
 import json
 
@@ -21,7 +21,7 @@ def skypilot(variables: Variables) -> Environment | None:
     """Return SkyPilot's settings; None outside of it.
 
     Raises:
-        UsageError: its variables contradict each other.
+        UsageError: if its variables contradict each other.
     """
     addresses = variables.text("SKYPILOT_NODE_IPS")
     if addresses is None:
@@ -47,7 +47,7 @@ def sagemaker(variables: Variables) -> Environment | None:
     """Return SageMaker's settings; None outside of it.
 
     Raises:
-        UsageError: its variables contradict each other.
+        UsageError: if its variables contradict each other.
     """
     listed, own = variables.text("SM_HOSTS"), variables.text("SM_CURRENT_HOST")
     if listed is None or own is None:
@@ -80,7 +80,7 @@ def aws_batch(variables: Variables) -> Environment | None:
     """Return AWS Batch's settings; None outside of a multi-node parallel job.
 
     Raises:
-        UsageError: its variables contradict each other.
+        UsageError: if its variables contradict each other.
     """
     rank = variables.whole("AWS_BATCH_JOB_NODE_INDEX")
     if rank is None:

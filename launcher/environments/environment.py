@@ -1,4 +1,4 @@
-"""The settings of one environment: values of flags, with the variables that they come from."""
+"""The settings of one environment: values of flags, and the variables that they come from."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +11,10 @@ from ...rendezvous.protocol.endpoint import join_host_port
 from ..flags.values import BadValue, refuse
 
 PORT = defaults.ENDPOINT_PORT
-"""The port of the rendezvous, if the environment sets none."""
+"""The port of the rendezvous, if the environment does not set one."""
 
 LISTED = 3
-"""The number of hosts that may lead the job, if there are as many."""
+"""The number of hosts that may lead the job, if there are at least as many."""
 
 GIVE_COUNT = "--nnodes N or PET_NNODES=N in addition to --auto-config."
 
@@ -22,37 +22,39 @@ _WHOLE = re.compile(r"[0-9]{1,12}")
 
 
 class Found(Struct, frozen=True):
-    """The text of a flag's value, and the variable that has it."""
+    """The text of a flag's value, and the variable that contains it."""
 
     text: str
     source: str
 
 
 class Environment(Struct, frozen=True):
-    """The settings of an environment for this node. The flags are named as in ``Given``."""
+    """The settings of an environment for this node. Flags have their names in ``Given``."""
 
     name: str
     """The name in messages: ``Slurm``."""
     flags: Mapping[str, Found] = field(default_factory=dict)
-    """``nnodes``, ``node_rank``, ``rdzv_endpoint``, ``rdzv_id``, ``nproc_per_node``, ``segment``:
-    those that the environment sets."""
+    """The ones that the environment sets of ``nnodes``, ``node_rank``, ``rdzv_endpoint``,
+    ``rdzv_id``, ``nproc_per_node``, ``segment``.
+    """
     start: str = "ft-run --auto-config"
     """The command that starts a node here."""
     why_no_count: str = ""
     """Why the number of nodes is unknown, and what is expected; empty if it is known."""
     pods: str = ""
     """The endpoint of any node, with ``{}`` for its rank, if the number of nodes is unknown;
-    ``rdzv_endpoint`` is that of the first node."""
+    ``rdzv_endpoint`` is the endpoint of the first node.
+    """
 
     @property
     def nodes(self) -> int | None:
-        """Return the number of nodes of the job; None: unknown."""
+        """Return the number of nodes of the job; None if unknown."""
         found = self.flags.get("nnodes")
         return None if found is None else int(found.text)
 
 
 class Variables:
-    """The variables of the environment; an empty one counts as not set."""
+    """The variables of the environment; an empty one counts as unset."""
 
     def __init__(self, environ: Mapping[str, str], own_name: Callable[[], str]) -> None:
         self._environ = environ
@@ -70,7 +72,7 @@ class Variables:
         """Return the first of these variables that is set, a whole number.
 
         Raises:
-            UsageError: it is not a whole number, or less than ``low``.
+            UsageError: if it is not a whole number, or less than ``low``.
         """
         found = self.text(*names)
         if found is None:
@@ -85,7 +87,7 @@ def known(**flags: Found | None) -> dict[str, Found]:
     """Return the flags that are not None.
 
     Raises:
-        UsageError: the rank is not less than the number of nodes.
+        UsageError: if the rank is not less than the number of nodes.
     """
     rank, nodes = flags.get("node_rank"), flags.get("nnodes")
     if rank is not None and nodes is not None and int(rank.text) >= int(nodes.text):
@@ -97,11 +99,7 @@ def known(**flags: Found | None) -> dict[str, Found]:
 
 
 def refuse_count(nodes: Found | None, hosts: tuple[str, ...], source: str) -> None:
-    """Refuse a list of hosts that is longer or shorter than the number of nodes.
-
-    Raises:
-        UsageError: has both values.
-    """
+    """Raise ``UsageError`` if a list of hosts does not have one host for each node."""
     if nodes is not None and int(nodes.text) != len(hosts):
         raise UsageError(
             f"{nodes.source} is {nodes.text}, but {source} has"
@@ -117,10 +115,10 @@ def endpoints(hosts: Sequence[str], port: int) -> str:
 
 
 def of_attempt(job: Found, number: Found | None) -> Found:
-    """Return the id of an attempt of a job that was restarted so many times.
+    """Return the ID of an attempt of a job that was restarted this many times.
 
-    A node of the previous attempt may still run, cut off from the others: with the same id it could
-    join this job when it is back.
+    A node of the previous attempt may still run, cut off from the others: with the same ID it could
+    join this job when it reconnects.
     """
     if number is None or number.text == "0":
         return job
@@ -128,5 +126,5 @@ def of_attempt(job: Found, number: Found | None) -> Found:
 
 
 def gpus(count: Found | None) -> Found | None:
-    """Return the number of workers for a number of GPUs; None without any."""
+    """Return the number of workers for a number of GPUs; None without GPUs."""
     return None if count is None or count.text == "0" else count

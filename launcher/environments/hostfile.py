@@ -1,4 +1,4 @@
-"""Hostfiles in the format of Open MPI and DeepSpeed: a line ``HOST slots=N`` for each host."""
+"""Hostfiles in the format of Open MPI and DeepSpeed: one line ``HOST slots=N`` per host."""
 
 import re
 
@@ -13,10 +13,10 @@ _SLOTS = re.compile(r"[1-9][0-9]{0,4}")
 
 
 class HostLine(Struct, frozen=True):
-    """One host, and its number of workers; None if the file has none."""
+    """One host and its number of workers; None if the file does not set it."""
 
     name: str
-    """As for ssh: ``[USER@]HOST``."""
+    """The name for ssh: ``[USER@]HOST``."""
     slots: int | None
     where: str
     """The position for errors: ``line 3 of hosts``."""
@@ -31,7 +31,7 @@ def read_hostfile(text: str, path: str) -> tuple[HostLine, ...]:
     """Return the hosts of a file.
 
     Raises:
-        UsageError: a line is invalid, or repeats a host.
+        UsageError: if a line is invalid, or repeats a host.
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -45,7 +45,7 @@ def read_list(text: str, flag: str) -> tuple[HostLine, ...]:
     """Return the hosts of ``a,b,c``.
 
     Raises:
-        UsageError: a name is empty, invalid or repeated.
+        UsageError: if a name is empty, invalid or repeated.
     """
     hosts = [
         _host([word.strip()], f"host {number} of {flag}")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 MOST_HOSTS = 100_000
-"""More than any cluster has: a longer list is a mistake."""
+"""More than in any cluster: a longer list is a mistake."""
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _PLAIN = re.compile(r"[A-Za-z0-9._:-]*")
@@ -18,8 +18,8 @@ def expand(text: str) -> tuple[str, ...]:
     """Return the hosts of a list, in its order.
 
     Raises:
-        BadHostListError: brackets that do not match, an empty name, a descending range,
-            or more than ``MOST_HOSTS`` hosts.
+        BadHostListError: if brackets do not match, a name is empty, a range descends, or there are
+            more than ``MOST_HOSTS`` hosts.
     """
     hosts: list[str] = []
     for word in _split(text):
@@ -31,7 +31,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts between the commas outside of brackets."""
+    """Return the parts between commas outside of brackets."""
     words, depth = [""], 0
     for letter in text:
         if letter == "," and not depth:
@@ -63,7 +63,7 @@ def _names(word: str) -> Iterator[str]:
 
 
 def _numbers(text: str) -> Iterator[str]:
-    """Yield the numbers of ``001-016,020``, with their leading zeros."""
+    """Yield the numbers of ``001-016,020``, with leading zeros."""
     for part in text.split(","):
         found = _RANGE.fullmatch(part)
         if found is None:

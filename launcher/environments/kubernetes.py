@@ -25,7 +25,7 @@ def read(variables: Variables) -> Environment | None:
     """Return Kubernetes' settings for this pod; None for other kinds of pods.
 
     Raises:
-        UsageError: the variables contradict each other.
+        UsageError: if the variables contradict each other.
     """
     if variables.text("LWS_LEADER_ADDRESS") is not None:
         return _leader_worker_set(variables)
@@ -43,7 +43,7 @@ def _leader_worker_set(variables: Variables) -> Environment:
     leader = variables.text("LWS_LEADER_ADDRESS")
     assert leader is not None
     name, _, service = leader.text.partition(".")
-    # The leader's pod has the name of its group, worker N that name and "-N", in one service.
+    # The leader's pod has the name of its group, worker N has that name and "-N", in one service.
     size = 1 if nodes is None else int(nodes.text)
     hosts = [leader.text, *(f"{name}-{index}.{service}" for index in range(1, min(size, LISTED)))]
     return Environment(
@@ -67,7 +67,7 @@ def _job_set(variables: Variables, index: Found) -> Environment:
     if job is not None:
         pods = f"{name.text}-{job.text}-0-{{}}.{name.text}:{PORT}"
         endpoint = Found(pods.format(0), f"{name.source}, {job.source}")
-    # The index is that within one of the replicated Jobs.
+    # The index counts within one of the replicated Jobs.
     is_one_job = replicas is None or replicas.text == "1"
     rank = index if is_one_job else None
     return Environment(

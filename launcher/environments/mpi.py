@@ -1,4 +1,4 @@
-"""Open MPI, MPICH's Hydra (also Intel MPI's) and PMIx.
+"""Open MPI, MPICH's Hydra (including Intel MPI) and PMIx.
 
 Recorded from Open MPI 4.1.4 and MPICH 4.0.2; Open MPI 5 and PMIx according to their sources.
 """
@@ -11,7 +11,7 @@ from ...errors import UsageError
 from .environment import GIVE_COUNT, PORT, Environment, Found, Variables, known
 
 _PRTERUN = re.compile(r"prterun-(.+)-([0-9]+)@[0-9]+")
-"""The job name of version 5: the host of ``mpirun`` and its process id."""
+"""The job name of version 5: the host of ``mpirun`` and its process ID."""
 _MPIRUN = "mpirun --map-by ppr:1:node --bind-to none ft-run --auto-config"
 _HYDRA = "mpiexec -ppn 1 ft-run --auto-config"
 
@@ -20,7 +20,8 @@ def read(variables: Variables) -> Environment | None:
     """Return the settings of the MPI launcher that started this process; None without one.
 
     Raises:
-        UsageError: it has started several tasks on this node, or its variables are contradictory.
+        UsageError: if it has started several tasks on this node, or its variables are
+            contradictory.
     """
     if variables.text("OMPI_COMM_WORLD_RANK") is not None:
         return _open_mpi(variables)
@@ -45,7 +46,7 @@ def _open_mpi(variables: Variables) -> Environment:
 
 
 class _Mpirun(Struct, frozen=True):
-    """The ``mpirun`` of a job: its host, and whether this process runs there too."""
+    """The ``mpirun`` of a job: its host, and whether this process runs there, too."""
 
     host: str
     job: str
@@ -71,11 +72,7 @@ def _mpirun(variables: Variables) -> _Mpirun | None:
 
 
 def refuse_foreign_mpirun(variables: Variables) -> None:
-    """Refuse an endpoint on the host of ``mpirun`` if no node runs there.
-
-    Raises:
-        UsageError: rank 0 is not on the host of ``mpirun``.
-    """
+    """Raise ``UsageError`` if the endpoint is on the host of ``mpirun`` and rank 0 is not."""
     rank, mpirun = variables.whole("OMPI_COMM_WORLD_RANK"), _mpirun(variables)
     if rank is not None and rank.text == "0" and mpirun is not None and not mpirun.is_here:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Slurm: the step that ``srun`` has started, or its allocation.
+"""Slurm: the step that ``srun`` started, or its allocation.
 
 Recorded from Slurm 22.05; the names have been the same since 14.11.
 """
@@ -20,7 +20,7 @@ from .hostlist import BadHostListError, expand
 
 _SRUN = "srun --ntasks-per-node=1 ft-run --auto-config"
 _INTERACTIVE = "4294967290"
-"""The step id of a shell that ``salloc`` has started on a node."""
+"""The step ID of a shell that ``salloc`` started on a node."""
 _PORTS = 1000
 """Jobs with the same first node use different ports: from 29400, below Linux' ephemeral ports."""
 
@@ -29,12 +29,11 @@ def read(variables: Variables, mpi: Environment | None) -> Environment | None:
     """Return Slurm's settings; None outside of Slurm.
 
     Args:
-        variables: the environment.
         mpi: the launcher between Slurm and this process. ``mpirun`` starts its own daemons with
-            ``srun``: then the rank and the number of nodes of the step are those of the daemons.
+            ``srun``, so the step's rank and number of nodes belong to the daemons.
 
     Raises:
-        UsageError: this is one of several tasks on its node, or the variables are contradictory.
+        UsageError: if this is one of several tasks on its node, or the variables are contradictory.
     """
     job = variables.whole("SLURM_JOB_ID", "SLURM_JOBID")
     if job is None:
@@ -83,9 +82,9 @@ def _step(variables: Variables, nodes: Found, port: int) -> dict[str, Found]:
 def _block(variables: Variables) -> Found | None:
     """Return the block of this node; None unless Slurm's topology has blocks.
 
-    With ``topology/block`` the address is ``BLOCK.NODE``. A switch of ``topology/tree`` is no
-    segment: Slurm does not allocate whole units below it, so that ``--node-unit`` would leave out
-    the rest of each.
+    With ``topology/block`` the address is ``BLOCK.NODE``. A switch of ``topology/tree`` is not a
+    segment: Slurm does not allocate whole units below it, so ``--node-unit`` would leave out the
+    rest of each unit.
     """
     address = variables.text("SLURM_TOPOLOGY_ADDR")
     pattern = variables.text("SLURM_TOPOLOGY_ADDR_PATTERN")
@@ -95,7 +94,7 @@ def _block(variables: Variables) -> Found | None:
 
 
 def _part(variables: Variables, nodes: Found) -> str:
-    """Return why a step has only the first part of a heterogeneous job, as by default; else ""."""
+    """Return why a step has only the first part of a heterogeneous job (the default); else ""."""
     parts = variables.whole("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
     if parts is None:
         return ""
@@ -123,7 +122,7 @@ def _hosts(listed: Found) -> tuple[str, ...]:
 
 
 def _job_id(variables: Variables, job: Found) -> tuple[Found, int]:
-    """Return the id of the job as in Slurm's commands, and the port of its rendezvous."""
+    """Return the ID of the job as in Slurm's commands, and the port of its rendezvous."""
     array = variables.whole("SLURM_ARRAY_JOB_ID")
     task = variables.whole("SLURM_ARRAY_TASK_ID")
     text, source = job.text, job.source
@@ -131,7 +130,7 @@ def _job_id(variables: Variables, job: Found) -> tuple[Found, int]:
         text, source = f"{array.text}_{task.text}", f"{array.source}, {task.source}"
     number = int(job.text)
     step = variables.whole("SLURM_STEP_ID", "SLURM_STEPID")
-    if step is not None and 0 < int(step.text) < _PORTS:  # larger ids are special steps
+    if step is not None and 0 < int(step.text) < _PORTS:  # larger IDs are special steps
         text, source = f"{text}.{step.text}", f"{source}, {step.source}"
         number += int(step.text)
     again = variables.whole("SLURM_RESTART_COUNT")
@@ -139,11 +138,7 @@ def _job_id(variables: Variables, job: Found) -> tuple[Found, int]:
 
 
 def _workers(variables: Variables) -> Found | None:
-    """Return the number of GPUs of the step on this node.
-
-    Raises:
-        UsageError: the step may see more or fewer of them.
-    """
+    """Return the number of GPUs of the step here; raise ``UsageError`` if others are visible."""
     count = gpus(variables.whole("SLURM_GPUS_ON_NODE"))
     visible = variables.text("CUDA_VISIBLE_DEVICES")
     if count is not None and visible is not None:

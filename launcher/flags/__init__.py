@@ -1,1 +1,1 @@
-"""What a flag is, and how the text of its value is read; options declare their flags."""
+"""Flags, and the parsers of their values; options declare their flags."""

@@ -1,8 +1,8 @@
-"""What a flag is: declared once, with the option that it fills.
+"""A flag, declared once, with the option that it sets.
 
-``role: str = WORKERS.option("default", "--role NAME", "The role …")`` is a field with a default for
-everything else. What reads the command line, its help, the docs, the manual page and the completion
-follow from it.
+``role: str = WORKERS.option("default", "--role NAME", "The role …")`` is a field with a default.
+The parser of the command line, its help, the docs, the manual page and the completion are derived
+from it.
 """
 
 import re
@@ -20,13 +20,13 @@ T = TypeVar("T")
 ENVIRONMENT_PREFIX: Final = "PET_"
 
 SWITCH_ON: Final = "1"
-"""The text of the value of a switch that is given on the command line."""
+"""The text of a switch that is given on the command line."""
 
 _FIRST_SENTENCE: Final = re.compile(r".*?(?<!e\.g)\.(?= |$)|.*")
 
 
 class Flag:
-    """One flag: an on/off switch, or with a name for its value one that takes a value."""
+    """A flag: an on/off switch, or if its usage names a value, a flag with a value."""
 
     def __init__(
         self,
@@ -44,22 +44,22 @@ class Flag:
         """Declare a flag.
 
         Args:
-            usage: how the help shows it: ``-r, --redirects STREAMS``.
-            text: its help.
+            usage: the form in the help: ``-r, --redirects STREAMS``.
+            text: the help.
             read: returns the value of a text, or raises ``BadValue``.
-            group: its heading in the help.
-            ours: torchrun has no such flag.
-            since: the first torch whose torchrun has it. Like a flag of ours, it makes no prefix
-                ambiguous that was unambiguous without it.
-            multiple: it may be repeated, and the value is a tuple; in its variable the values are
-                separated by semicolons.
-            also: an older name, which is still accepted and not shown.
-            variable: another variable, without the prefix ``PET_``; its own overrides it.
+            group: the heading in the help.
+            ours: whether torchrun has no such flag.
+            since: the first torch whose torchrun has it. Like our own flags, it does not make a
+                prefix ambiguous that was unambiguous without it.
+            multiple: whether it may be repeated; the value is then a tuple, and its variable has
+                values separated by semicolons.
+            also: an older name, which is still accepted but not shown.
+            variable: another variable, without the prefix ``PET_``; the flag's own overrides it.
         """
         words = usage.split()
         self._shown = [word.rstrip(",") for word in words if word.startswith("-")]
         self.opts = (*self._shown, also) if also else tuple(self._shown)
-        """All the spellings that are accepted."""
+        """All accepted spellings."""
         self.metavar = " ".join(words[len(self._shown) :]) or None
         self.takes_value = self.metavar is not None
         self.help, self.group = text, group
@@ -68,7 +68,7 @@ class Flag:
         self.spelling = next(word for word in self._shown if word.startswith("--"))
         """The long spelling: ``--nproc-per-node``."""
         self.key = self.spelling[2:].replace("-", "_")
-        """The name under which the value is found: ``nproc_per_node``."""
+        """The key of the value: ``nproc_per_node``."""
         own = (variable_of(word) for word in (self.spelling, also) if word)
         self.variables = (*own, variable) if variable else tuple(own)
         """The environment variables; the first that is set applies."""
@@ -81,7 +81,7 @@ class Flag:
 
     @property
     def usage(self) -> str:
-        """How the help names it: ``-r, --redirects STREAMS``."""
+        """The form in the help: ``-r, --redirects STREAMS``."""
         spellings = ", ".join(sorted(self._shown, key=lambda word: word.startswith("--")))
         return f"{spellings} {self.metavar}" if self.takes_value else spellings
 
@@ -92,22 +92,22 @@ class Flag:
 
     @property
     def absent(self) -> Any:
-        """The value where none was given."""
+        """The value if none was given."""
         if self.multiple:
             return ()
         return None if self.takes_value else False
 
     def words(self, texts: Sequence[str]) -> list[str]:
-        """Return the arguments that give the flag these values."""
+        """Return the arguments that set the flag to these values."""
         if not self.takes_value:
             return [self.spelling]
         return [f"{self.spelling}={text}" for text in (texts if self.multiple else texts[-1:])]
 
     def value(self, texts: Sequence[str], origin: str) -> Any:
-        """Return the value of the texts that ``origin``, the flag or its variable, gave.
+        """Return the value of the texts from ``origin``, the flag or its variable.
 
         Raises:
-            UsageError: a text is not a value of the flag; the sentence names the origin.
+            UsageError: if a text is not a valid value; the message names the origin.
         """
         values = tuple(
             self._value(text, origin) for text in (texts if self.multiple else texts[-1:])
@@ -127,7 +127,7 @@ def variable_of(spelling: str) -> str:
 
 
 class Heading:
-    """A heading of the help; makes the flags that stand under it."""
+    """A heading of the help; creates the flags under it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -139,16 +139,16 @@ class Heading:
         return Flag(usage, text, read, group=self.name, **more)
 
     def option(self, default: T, usage: str, text: str, *args: Any, **kwargs: Any) -> T:
-        """Return a field that has this default and one flag under this heading."""
+        """Return a field with this default and one flag under this heading."""
         return option(default, self(usage, text, *args, **kwargs))
 
 
 HELP: Final = Heading("Help")
-"""Of the flags that end ft-run with an answer; they have no variables."""
+"""For flags that make ft-run print an answer and exit; they have no variables."""
 
 
 class _Default:
-    """The default of a field, as its factory; ``msgspec`` has no other place for the flags."""
+    """The default of a field, as its factory: ``msgspec`` has no other place for the flags."""
 
     def __init__(self, value: Any, flags: tuple[Flag, ...]) -> None:
         self._value = value
@@ -159,13 +159,13 @@ class _Default:
 
 
 def option(default: T, *flags: Flag) -> T:
-    """Return a field that has this default and follows from these flags."""
+    """Return a field with this default and these flags."""
     made: T = field(default_factory=_Default(default, flags))
     return made
 
 
 def flags_of(kind: type[Struct], *names: str) -> list[Flag]:
-    """Return the flags of a class of options, or of some of its fields, in order."""
+    """Return the flags of an options class, or of some of its fields, in order."""
     factories = {one.name: one.default_factory for one in fields(kind)}
     found = (factories[name] for name in names or factories)
     return [flag for factory in found if isinstance(factory, _Default) for flag in factory.flags]

@@ -1,7 +1,7 @@
-"""The grammar of the flags that say which of the workers' streams go where.
+"""The syntax of the flags that select streams of workers.
 
 ``--redirects`` and ``--tee`` take one digit for all local ranks (``3``) or pairs for some
-(``0:1,10:3``); 0 is none, 1 stdout, 2 stderr, 3 both. The filters are lists with commas.
+(``0:1,10:3``); 0 is none, 1 stdout, 2 stderr, 3 both. The filters are comma-separated lists.
 """
 
 import enum
@@ -20,7 +20,7 @@ _DIGIT = re.compile(r"[0-3]")
 
 
 class Streams(enum.IntFlag):
-    """Which standard streams of a worker: the digits of ``--redirects`` and ``--tee``."""
+    """Standard streams of a worker: the digits of ``--redirects`` and ``--tee``."""
 
     NONE = 0
     OUT = 1
@@ -29,10 +29,7 @@ class Streams(enum.IntFlag):
 
 
 class StreamSelection(Struct, frozen=True):
-    """The value of ``--redirects`` or ``--tee``: one for all local ranks, or one for some.
-
-    ``default`` holds for every local rank that ``by_local_rank`` does not name.
-    """
+    """Value of ``--redirects`` or ``--tee``; ``default`` is for ranks not in ``by_local_rank``."""
 
     default: Streams = Streams.NONE
     by_local_rank: Mapping[int, Streams] = field(default_factory=dict)
@@ -43,10 +40,10 @@ class StreamSelection(Struct, frozen=True):
 
 
 def streams(text: str) -> StreamSelection:
-    """Read the value of ``--redirects`` or ``--tee``.
+    """Parse the value of ``--redirects`` or ``--tee``.
 
     Raises:
-        BadValue: the text is neither a digit nor a list of ``RANK:DIGIT``.
+        BadValue: if the text is neither a digit nor a list of ``RANK:DIGIT``.
     """
     text = text.strip()
     if _DIGIT.fullmatch(text):
@@ -68,19 +65,19 @@ def streams(text: str) -> StreamSelection:
 
 
 def local_ranks(text: str) -> frozenset[int] | None:
-    """Read the value of ``--local-ranks-filter``: None (all) for an empty text.
+    """Parse the value of ``--local-ranks-filter``: None (all) for an empty text.
 
     Raises:
-        BadValue: the text is not a list of local ranks.
+        BadValue: if the text is not a list of local ranks.
     """
     return frozenset(ranks(text)) if text.strip() else None
 
 
 def ranks(text: str) -> tuple[int, ...]:
-    """Read a list of ranks.
+    """Parse a list of ranks.
 
     Raises:
-        BadValue: the text is none.
+        BadValue: if the text is not a list of ranks.
     """
     read_rank = whole(0, MAX_RANK)
     try:
@@ -90,9 +87,9 @@ def ranks(text: str) -> tuple[int, ...]:
 
 
 def filters(text: str) -> tuple[str, ...]:
-    """Read a list of substrings; ``,,`` stands for a comma within one.
+    """Parse a list of substrings; ``,,`` stands for a comma within one.
 
-    Empty substrings are dropped: they would be in every line.
+    Empty substrings are dropped: they would match every line.
     """
     words = [""]
     for part in re.split("(,,|,)", text):

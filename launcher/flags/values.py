@@ -1,8 +1,8 @@
-"""Values of the command line: from text to value, or the reason why it is not one.
+"""Parsers of values on the command line.
 
-Each reader takes the text of one value and returns it typed, or raises ``BadValue`` with what was
-expected. The caller knows what the value belongs to (a flag, a ``PET_*`` variable, a key of
-``--rdzv-conf``) and turns the ``BadValue`` into an error.
+Each takes the text of one value and returns it typed, or raises ``BadValue`` with what was
+expected. The caller knows the source of the value (a flag, a ``PET_*`` variable, a key of
+``--rdzv-conf``) and converts the ``BadValue`` to an error.
 """
 
 import math
@@ -18,15 +18,15 @@ from ...rendezvous.protocol.endpoint import Endpoint
 from ..machine.accelerators import ACCELERATOR_CHOICES
 
 MAX_SECONDS: Final = 1e9
-"""About 30 years: more is a mistake, and would overflow the timers of grpc."""
+"""About 30 years: more is a mistake, and would overflow gRPC's timers."""
 
 MAX_PORT: Final = endpoints.MAX_PORT
 
 MAX_COUNT: Final = 999_999_999
-"""Nodes, workers and restarts travel as 32-bit integers."""
+"""Nodes, workers and restarts are sent as 32-bit integers."""
 
 SEGMENT_MAX: Final = 128
-"""Characters; those of a UUID and a number are 47."""
+"""Maximum number of characters; a UUID and a number have 47."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
@@ -40,9 +40,9 @@ _FALSE = ("0", "false", "no", "f", "n")
 
 
 class BadValue(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
-    """Raised when a text is not a value of its kind.
+    """Raised if a text is not a valid value.
 
-    ``right`` is what was expected; ``why`` is what is wrong, where that does not show it.
+    ``right`` is what was expected; ``why`` is the problem, if ``right`` does not show it.
     """
 
     def __init__(self, right: str, why: str = "") -> None:
@@ -52,7 +52,7 @@ class BadValue(ValueError):  # noqa: N818 - a verdict on a text, turned into an 
 
 
 def refuse(name: str, text: str, bad: BadValue) -> UsageError:
-    """Return the error for ``text`` given to ``name`` (a flag, a variable, a key)."""
+    """Return the error for the value ``text`` of ``name`` (a flag, a variable, a key)."""
     why = f" ({bad.why})" if bad.why else ""
     return UsageError(f"invalid value {shown(text)} for {name}{why}: expected {bad.right}.")
 
@@ -68,17 +68,17 @@ def either(words: Sequence[str]) -> str:
 
 
 def nearest(word: str, known: list[str]) -> str | None:
-    """Return the one of ``known`` that ``word`` most likely misspells, or None."""
+    """Return the word in ``known`` that ``word`` most likely misspells, or None."""
     return next(iter(get_close_matches(word, known, n=1, cutoff=0.7)), None)
 
 
 def string(text: str) -> str:
-    """Return ``text`` as it is."""
+    """Return ``text`` unchanged."""
     return text
 
 
 def string_or_none(text: str) -> str | None:
-    """Return ``text``; None, as if it was not given, where it is empty."""
+    """Return ``text``; None if it is empty, as if it was not given."""
     return text or None
 
 
@@ -92,14 +92,14 @@ def notice_source(text: str) -> str:
 
 
 def events_target(text: str) -> str:
-    """Return where events are written: ``-`` or the path of a file."""
+    """Return the destination of events: ``-`` or the path of a file."""
     if not text.strip() or text.startswith("unix:"):  # other tools write to a socket
         raise BadValue("the path of a file or -")
     return text
 
 
 def metrics_address(text: str) -> Endpoint:
-    """Return where metrics are served: ``ADDR:PORT``; ``PORT`` or ``:PORT`` is on loopback."""
+    """Return the address for metrics: ``ADDR:PORT``; ``PORT`` or ``:PORT`` is on loopback."""
     text = text.strip()
     try:
         return Endpoint("127.0.0.1", whole(0, MAX_PORT)(text.removeprefix(":")))
@@ -113,7 +113,7 @@ def metrics_address(text: str) -> Endpoint:
 
 
 def whole(low: int, high: int = MAX_COUNT) -> Callable[[str], int]:
-    """Return a reader of a whole number from ``low`` to ``high``, in ASCII digits."""
+    """Return a parser of a whole number from ``low`` to ``high``, in ASCII digits."""
     right = f"a whole number from {low} to {high}"
     if high == MAX_COUNT:
         right = f"a whole number >= {low}"
@@ -136,12 +136,12 @@ def number(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Return a time of 0 or more, in seconds; like every time it may have a unit."""
+    """Return a time of 0 or more, in seconds; like every time, it may have a unit."""
     return _seconds(text, f"{_TIME}, >= 0")
 
 
 def seconds_above_zero(text: str) -> float:
-    """Return a time in seconds, more than 0."""
+    """Return a time greater than 0, in seconds."""
     right = f"{_TIME}, > 0"
     value = _seconds(text, right)
     if not value:
@@ -157,7 +157,7 @@ def seconds_or_never(text: str) -> float:
 
 
 def _seconds(text: str, right: str) -> float:
-    """Return a time in seconds: a number, alone or with a unit: s, m or min, h, d."""
+    """Return a time in seconds; the text is a number, optionally with a unit: s, m or min, h, d."""
     unit_s = 1
     found = _WITH_UNIT.fullmatch(text.strip().lower())
     if found is not None and found[2] in _UNITS_S:
@@ -192,7 +192,7 @@ def segment(text: str) -> str:
 
 
 def boolean(text: str) -> bool:
-    """Return the meaning of an on/off text: 1/0, true/false, yes/no, or their first letters."""
+    """Return the value of an on/off text: 1/0, true/false, yes/no, or their first letters."""
     word = text.strip().lower()
     if word in _TRUE:
         return True
@@ -202,7 +202,7 @@ def boolean(text: str) -> bool:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Return a reader that takes exactly one of ``choices``."""
+    """Return a parser that accepts exactly one of ``choices``."""
     right = either(choices)
 
     def read(text: str) -> str:
@@ -214,19 +214,19 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def is_second(first: str, second: str) -> Callable[[str], bool]:
-    """Return a reader of one of two words: whether it is the second."""
+    """Return a parser of one of two words: whether it is the second."""
     read = one_of(first, second)
     return lambda text: read(text) == second
 
 
 def nnodes(text: str) -> tuple[int, int]:
-    """Return the smallest and the largest number of nodes: ``N`` or ``MIN:MAX``."""
+    """Return the minimum and maximum number of nodes: ``N`` or ``MIN:MAX``."""
     right = "N or MIN:MAX with 1 <= MIN <= MAX, e.g. 4 or 2:5"
     return _bounds(text, ":", whole(1), right)
 
 
 def _bounds(text: str, sign: str, read: Callable[[str], int], right: str) -> tuple[int, int]:
-    """Return both ends of ``LOW<sign>HIGH``, or the one number twice."""
+    """Return both ends of ``LOW<sign>HIGH``, or a single number twice."""
     lower, found, upper = text.partition(sign)
     try:
         low = read(lower)
@@ -243,7 +243,7 @@ AUTO_PRELOAD = ("auto",)
 
 
 def modules(text: str) -> tuple[str, ...]:
-    """Return the names of modules, given with commas, or ``AUTO_PRELOAD``."""
+    """Return the module names of a comma-separated list, or ``AUTO_PRELOAD``."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names or not all(part.isidentifier() for name in names for part in name.split(".")):
         raise BadValue("auto, or module names separated by commas, e.g. torch,numpy")
@@ -253,7 +253,7 @@ def modules(text: str) -> tuple[str, ...]:
 
 
 def nproc_per_node(text: str) -> str:
-    """Return the number of workers as digits, or the word that stands for one."""
+    """Return the number of workers as digits, or a word such as ``auto``."""
     if text in _NPROC_WORDS:
         return text
     try:
@@ -268,14 +268,14 @@ def accelerator(text: str) -> str:
 
 
 def ports(text: str) -> range:
-    """Return the ports of ``PORT`` or ``LO-HI``, both ends included."""
+    """Return the ports of ``PORT`` or ``LO-HI``, inclusive."""
     right = "PORT or LO-HI with 1 <= LO <= HI <= 65535, e.g. 29600 or 29600-29699"
     first, last = _bounds(text, "-", whole(1, MAX_PORT), right)
     return range(first, last + 1)
 
 
 def backend(text: str) -> str:
-    """Return the name of a rendezvous backend: all of them mean the gRPC master."""
+    """Return the name of a rendezvous backend; all of them mean the gRPC master."""
     if text.startswith("etcd"):
         raise BadValue(
             "grpc with --rdzv-endpoint HOST:PORT, where HOST is one of the nodes",
@@ -285,7 +285,7 @@ def backend(text: str) -> str:
 
 
 def logs_specs(text: str) -> str:
-    """Accept only the empty text: torchrun's plug-ins do not exist here."""
+    """Accept only an empty text: torchrun's plug-ins do not exist here."""
     if text:
         raise BadValue(
             "--log-dir with --redirects, --tee and --local-ranks-filter",
@@ -295,7 +295,7 @@ def logs_specs(text: str) -> str:
 
 
 def host(text: str) -> str:
-    """Return a host name or address, an IPv6 address without its brackets."""
+    """Return a host name or address; an IPv6 address without its brackets."""
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
@@ -305,7 +305,7 @@ def host(text: str) -> str:
 
 
 def endpoint(text: str) -> Endpoint | None:
-    """Return where a master is, or None for an empty text."""
+    """Return the endpoint of a master, or None for an empty text."""
     if not text.strip():
         return None
     try:
@@ -315,7 +315,7 @@ def endpoint(text: str) -> Endpoint | None:
 
 
 def listed_endpoints(text: str) -> Endpoint | None:
-    """Return where a master is; of several hosts that may lead, the first with the others."""
+    """Return the endpoint of a master; for several hosts, the first together with the others."""
     parts = [part for part in text.split(",") if part.strip()]
     if len(parts) < 2:
         return endpoint(text)
@@ -333,9 +333,9 @@ def listed_endpoints(text: str) -> Endpoint | None:
 
 
 def bind_address(text: str) -> Endpoint:
-    """Return where to listen: ``HOST[:PORT]``; ``:PORT`` or ``PORT`` is on all addresses.
+    """Return the address to listen at: ``HOST[:PORT]``; ``:PORT`` or ``PORT`` is on all addresses.
 
-    Of several hosts that may lead, the first with the others: as ``listed_endpoints``.
+    Of several hosts that may lead, the first with the others, like ``listed_endpoints``.
     """
     text = text.strip()
     try:
