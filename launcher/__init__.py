@@ -1,4 +1,4 @@
 """The node side: the command line, the agent, its processes, logs and reports.
 
-Nothing here decides for the group (``rendezvous`` does), and nothing here imports torch.
+It never decides for the group (``rendezvous`` does) and never imports torch.
 """

@@ -6,20 +6,19 @@ from msgspec import Struct
 
 
 class NodeCommand(Struct, frozen=True):
-    """What ``ft-run hosts`` starts on one host."""
+    """The command that ``ft-run hosts`` starts on one host."""
 
     host: str
-    """As ssh takes it."""
+    """The name for ssh."""
     argv: tuple[str, ...]
-    """The arguments of ft-run."""
 
 
 class HostsOptions(Struct, frozen=True):
-    """Everything that one ``ft-run hosts`` was asked to do."""
+    """The options of one ``ft-run hosts``."""
 
     nodes: tuple[NodeCommand, ...]
     least: int
-    """The job cannot go on with fewer nodes."""
+    """The minimum number of nodes that the job needs to continue."""
     ssh: tuple[str, ...]
     environ: Mapping[str, str]
     folder: str

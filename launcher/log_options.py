@@ -1,4 +1,4 @@
-"""Options about the workers' output and ft-run's own lines, with the flags they follow from."""
+"""Options for the workers' output and ft-run's own lines, with their flags."""
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ from .flags.stream_values import StreamSelection, filters, local_ranks, streams
 
 
 class LogOptions(Struct, frozen=True):
-    """Where the workers' output goes."""
+    """The destinations of the workers' output."""
 
     log_dir: str | None = LOGS.option(
         None,
@@ -55,7 +55,7 @@ class LogOptions(Struct, frozen=True):
             ours=True,
         ),
     )
-    """The least severity that the console shows; None: that of ``LOGLEVEL``."""
+    """The lowest severity that the console shows; None for the one of ``LOGLEVEL``."""
     is_json: bool = LOGS.option(
         False,
         "--log-format text|json",
@@ -72,7 +72,7 @@ class LogOptions(Struct, frozen=True):
         values.metrics_address,
         ours=True,
     )
-    """The host is loopback unless one was given; port 0: a free one."""
+    """The host is loopback by default; port 0 means a free port."""
     prefix_template: str = LOGS.option(
         "",
         "--log-line-prefix-template TEMPLATE",

@@ -1,4 +1,4 @@
-"""The entry point: read the command line, run the command, exit with a documented status."""
+"""The entry point: parses the command line, runs the command, exits with a documented code."""
 
 import errno
 import os
@@ -16,15 +16,11 @@ if TYPE_CHECKING:
 
 
 _QUESTIONS = ("status", "stacks", "policy", "report", "token")
-"""Commands that end without a job of their own."""
+"""Commands that do not run a job."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``ft-run``; return its exit code.
-
-    Args:
-        argv: the arguments after the program's name; None takes those of the process.
-    """
+    """Run ``ft-run``; return its exit code. ``argv`` does not include the program's name."""
     open_standard_streams()
     words = sys.argv[1:] if argv is None else argv
     try:
@@ -33,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .reporting.standard_output import say_last
 
         say_last(f"ft-run: error: {error.sentence}")
-        if not words or words[0] not in _QUESTIONS:  # a probe runs in the container of the job
+        if not words or words[0] not in _QUESTIONS:  # a probe runs in the job's container
             from .reporting.termination_message import write_termination_message
 
             write_termination_message(error.sentence, error.exit_code)
@@ -51,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    if "_FT_RUN_COMPLETE" in os.environ:  # as every program of click has it
+    if "_FT_RUN_COMPLETE" in os.environ:  # as in every program of click
         from .commands.completion import complete
 
         return complete(os.environ["_FT_RUN_COMPLETE"])
@@ -75,7 +71,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _run(options: "Options") -> int:
-    """Run the command that the options are of; each loads what it needs and no more."""
+    """Run the command of the options; each imports only what it needs."""
     from .cli.launch_flags import CompletionOptions
     from .cli.master_flags import MasterOptions, StacksOptions
     from .cli.policy_flags import PolicyOptions
@@ -139,7 +135,7 @@ def _prepare_grpc() -> None:
 
 
 def _launch_with_json(options: "LaunchOptions") -> int:
-    """Launch; the error that ends it, if there is one, is a record as well."""
+    """Launch; an error that ends the job is printed as a record, too."""
     from ..events.event import LogMessage, Severity
     from .commands.launch import launch
     from .history.recorder import Recorder, attempt_of, line_of

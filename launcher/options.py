@@ -1,8 +1,8 @@
-"""The options of one ``ft-run`` invocation, checked and typed, each with the flags it follows from.
+"""The options of one ``ft-run`` invocation, validated and typed, with their flags.
 
-``cli`` builds a ``LaunchOptions``; the agent reads it; nothing else parses text. The help lists the
-flags under each heading in the order of the fields. A field with one flag is what that was given;
-``cli.parse`` says what the others follow from.
+``cli`` creates a ``LaunchOptions`` for the agent; only ``cli`` parses text. The help lists the
+flags under each heading in the order of the fields. A field with one flag has its value;
+``cli.parse`` sets the other fields.
 """
 
 import enum
@@ -37,7 +37,7 @@ class ScriptMode(enum.Enum):
 
 
 class RendezvousOptions(Struct, frozen=True):
-    """How this node finds the others. All times in seconds."""
+    """How this node finds the others. All times are in seconds."""
 
     min_nodes: int = RENDEZVOUS.option(
         1,
@@ -62,7 +62,7 @@ class RendezvousOptions(Struct, frozen=True):
         values.segment,
         ours=True,
     )
-    """Empty: none; None: not given."""
+    """Empty for none; None if not given."""
     max_restarts: int = FAILURES.option(
         defaults.MAX_RESTARTS,
         "--max-restarts N",
@@ -76,9 +76,10 @@ class RendezvousOptions(Struct, frozen=True):
         " five hosts, and the job survives the loss of one or two of them.",
         values.listed_endpoints,
     )
-    """None: standalone. One node, no socket is opened, the master lives in the agent."""
+    """If None (standalone), there is one node, no socket is opened, and the master is in the agent.
+    """
     endpoints: tuple[Endpoint, ...] = ()
-    """All hosts that may lead, where there are several; ``endpoint`` is the first."""
+    """All hosts that may lead, if there are several; ``endpoint`` is the first."""
     job_id: str = option(
         defaults.JOB_ID,
         RENDEZVOUS("--rdzv-id ID", "Job ID, the same on every node."),
@@ -98,15 +99,16 @@ class RendezvousOptions(Struct, frozen=True):
         values.seconds_or_never,
         ours=True,
     )
-    """Infinity: never; None: not given, the master's value applies."""
+    """Infinity means never. If None (not given), the master's value applies."""
     hosts_master: bool | None = COMPATIBILITY.option(
         None,
         "--rdzv-backend NAME",
         "grpc, c10d or static; all of them use the master of ft-run.",
         values.backend,
     )
-    """True or False where the user decided (``is_host``, ``--node-rank`` with
-    ``--master-addr``); None: the node that the endpoint names hosts it."""
+    """True or False if the user decided (``is_host``, ``--node-rank`` with ``--master-addr``). If
+    None, the node that the endpoint names hosts the master.
+    """
     node_rank: int | None = RENDEZVOUS.option(
         None,
         "--node-rank N",
@@ -128,7 +130,7 @@ class RendezvousOptions(Struct, frozen=True):
             values.whole(0, values.MAX_PORT),
         ),
     )
-    """The workers' ``MASTER_ADDR``, where the user gave it to a job of one node."""
+    """The workers' ``MASTER_ADDR``, if the user set it for a job of one node."""
     local_addr: str | None = RENDEZVOUS.option(
         None,
         "--local-addr ADDR",
@@ -143,18 +145,18 @@ class RendezvousOptions(Struct, frozen=True):
         ours=True,
     )
     worker_ports_flag: str = "--worker-port"
-    """The flag that gave the ports."""
+    """The flag that set the ports."""
     trust: TrustOptions | None = None
-    """How connections are secured; None: plain text."""
+    """The security of connections; None for plain text."""
 
     @property
     def where(self) -> str:
-        """Where the nodes meet, for people."""
+        """The endpoints, for display."""
         return ", ".join(map(str, self.endpoints or (self.endpoint,)))
 
 
 class CheckOptions(Struct, frozen=True):
-    """How the nodes of a job are checked, and where the report is written."""
+    """How the nodes of a job are checked, and the destination of the report."""
 
     spec: CheckSpec
     report: str | None = CHECKS.option(
@@ -164,15 +166,15 @@ class CheckOptions(Struct, frozen=True):
         values.string_or_none,
         ours=True,
     )
-    """On the node that the master gives it to."""
+    """On the node to which the master sends the results."""
     json: bool = False
-    """With ``only``: the report is printed as JSON instead of a table."""
+    """With ``only``: whether the report is JSON instead of a table."""
     log_dir: str | None = None
-    """With ``only``: the directory whose disk must have free space; nothing is created there."""
+    """With ``only``: the directory whose disk must have free space; nothing is created in it."""
 
 
 class LaunchOptions(Struct, frozen=True):
-    """Everything that one ``ft-run script.py`` or ``ft-run check`` was asked to do."""
+    """The options of one ``ft-run script.py`` or ``ft-run check``."""
 
     script: str
     rendezvous: RendezvousOptions
@@ -219,7 +221,7 @@ class LaunchOptions(Struct, frozen=True):
         "Count the steps of Python workers, and let ft-run stacks show their stack traces.",
         ours=True,
     )
-    """Workers have the hook of ``training``; so they do with ``hang`` and ``auto_tune``."""
+    """Workers have the hook of ``training``, also with ``hang`` and ``auto_tune``."""
     auto_tune: str = WORKERS.option(
         "off",
         "--auto-tune off|advise|on",
@@ -245,7 +247,7 @@ class LaunchOptions(Struct, frozen=True):
         ours=True,
     )
     policy: PolicySpec | None = None
-    """How failures are answered (``cli.policy_flags``); None: all defaults."""
+    """The failure policy (``cli.policy_flags``); None for all defaults."""
     hang: HangSpec | None = option(
         None,
         FAILURES(
@@ -264,7 +266,7 @@ class LaunchOptions(Struct, frozen=True):
             ours=True,
         ),
     )
-    """When workers are suspected to hang; None: never."""
+    """When workers are suspected to hang; None for never."""
     propagate_exit_code: bool = FAILURES.option(
         False,
         "--propagate-exit-code",
@@ -343,11 +345,11 @@ class LaunchOptions(Struct, frozen=True):
         values.one_of("null", "console"),
     )
     checks: CheckOptions | None = None
-    """None: nodes are not checked."""
+    """None for no checks."""
     warnings: tuple[str, ...] = ()
-    """Printed once, before the job starts: ignored keys, a missing ID."""
+    """Printed once, before the job starts, e.g. ignored keys, a missing ID."""
     name: str = ""
-    """What the report calls the script; empty: as it was given."""
+    """The name of the script in reports; if empty, the script as given."""
 
     @property
     def are_workers_watched(self) -> bool:

@@ -1,4 +1,4 @@
-"""The first steps of every ft-run process, and how it runs its event loop."""
+"""The first steps of every ft-run process, and the start of its event loop."""
 
 import gc
 import os
@@ -12,14 +12,13 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[object, object, T]) -> T:
-    """Run a coroutine as ``asyncio.run`` does, for one that handles signals.
+    """Run a coroutine that handles signals, like ``asyncio.run``.
 
-    ``asyncio`` closes the socket by which signals wake its loop before it removes the signal
-    handlers. A signal in between (SIGCHLD of a spawner that was killed) would print "Exception
-    ignored when trying to write to the signal wakeup fd". So the wake-up is switched off when the
-    coroutine has ended.
+    Before removing the signal handlers, ``asyncio`` closes the socket by which signals wake its
+    loop. A signal in between (e.g. SIGCHLD of a killed spawner) would print "Exception ignored when
+    trying to write to the signal wakeup fd". Therefore the wake-up is disabled after the coroutine.
     """
-    import asyncio  # by now loaded without ssl
+    import asyncio  # already loaded without ssl
 
     async def quietly() -> T:
         try:
@@ -32,7 +31,7 @@ def run(main: Coroutine[object, object, T]) -> T:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Switch garbage collection off while modules are loaded, and keep them out of later ones."""
+    """Disable garbage collection while modules are loaded, and exempt them from later ones."""
     gc.disable()
     try:
         yield
@@ -42,7 +41,7 @@ def loading() -> Iterator[None]:
 
 
 def import_asyncio() -> None:
-    """Import asyncio as in a Python without ssl: no TLS here, and OpenSSL takes time to load."""
+    """Import asyncio as in a Python without ssl: there is no TLS here, and OpenSSL loads slowly."""
     if "ssl" in sys.modules:
         return
     sys.modules["ssl"] = None  # type: ignore[assignment]  # its import then fails
@@ -53,31 +52,31 @@ def import_asyncio() -> None:
 
 
 def unblock(signals: Iterable[signal.Signals]) -> None:
-    """Receive signals that the parent process blocked; call this when their handlers are set.
+    """Unblock signals that the parent process blocked; call this after setting their handlers.
 
-    A signal mask is inherited. Workers get the mask of the parent process, as from torchrun.
+    A signal mask is inherited. Workers get the mask of the parent process, like from torchrun.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def quiet_grpc() -> None:
-    """Keep gRPC from writing lines of its own; it reads this when it is loaded.
+    """Prevent gRPC, which reads this when it is loaded, from printing its own lines.
 
-    ft-run reports the same in its own lines. The variable does not reach workers: their
-    environment is copied before.
+    ft-run reports the same in its own lines. The variable does not reach workers: their environment
+    is copied earlier.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def forget_token() -> None:
-    """Take the job's secret out of the environment: workers and helpers do not inherit it."""
+    """Remove the job's secret from the environment, so workers and helpers do not inherit it."""
     from ..rendezvous.trust.source import TOKEN_VARIABLE
 
     os.environ.pop(TOKEN_VARIABLE, None)
 
 
 def open_standard_streams() -> None:
-    """Open descriptors 0, 1 and 2 where they are closed: else a file would get their number."""
+    """Open descriptors 0, 1 and 2 if they are closed: otherwise a file would get their number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

@@ -1,4 +1,4 @@
-"""Summaries of a job's events: where the time went, and what the person on call asks.
+"""Summaries of a job's events: where the time went, and answers for the person on call.
 
-Folds over records, without clock or I/O; only ``recorder`` reads the clocks.
+Folds over records: no I/O, no clock, except in ``recorder``.
 """

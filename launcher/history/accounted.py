@@ -1,4 +1,4 @@
-"""Which events matter for where the time goes; ``accounting`` itself is loaded when needed."""
+"""The events that ``accounting`` uses; it is only loaded when needed."""
 
 from typing import Final
 
@@ -8,11 +8,10 @@ STOPS: Final = frozenset(
         *("agent.signalled", "agent.leaving"),
     }
 )
-"""The events at which workers stop."""
+"""Events at which workers stop."""
 NAMES: Final = STOPS | {
     *("agent.started", "agent.waiting", "agent.preempted", "drain.ordered", "host.suspended"),
     *("checks.progressed", "checks.ended", "round.started", "workers.started"),
     *("training.started", "round.progressed", "hang.suspected", "hang.dismissed", "round.ended"),
     *("restart.decided", "regroup.decided", "time.accounted", "job.ended"),
 }
-"""The events that matter."""

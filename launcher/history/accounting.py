@@ -1,13 +1,14 @@
-"""Where the time of a node went: a fold over its events, without clock or I/O.
+"""Where the time of a node went: a fold over its events. No I/O, no clock.
 
-Each second since the start is in exactly one phase, and the seconds of a phase only grow. While
-workers run, what they do is known from ``round.progressed`` only: the time since the last one is
-decided when the next one comes, or by ``account``. What a failure throws away (training after the
-step to which the job goes back) is a quantity of its own, charged to the failure when it is known.
+Each second since the start is in exactly one phase, and the seconds of a phase only grow. The
+activity of running workers is known only from ``round.progressed``: the time since the last one is
+assigned to phases when the next one arrives, or by ``account``. Training that a failure throws away
+(after the step to which the job returns) is a separate quantity, charged to the failure when it is
+known.
 
-The events are those of one node, in order, of one ``ft-run`` or of several that the scheduler
-started one after the other. Durations within one ``ft-run`` are those of ``uptime_s``, which
-no clock change affects; the time between two is that of the wall clock.
+The events are from one node, in order, from one or several consecutive runs of ``ft-run``.
+Durations within a run are from ``uptime_s``, which clock changes do not affect; the time between
+two runs is from the wall clock.
 """
 
 from typing import Final
@@ -30,7 +31,7 @@ IN_ROUND: Final = frozenset(
 _MAY_DRAIN: Final = IN_ROUND - {Phase.STOPPING}
 _MAY_HANG: Final = frozenset({Phase.BUILDING, Phase.TRAINING, Phase.RUNNING})
 _REPORTED: Final = frozenset({Phase.BUILDING, Phase.TRAINING})
-"""What workers do then is known from their reports."""
+"""Phases whose division among activities is known from workers' reports."""
 _DAYS_TO_1970: Final = 719_469
 _STRETCHES_MAX: Final = 1_000
 
@@ -41,42 +42,43 @@ class Accounting:
     def __init__(self) -> None:
         self.phase = Phase.STARTING
         self.node_rank = -1
-        """In the last round of this node; -1: there was none."""
+        """Node rank in the last round; -1 if there was none."""
         self._uptime_s = 0.0
         self._wall_s: float | None = None
-        """The time of ``_uptime_s`` by the wall clock; None: there was no event."""
+        """The wall-clock time of ``_uptime_s``; None before the first event."""
         self._is_started = False
         self._total, self._before = Account(), Account()
-        """Since the first start, and until the last one."""
+        """Time since the first start, and until the last one."""
         self._is_watched = False
         self._activities = Activities()
         self._undecided_s = 0.0
-        """The time since the last report of the workers, in a phase of ``_REPORTED``."""
+        """Time since the last report of the workers, in a phase of ``_REPORTED``."""
         self._doing: Spent | None = None
-        """What the first worker did then; None: not known."""
+        """Activity of the first worker at the last report; None if unknown."""
         self._spent: dict[Spent, float] = {}
-        """What it has reported in this round."""
+        """Time of each activity that it has reported in this round."""
         self._overlaps = Overlaps()
         self._since_stop: dict[Spent, float] | None = None
-        """The time since training stopped, if it is not known yet whether it restarts."""
+        """Time since training stopped, while it is unknown whether the workers restart."""
         self._is_restarting = False
         self.restart: dict[Spent, float] = {}
-        """Seconds of the last restart or regroup so far, from the end of training on. Another
-        failure before the first step begins another restart."""
+        """Seconds of the last restart or regroup so far, from the end of training. Another failure
+        before the first step starts another restart.
+        """
         self.is_restart_over = True
-        """Whether the job has trained since, or workers that are not watched have started."""
+        """Whether the job has trained since, or unwatched workers have started."""
         self._before_hang = Phase.RUNNING
         self._idle_s = 0.0
-        """Of the current training, the time since the last step, when it was last reported."""
+        """In the current training: the time without a step at the last report."""
         self._are_steps_known = False
         self._cause = ""
-        """The kind of the last failure."""
+        """Kind of the last failure."""
         self._kept = _KeptSteps()
         self._step, self._training_s = -1, 0.0
         """Steps at the start of the current training, and its time."""
 
     def add(self, record: Record) -> None:
-        """Take the next event of the node."""
+        """Process the next event of the node."""
         if record["name"] not in NAMES:
             return
         self._pass_time(record)
@@ -102,7 +104,7 @@ class Accounting:
             case "training.started" if self.phase is Phase.BUILDING:
                 self._training_started(record["step"])
             case "hang.suspected" if self.phase in _MAY_HANG:
-                if not self._spent:  # of an older ft-run
+                if not self._spent:  # from an older ft-run
                     self._idle_s = min(record["idle_s"], self._training_s)
                 self._before_hang = self.phase
                 self._interrupt(Phase.HANGING)
@@ -121,14 +123,14 @@ class Accounting:
                 self._interrupt(Phase.STOPPING)
 
     def account(self, now_s: float = 0.0, *, of_all: bool = False) -> Account:
-        """Return where the time went. What it has shown stays so: nothing falls later.
+        """Return where the time went. Values never decrease in later calls.
 
-        For exact phases of the workers, call it just after ``round.progressed``.
+        For exact phases of the workers, call it immediately after ``round.progressed``.
 
         Args:
-            now_s: until then, as ``uptime_s``, or until the last event if that is later.
-            of_all: since the first start, not only that of the last ft-run. Its ``goodput`` is
-                the effective training time ratio (ETTR).
+            now_s: the end of the period, as ``uptime_s``; at least the last event.
+            of_all: whether to start at the first start, not only at the last one. ``goodput`` is
+                then the effective training time ratio (ETTR).
         """
         since_s = max(0.0, now_s - self._uptime_s)
         self._pass(since_s)
@@ -142,7 +144,7 @@ class Accounting:
 
     @property
     def lost_s(self) -> float:
-        """Training that was lost since the first start; unlike ``account``, it changes nothing."""
+        """Training lost since the first start; unlike ``account``, this changes nothing."""
         return sum(self._total.lost.values())
 
     # --- time --------------------------------------------------------------------------------
@@ -167,7 +169,7 @@ class Accounting:
             self._spend(self.phase, seconds)
 
     def _decide(self) -> None:
-        """Count the time since the last report as what the workers did then."""
+        """Assign the time since the last report to the activity at that report."""
         undecided_s, self._undecided_s = self._undecided_s, 0.0
         does = self._doing if self.phase in _REPORTED else None
         self._spend(self.phase if does is None else does, undecided_s)
@@ -175,7 +177,7 @@ class Accounting:
     def _spend(self, phase: Spent, seconds: float) -> None:
         add(self._total.phases, phase, seconds)
         if phase is Phase.STOPPING and self._since_stop is None:
-            self._since_stop = {}  # a worker that exits
+            self._since_stop = {}  # a worker exits
         if phase is Phase.TRAINING:
             self._training_s += seconds
             return
@@ -187,10 +189,10 @@ class Accounting:
             add(self.restart, phase, seconds)
 
     def _start_again(self, wall_s: float) -> None:
-        """Another ft-run has started, at ``wall_s``: nothing of the one before runs."""
+        """Handle the start of another ft-run at ``wall_s``; the previous one has ended."""
         self._decide()
         self._end_training(-1)
-        self._trains()  # whatever it was doing about a failure has ended
+        self._trains()  # its handling of a failure has ended
         if self._wall_s is not None:
             self._spend(Phase.ENDED, max(0.0, wall_s - self._wall_s))
         self._before = self._total.copy()
@@ -228,7 +230,7 @@ class Accounting:
         self._overlaps.begin()
 
     def _progressed(self, record: Record) -> None:
-        """The workers have reported their progress."""
+        """Handle a progress report of the workers."""
         spent = {self._activities.find(name): s for name, s in record.get("phases", {}).items()}
         if self.phase in _REPORTED:
             left_s, self._undecided_s = self._undecided_s, 0.0
@@ -239,7 +241,7 @@ class Accounting:
                     parts.append((phase, part_s))
                     left_s -= part_s
             parts.append((self.phase, left_s))
-            # What was before the exit of a worker is no part of a restart.
+            # Time before the exit of a worker does not belong to a restart.
             for phase, part_s in sorted(parts, key=lambda part: part[0] is Phase.STOPPING):
                 self._spend(phase, part_s)
         self._spent = spent
@@ -247,7 +249,7 @@ class Accounting:
         name = record.get("doing", "")
         self._doing = self._activities.find(name) if name else None
         if self.phase is Phase.TRAINING:
-            idle_s = record.get("idle_training_s", record["idle_s"])  # older files lack it
+            idle_s = record.get("idle_training_s", record["idle_s"])  # missing in older files
             self._idle_s = min(idle_s, self._training_s)
             self._are_steps_known = record["steps"] >= 0
             self._has_done(record["steps"], self._idle_s)
@@ -265,7 +267,7 @@ class Accounting:
             self._since_stop = None
 
     def _interrupt(self, phase: Phase) -> None:
-        """The workers do not train any more."""
+        """Handle the end of training."""
         self.phase = phase
         if self._since_stop is None:
             self._since_stop = {}
@@ -293,7 +295,7 @@ class Accounting:
         self.is_restart_over = False
 
     def _has_done(self, step: int, idle_s: float) -> None:
-        """The workers have done ``step`` steps, the last one ``idle_s`` ago; -1: not known."""
+        """Record that ``step`` steps are complete, the last one ``idle_s`` ago; -1 if unknown."""
         if 0 <= self._step < step:
             self._kept.trained(self._step, step, self._training_s - idle_s)
             self._step, self._training_s = step, idle_s
@@ -307,7 +309,7 @@ class Accounting:
 
 
 class _Stretch(Struct):
-    """Training from one number of steps to another."""
+    """Training from one step count to another."""
 
     first: int
     last: int
@@ -317,7 +319,7 @@ class _Stretch(Struct):
 class _KeptSteps:
     """Stretches of training, in the order of their steps.
 
-    Of many, the oldest are joined: a job rarely goes back to their steps.
+    If there are many, the oldest are joined: a job rarely returns to their steps.
     """
 
     def __init__(self) -> None:
@@ -335,7 +337,7 @@ class _KeptSteps:
             self._stretches[:half] = [joined]
 
     def back_to(self, step: int) -> float:
-        """Forget the steps after one; return the seconds that they took."""
+        """Remove the steps after ``step``; return the seconds that they took."""
         lost_s = 0.0
         while self._stretches and self._stretches[-1].last > step:
             stretch = self._stretches.pop()
@@ -351,7 +353,7 @@ def seconds_of(time: str) -> float:
     date, _, rest = time.partition("T")
     year, month, day = map(int, date.split("-"))
     hour, minute, second = rest.removesuffix("Z").split(":")
-    # Days of the Gregorian calendar, in years that begin in March, so that a leap day is the last.
+    # Days of the Gregorian calendar. Years start in March, so that a leap day is the last day.
     year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
     days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day
     return (days - _DAYS_TO_1970) * 86_400.0 + int(hour) * 3600 + int(minute) * 60 + float(second)

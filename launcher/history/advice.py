@@ -1,8 +1,7 @@
-"""What would make better use of this node, from what was measured: pure rules.
+"""Advice for a better use of this node, from measurements. No I/O, no clock.
 
-Each line has only numbers that were measured in this job. There is none where nothing is to be
-gained, or where the job was too short to know. If training waits for data and no setting would
-change that, a line says why.
+Each line contains only numbers measured in this job. There is none if nothing can be gained, or the
+job was too short. If training waits for data and no setting would help, a line says why.
 """
 
 import math
@@ -14,47 +13,48 @@ from .measured import Measured
 
 _LEAST_S: Final = 10.0
 _LEAST_COUNT: Final = 20
-"""Batches, steps or samples."""
+"""Minimum number of batches, steps or samples."""
 _DATA_WAIT: Final = 0.05
 _RARE: Final = 0.5
-"""A starved loader of w processes makes training wait for one of w batches at least; one that is
-fast enough on average, for fewer than this share of that."""
+"""With a starved loader of w processes, training waits for at least one of w batches; with a loader
+that is fast enough on average, for less than this share of that.
+"""
 _PREFETCH_MAX: Final = 32
 _BUSY: Final = 0.8
-"""Share of ``OMP_NUM_THREADS`` from which more threads may be of use."""
+"""Share of ``OMP_NUM_THREADS`` in use from which more threads may help."""
 _GAIN: Final = 2
-"""The least factor of threads that is advised."""
+"""Minimum factor of threads to advise."""
 _FAR: Final = 0.5
 _IDLE: Final = 0.8
-"""A CPU or a core that is idle for this share of the time can be used."""
+"""A CPU or core that is idle for this share of the time can be used."""
 
 
 class Advice(Struct, frozen=True):
-    """One setting that would make better use of the node, or why it would not."""
+    """One setting that would improve the use of the node, or the reason why none would."""
 
     setting: str
     now: str
-    """Its value; empty: none."""
+    """The current value; empty if there is none."""
     advised: str
-    """Empty: no value would certainly help."""
+    """The advised value; empty if no value would certainly help."""
     text: str
-    """A line with what was measured."""
+    """A line with the measurements."""
 
 
 def advice(measured: Measured) -> tuple[Advice, ...]:
-    """Return what to change, the largest expected gain first."""
+    """Return the settings to change, the largest expected gain first."""
     found = (_loader(measured), _threads(measured), _sockets(measured))
     return tuple(one for one in found if one is not None)
 
 
 def _loader(measured: Measured) -> Advice | None:
-    """More loader processes, or more prefetched batches.
+    """Advise more loader processes, or more prefetched batches.
 
-    The first batches of iterators are left out: neither makes them earlier. Let c be the time of a
-    batch without waiting and s the share of waiting. A starved loader of w processes takes w c / (1
-    - s) for a batch, so that w / (1 - s) processes are as fast as training; without processes it
-    takes c s / (1 - s). A loader that is fast enough on average, but has waits of m, must begin m
-    earlier: m / c batches.
+    The first batches of iterators are excluded, as neither makes them earlier. Let c be the time
+    per batch without waiting and s the share of waiting. A starved loader of w processes takes w c
+    / (1 - s) per batch, so w / (1 - s) processes are as fast as training; without processes, a
+    batch takes c s / (1 - s). A loader that is fast enough on average, but has waits of m, must
+    start m earlier: m / c batches.
     """
     computing_s = max(measured.training_s - measured.wait_s, 0.001 * measured.training_s)
     wait_s = measured.wait_s - measured.first_wait_s
@@ -91,14 +91,14 @@ def _loader(measured: Measured) -> Advice | None:
 
 
 def _threads(measured: Measured) -> Advice | None:
-    """More threads of each worker on the CPU, if it keeps those that it has busy."""
+    """Advise more threads per worker on the CPU, if it keeps its threads busy."""
     threads, idle = measured.omp_num_threads, measured.idle_cpus
     is_known = measured.worker_s >= _LEAST_S and measured.steps >= _LEAST_COUNT
     if not is_known or measured.uses_device or not threads or idle is None:
         return None
     if measured.busy_threads < _BUSY * threads:
         return None
-    # A busy CPU may be any half of a core.
+    # A busy CPU can be any hardware thread of a core.
     idle_cores = _whole(measured.cores - (measured.cpus - idle))
     after = min(threads + idle_cores // measured.workers, measured.cores // measured.workers)
     if after < _GAIN * threads:
@@ -113,7 +113,7 @@ def _whole(idle: float) -> int:
 
 
 def _sockets(measured: Measured) -> Advice | None:
-    """Workers near their GPUs."""
+    """Advise to run workers near their GPUs."""
     far, samples = measured.far_samples, measured.samples
     if samples < _LEAST_COUNT or far < _FAR * samples:
         return None

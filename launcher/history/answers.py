@@ -1,6 +1,6 @@
-"""The answers to what the person on call asks about a job. Times are Unix times in seconds.
+"""Answers to questions of the person on call about a job. Times are Unix times in seconds.
 
-``events.record.json_value`` makes JSON of them.
+``events.record.json_value`` converts them to JSON.
 """
 
 from msgspec import Struct, field
@@ -14,25 +14,25 @@ class Training(Struct, frozen=True):
     """Is it training, and is it slower than it was?"""
 
     phase: str = Phase.STARTING.value
-    """A value of ``accounting.Phase``: of the node with the lowest rank that is known."""
+    """A value of ``accounting.Phase``, for the known node with the lowest rank."""
     is_training: bool = False
-    """Whether steps are being done, as far as reported; False for workers that are not watched."""
+    """Whether steps are reported; False for unwatched workers."""
     step: int = -1
-    """The last step, as the script counts; -1: not known."""
+    """The last step, as the script counts; -1 if unknown."""
     step_at_s: float | None = None
-    """When the last known step was done."""
+    """Time of the last known step."""
     steps_per_s: float | None = None
-    """In the last minute; None: not known."""
+    """Rate in the last minute; None if unknown."""
     best_hour_steps_per_s: float | None = None
-    """Median of the best hour with this number of workers; None: too few minutes so far."""
+    """Median of the best hour with this number of workers; None in the first minutes."""
     slowdown: float | None = None
-    """How much longer a step takes than in the best hour: 1.3 is 30 % longer."""
+    """Duration of a step relative to the best hour: 1.3 is 30% longer."""
     data_wait: float | None = None
-    """Share of the last minute in which the workers waited for data; None: not known."""
+    """Share of the last minute in which workers waited for data; None if unknown."""
 
 
 class Checkpoint(Struct, frozen=True):
-    """The last checkpoint that is complete on the storage."""
+    """The last complete checkpoint in storage."""
 
     step: int
     at_s: float
@@ -42,52 +42,52 @@ class Checkpoint(Struct, frozen=True):
 
 
 class Saves(Struct, frozen=True):
-    """How much would be lost?"""
+    """How much would be lost now?"""
 
     checkpoint: Checkpoint | None = None
     snapshot_step: int = -1
-    """Of the newest snapshot in the memory of the node with the lowest rank; -1: none."""
+    """Step of the newest snapshot in memory of the node with the lowest rank; -1 if none."""
     snapshot_at_s: float | None = None
-    """When it was first reported, which is up to a minute after it was saved."""
+    """Time of its first report, up to a minute after it was saved."""
     replica_lag: int | None = None
-    """Steps from the newest snapshot back to the newest replica; None: no replicas."""
+    """Steps from the newest replica to the newest snapshot; None without replicas."""
     failed: int = 0
-    """Checkpoints that were not written since the last one that was."""
+    """Number of failed checkpoints since the last one that was written."""
     failed_in_all: int = 0
     reason: str = ""
-    """Why the last one was not written."""
+    """Reason of the last failure."""
 
 
 class FailureNote(Struct, frozen=True):
     """One failure."""
 
     round: int
-    """The round in which it occurred, or which began because of it."""
+    """The round in which it occurred, or that started because of it."""
     at_s: float
-    """When it was reported."""
+    """Time of the report."""
     kind: str
-    """As ``Failure`` has it in a record."""
+    """The kind, as in ``Failure`` in a record."""
     rank: int
-    """-1: of no single rank."""
+    """-1 if it does not concern a single rank."""
     node_rank: int
     host: str
     summary: str
     """One line: rank, node and reason."""
     lines: tuple[str, ...]
-    """The last lines of standard error, of the exception or of the stacks; bounded."""
+    """The last lines of standard error, of the exception or of the stacks; limited."""
 
 
 class Restart(Struct, frozen=True):
     """One restart of the workers."""
 
     round: int
-    """The round that it began."""
+    """The round that it started."""
     at_s: float
     cause: FailureNote
     rule: str
-    """The decision of the failure policy; empty: the default rule."""
+    """The decision of the failure policy; empty for the default rule."""
     is_free: bool
-    """It is not counted."""
+    """Whether it is not counted."""
 
 
 class Restarts(Struct, frozen=True):
@@ -95,15 +95,15 @@ class Restarts(Struct, frozen=True):
 
     count: int = 0
     by_kind: dict[str, int] = field(default_factory=dict)
-    """By kind of the cause."""
+    """Number by kind of the cause."""
     used: int = 0
-    """Those that count against the limit."""
+    """Number that counts against the limit."""
     limit: int | None = None
-    """``--max-restarts``; None: there was no restart."""
+    """``--max-restarts``; None if there was no restart."""
     last: tuple[Restart, ...] = ()
-    """The newest last; bounded."""
+    """The newest last; limited."""
     failures: tuple[FailureNote, ...] = ()
-    """Since the last round has started: the job ended because of them, or a restart follows."""
+    """Failures since the start of the last round, which ended the job or will cause a restart."""
 
 
 class Nodes(Struct, frozen=True):
@@ -112,18 +112,18 @@ class Nodes(Struct, frozen=True):
     min_nodes: int | None = None
     max_nodes: int | None = None
     in_round: int = 0
-    """Nodes of the current round, or of the last one."""
+    """Nodes of the current or last round."""
     connected: tuple[str, ...] | None = None
-    """None: the events of the master are not there."""
+    """None without events of the master."""
     spares: int | None = None
     missing: tuple[str, ...] = ()
-    """Ranks or hosts that the next round waits for; as ``agent.waiting`` has them."""
+    """Ranks or hosts that the next round waits for, as in ``agent.waiting``."""
     lost: tuple[str, ...] = ()
-    """Lost, and not back."""
+    """Lost nodes that have not reconnected."""
     excluded: tuple[str, ...] = ()
-    """By the failure policy or the checks."""
+    """Nodes excluded by the failure policy or the checks."""
     xids: tuple[str, ...] = ()
-    """Errors that the drivers of GPUs have reported: node, GPU and number; bounded."""
+    """Errors from GPU drivers: node, GPU and number; limited."""
 
 
 class JobSummary(Struct, frozen=True):
@@ -132,19 +132,18 @@ class JobSummary(Struct, frozen=True):
     job: str = ""
     attempt: int = 0
     runs: int = 0
-    """How often the job was started, as far as the events show."""
+    """Number of starts of the job in the events."""
     started_at_s: float | None = None
     at_s: float | None = None
-    """The time of the last event."""
+    """Time of the last event."""
     exit_code: int | None = None
-    """None: the job has not ended."""
+    """None if the job has not ended."""
     ended: str = ""
-    """How it ended."""
+    """How the job ended."""
     training: Training = field(default_factory=Training)
     saves: Saves = field(default_factory=Saves)
     restarts: Restarts = field(default_factory=Restarts)
     nodes: Nodes = field(default_factory=Nodes)
     measured: Measured | None = None
-    """Of the node with the lowest rank, with ``--auto-tune advise``; None: nothing yet."""
+    """Measurements of the node with the lowest rank, with ``--auto-tune advise``; None at first."""
     advice: tuple[Advice, ...] = ()
-    """What follows from it."""

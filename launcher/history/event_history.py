@@ -1,6 +1,6 @@
 """The summary of a job and its last lines, from the events of this process.
 
-Records are only queued until they are asked for or the queue is full: a short job never loads the
+Records are queued until they are requested or the queue is full, so a short job never loads the
 folds.
 """
 
@@ -21,7 +21,7 @@ _RESTARTS_KEPT: Final = 5
 
 
 class EventHistory:
-    """Follows the records of this process."""
+    """Collects the records of this process."""
 
     def __init__(self) -> None:
         self._waiting: list[Record] = []
@@ -29,7 +29,7 @@ class EventHistory:
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES_KEPT)
 
     def add(self, record: Record) -> None:
-        """Take the next record."""
+        """Add the next record."""
         self._waiting.append(record)
         if len(self._waiting) > _WAITING_MAX:
             self.folded()
@@ -48,7 +48,7 @@ class EventHistory:
             if record["name"] == "agent.renamed":
                 self._history.renamed(record["proposed"], record["given"])
             self._history.add(record)
-            # The console leaves out debug events; nodes that join and leave belong in a status.
+            # The console omits debug events; nodes that join and leave belong in a status.
             if record["severity"] != "debug" or record["name"].startswith("node."):
                 shown = ("time", "name", "severity", "text")
                 self._lines.append({key: record[key] for key in shown})

@@ -15,18 +15,18 @@ from .overlaps import MINUTE_S, BestHour
 from .steps import is_late
 
 _DATA_WAIT_MIN_S: Final = 20.0
-"""Training between two reports, of which a share is meaningful."""
+"""Minimum training time between two reports for a meaningful share."""
 _LINES: Final = 20
 _LINE: Final = 500
-"""Characters."""
+"""Maximum number of characters."""
 _SKEW_S: Final = 60.0
-"""Clocks of hosts differ by less."""
+"""Maximum difference between the clocks of hosts."""
 _BEGINS_ROUND: Final = frozenset({"restart.decided", "regroup.decided", "round.started"})
 _KINDS: Final = frozenset(kind.name.lower() for kind in FailureKind)
 
 
 class RoundFold:
-    """The current round, and the node with the lowest rank in it that is known."""
+    """The current round, and the known node with the lowest rank in it."""
 
     def __init__(self) -> None:
         self.run, self.number = 0, -1
@@ -37,10 +37,10 @@ class RoundFold:
         self._last: dict[str, int] = {}
         """The last round of each node in this run."""
         self._is_restarted: dict[str, bool] = {}
-        """By node, whether its agent has started after that."""
+        """Whether each node's agent has started since then."""
 
     def add(self, record: Record, at_s: float) -> None:
-        """Take the next event, which happened at a Unix time."""
+        """Process the next event; ``at_s`` is its Unix time."""
         name, node = record["name"], record["node"]
         if name == "agent.started":
             self._is_restarted[node] = True
@@ -61,7 +61,7 @@ class RoundFold:
             self.nodes, self.world_size = record["nodes"], record["world_size"]
 
     def _is_again(self, record: Record, at_s: float) -> bool:
-        """Return whether the job was started again: the number of a round does not repeat."""
+        """Return whether the job was started again: round numbers do not repeat."""
         node, number, attempt = record["node"], int(record["round"]), int(record["attempt"])
         if not self.run or attempt != self._attempt:
             return bool(self.run) and attempt > self._attempt
@@ -81,14 +81,14 @@ class StepFold:
         self._rate: float | None = None
         self._data_wait: float | None = None
         self._waited_s = self._training_s = 0.0
-        """In this round, by the last report that ``data_wait`` is of."""
+        """Times in this round, as of the last report used for ``data_wait``."""
         self._hours: dict[int, BestHour] = {}
-        """By the number of workers."""
+        """Best hours by number of workers."""
         self._rated_at_s = -math.inf
-        """When a rate was last added to them: scrapes of metrics cause further reports."""
+        """Time of the last rate added to them: metrics scrapes cause additional reports."""
 
     def add(self, record: Record, at_s: float, world_size: int) -> None:
-        """Take the next event of that node; ``world_size`` is that of the round."""
+        """Process the next event of that node; ``world_size`` belongs to the round."""
         match record["name"]:
             case "round.started":
                 self._rate = self._data_wait = None
@@ -104,7 +104,7 @@ class StepFold:
     def _progressed(self, record: Record, at_s: float, world_size: int) -> None:
         rate, idle_s = record["steps_per_s"], record["idle_s"]
         if not rate and not idle_s:
-            return  # not watched, or no step yet
+            return  # unwatched, or no step yet
         self._done(record["steps"], at_s - idle_s)
         self._waits(record)
         self._rate = 0.0 if is_late(rate, idle_s) else rate
@@ -113,7 +113,7 @@ class StepFold:
             self._hours.setdefault(world_size, BestHour()).add(1 / rate, record.get("reports", 1))
 
     def _waits(self, record: Record) -> None:
-        """Take how long the workers have waited for data; the longest wait of a rank counts."""
+        """Process how long workers have waited for data; the longest wait of a rank counts."""
         waited_s = max(record.get("data_wait_s", ()), default=None)
         training_s = record.get("phases", {}).get(Phase.TRAINING.value, 0.0)
         more_s = training_s - self._training_s
@@ -140,18 +140,18 @@ class StepFold:
 
 
 class RestartFold:
-    """Restarts, once each although every node reports them, and failures since the last one."""
+    """Restarts (counted once, although every node reports them) and failures since the last one."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._last = 0, -1
-        """The run and the round of the last restart."""
+        """Run and round of the last restart."""
         self._started = 0, -1
-        """The run and the round that has started last."""
+        """Run and round of the last start."""
         self.restarts = Restarts()
 
     def add(self, record: Record, at_s: float, run: int) -> None:
-        """Take the next event; ``run`` is the start of the job that it belongs to."""
+        """Process the next event; ``run`` is the start of the job to which it belongs."""
         failures = self.restarts.failures
         match record["name"]:
             case "restart.decided" if (run, record["round"]) > self._last:
@@ -184,12 +184,9 @@ class RestartFold:
 
 
 def failure_note(found: Mapping[str, Any], round_: int, at_s: float) -> FailureNote:
-    """Return the note of a failure, which a record has as an object.
+    """Return the note of a failure, which a record contains as an object.
 
-    Args:
-        found: the fields of ``Failure``; those of a later release are ignored.
-        round_: the round.
-        at_s: the time of the record.
+    Fields of ``Failure`` that are unknown to this release are ignored.
     """
     known = {name: found[name] for name in Failure.__struct_fields__ if name in found}
     kind = found["kind"] if found["kind"] in _KINDS else "worker"

@@ -1,8 +1,8 @@
-"""What the person on call asks about a job: a fold over its events, without clock or I/O.
+"""Answers for the person on call about a job: a fold over its events. No I/O, no clock.
 
-The events are those of one node or of several, merged by time, of one ``ft-run`` per node or of
-several that the scheduler started one after the other. Which nodes are connected is known with the
-events of the node that hosts the master. ``answers`` has the values.
+The events are from one or several nodes, merged by time, from one or several consecutive runs of
+``ft-run`` on each node. Connected nodes are known only with events of the master's node. The values
+are in ``answers``.
 """
 
 from typing import Final
@@ -24,11 +24,7 @@ class JobHistory:
     """The fold; ``add`` records in order of time."""
 
     def __init__(self, kept: int = _KEPT) -> None:
-        """Start before the first event.
-
-        Args:
-            kept: how many restarts and failures a summary has at most.
-        """
+        """``kept`` is the maximum number of restarts and failures in a summary."""
         self._job, self._attempt = "", 0
         self._started_at_s: float | None = None
         self._at_s: float | None = None
@@ -41,16 +37,16 @@ class JobHistory:
 
     @property
     def run(self) -> int:
-        """Which start of the job the last event belongs to, from 1; 0: before the first round."""
+        """The start of the job that the last event belongs to, from 1; 0 before the first round."""
         return self._rounds.run
 
     def add(self, record: Record) -> None:
-        """Take the next event."""
+        """Process the next event."""
         at_s, name = seconds_of(record["time"]), record["name"]
         if self._started_at_s is None:
             self._started_at_s = at_s - record["uptime_s"]
         self._at_s, self._attempt = at_s, record["attempt"]
-        self._job = record["job"] or self._job  # ft-run master has none before its first node
+        self._job = record["job"] or self._job  # ft-run master has no job before its first node
         if name == "job.ended":
             self._end = record["verdict"]["exit_code"], record["verdict"]["sentence"]
         elif name == "agent.started":
@@ -67,7 +63,7 @@ class JobHistory:
         self._nodes.add(record, self._rounds.run)
 
     def renamed(self, before: str, node: str) -> None:
-        """Take what was known of a node for that of its new id, which the master has given it."""
+        """Move the state of a node to the new ID that the master assigned to it."""
         self._accounts[node] = self._accounts.pop(before, Accounting())
 
     def account(self, node: str) -> Accounting:
@@ -134,7 +130,7 @@ class _SaveFold:
 
 
 class _NodeFold:
-    """Which nodes are there, by the events of the master or, without them, of the nodes."""
+    """Connected nodes, from the events of the master or, without them, of the nodes."""
 
     def __init__(self) -> None:
         self._run = 0
@@ -144,7 +140,7 @@ class _NodeFold:
     def _begin(self) -> None:
         self._connected: set[str] | None = None
         self._lost: dict[str, str] = {}
-        """Host by identity; the host itself if the events of the master are not there."""
+        """Hosts by identity; by host without events of the master."""
         self._excluded: dict[str, None] = {}
         self._missing: tuple[str, ...] = ()
         self._xids: dict[str, None] = {}

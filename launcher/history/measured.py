@@ -1,6 +1,6 @@
-"""What ``--auto-tune advise`` has measured in a job: a fold over ``tuning.measured``.
+"""Measurements of ``--auto-tune advise`` in a job: a fold over ``tuning.measured``.
 
-It keeps the measures of the last settings only.
+It keeps only the measurements with the last settings.
 """
 
 from typing import Final
@@ -18,11 +18,11 @@ _SUMS: Final = (
 )
 _MOST: Final = 1e12
 _MOSTLY: Final = 0.5
-"""Share of training in the time between two records whose idle CPUs count."""
+"""Minimum share of training between two records, for their idle CPUs to count."""
 
 
 class Measured(Struct, frozen=True):
-    """Sums over the rounds with the same settings; the fields are those of the event."""
+    """Sums over the rounds with the same settings; the fields are the same as in the event."""
 
     workers: int
     num_workers: int
@@ -39,7 +39,7 @@ class Measured(Struct, frozen=True):
     squares_s2: float = 0.0
     idle_cpu_s: float = 0.0
     idle_of_s: float = 0.0
-    """The time that ``idle_cpu_s`` is of; 0: it is not known."""
+    """The time that ``idle_cpu_s`` refers to; 0 if unknown."""
     worker_cpu_s: float = 0.0
     worker_s: float = 0.0
     samples: int = 0
@@ -47,30 +47,29 @@ class Measured(Struct, frozen=True):
 
     @property
     def data_wait(self) -> float:
-        """Share of training."""
+        """Share of training time."""
         return self.wait_s / self.training_s if self.training_s else 0.0
 
     @property
     def idle_cpus(self) -> float | None:
-        """How many CPUs were idle while workers trained; None: not known."""
+        """Number of CPUs that were idle while workers trained; None if unknown."""
         return self.idle_cpu_s / self.idle_of_s if self.idle_of_s else None
 
     @property
     def busy_threads(self) -> float:
-        """How many CPUs the first worker kept busy, without its child processes."""
+        """Number of CPUs that the first worker kept busy, without its child processes."""
         return self.worker_cpu_s / self.worker_s if self.worker_s else 0.0
 
 
 class Measures:
-    """The fold; ``add`` the records of one node after the other."""
+    """The fold; ``add`` the records of one node in order."""
 
     def __init__(self) -> None:
         self.measured: Measured | None = None
-        """None: there is none."""
         self._last: Record | None = None
 
     def add(self, record: Record) -> None:
-        """Take the next event."""
+        """Process the next event."""
         if record["name"] != NAME or not _is_sound(record):
             return
         last, self._last = self._last, record
@@ -78,7 +77,7 @@ class Measures:
             return
         sums = self.measured
         if sums is not None and sums.batches and not record["batches"]:
-            return  # a round that has just begun
+            return  # a round that has just started
         has_loader = last["batches"] > 0
         if has_loader and any(last[name] != record[name] for name in _SETTINGS):
             self.measured = None
@@ -89,7 +88,7 @@ class Measures:
 
 
 def _is_sound(record: Record) -> bool:
-    """Return whether the numbers are those of a job: a file may have any."""
+    """Return whether the numbers are plausible: a file may contain any."""
     numbers = (record[name] for name in (*_SUMS, *_SETTINGS, "idle_cpu_s", "cpus", "cores"))
     return record["workers"] > 0 and all(-1 <= number <= _MOST for number in numbers)
 

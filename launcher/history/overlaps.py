@@ -1,4 +1,4 @@
-"""What else is known of the training time: how much of it waited for data, or was slow steps."""
+"""Details of the training time: waits for data, and slow steps."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,10 +9,10 @@ DATA_WAIT: Final = "data wait"
 SLOW_STEPS: Final = "slow steps"
 _TRAINING: Final = "training"
 MINUTE_S: Final = 45.0
-"""The shortest training time whose mean is used: there is a report a minute, or more."""
+"""Minimum training time for a mean: there is at least one report per minute."""
 _HOUR_MINUTES: Final = 60
 _LEAST_MINUTES: Final = 10
-"""A median of fewer is not meaningful."""
+"""A median of fewer minutes is not meaningful."""
 
 
 class Overlaps:
@@ -27,16 +27,16 @@ class Overlaps:
 
     @property
     def slow_s(self) -> float:
-        """Training beyond as many steps of the median time of the best hour; 0: not known."""
+        """Training time beyond the same number of steps at the best hour's median; 0 if unknown."""
         return self._slow.seconds or 0.0
 
     def begin(self) -> None:
-        """Begin a round."""
+        """Start a round."""
         self._waited_s = self._training_s = 0.0
         self._steps = None
 
     def add(self, record: Record) -> float:
-        """Take a report; return for how long training has waited for data since the last one.
+        """Process a report; return how long training has waited for data since the last one.
 
         Each rank waits for all others in each step, so the longest wait of a rank counts.
         """
@@ -53,16 +53,16 @@ class Overlaps:
 
 
 class BestHour:
-    """The lowest median time of a step of all hours, from a time a minute."""
+    """The lowest median step time of all hours, from one value per minute."""
 
     def __init__(self) -> None:
         self._minutes: list[float] = []
-        """Of the current hour."""
+        """Values of the current hour."""
         self._best_s: float | None = None
-        """Of the hours that have ended."""
+        """Lowest median of the completed hours."""
 
     def add(self, step_s: float, minutes: int = 1) -> None:
-        """Add the time of a step in a minute, or its mean over several."""
+        """Add the step time of a minute, or its mean over several minutes."""
         for _ in range(minutes):
             self._minutes.append(step_s)
             if len(self._minutes) == _HOUR_MINUTES:
@@ -71,31 +71,29 @@ class BestHour:
 
     @property
     def step_s(self) -> float | None:
-        """The current hour's median counts from a few minutes on; None: there were fewer."""
+        """The best median; the current hour counts after a few minutes. None before that."""
         if len(self._minutes) < _LEAST_MINUTES:
             return self._best_s
-        from statistics import median  # only now: it loads random and decimal
+        from statistics import median  # imported here because it loads random and decimal
 
         current_s = median(self._minutes)
         return current_s if self._best_s is None else min(self._best_s, current_s)
 
 
 class SlowSteps:
-    """The training time and steps of a job, compared with the best hour's time of a step.
+    """The training time and steps of a job, compared with the step time of the best hour.
 
-    The sum of (step - median) over all steps is the training time less that of as many median
-    steps. The median is that of the means of minutes: a minute has too many steps to see each.
+    The sum of (step - median) over all steps is the training time minus the same number of median
+    steps. The median is over the means of minutes: a minute has too many steps to see each of them.
     """
 
     def __init__(self) -> None:
         self._open = (0.0, 0)
-        """Training time and steps of the current minute."""
         self._hours = BestHour()
-        """Of mean step times."""
         self._total = (0.0, 0)
 
     def add(self, training_s: float, steps: int, minutes: int = 1) -> None:
-        """Add training between two reports, or between more of them, for that many minutes."""
+        """Add the training between reports; ``minutes`` is the number of minutes between them."""
         seconds, count = self._open[0] + training_s, self._open[1] + steps
         self._open = seconds, count
         if seconds < MINUTE_S or not count:
@@ -105,7 +103,7 @@ class SlowSteps:
 
     @property
     def seconds(self) -> float | None:
-        """The time beyond as many steps of the best hour's median; None: not known yet."""
+        """Time beyond the same number of steps at the best hour's median; None if not known yet."""
         best_s = self._hours.step_s
         if best_s is None:
             return None

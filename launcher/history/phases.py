@@ -11,48 +11,47 @@ K = TypeVar("K")
 
 
 class Phase(enum.Enum):
-    """What a node does; exactly one of these, or an ``Activity``, at a time."""
+    """A node's state; at any time it is exactly one of these, or an ``Activity``."""
 
     STARTING = "starting ft-run"
     WAITING = "waiting for nodes"
     STANDING_BY = "standing by"
-    """As a spare."""
     CHECKING = "checking"
     SPAWNING = "starting workers"
     BUILDING = "importing and building"
-    """Until workers join, or else until the first step; only of workers that are watched."""
+    """Until workers join, or else until the first step; only for watched workers."""
     JOINING = "joining"
-    """In ``init_process_group``; this phase and the next four: only of workers that are watched."""
+    """In ``init_process_group``; this phase and the next four are only for watched workers."""
     RESTORING = "restoring"
     """In ``Checkpointer.restore``."""
     FIRST_STEP = "first step"
     """From the end of joining or restoring to the first completed step, e.g. compilation."""
     TRAINING = "training"
-    """From the first step on."""
+    """From the first step."""
     SAVING = "saving"
     """Training waits for a snapshot or a checkpoint."""
     RUNNING = "running"
-    """Workers that are not watched: what they do is not known."""
+    """Unwatched workers: their activity is unknown."""
     HANGING = "no progress"
-    """From the suspicion to the decision; the idle time before it is in the phase before."""
+    """From the suspicion to the decision; the idle time before belongs to the previous phase."""
     DRAINING = "draining"
     STOPPING = "stopping"
-    """Workers exit, or are stopped."""
+    """Workers exit, or are being stopped."""
     SUSPENDED = "suspended"
     ENDED = "between attempts"
 
 
 class Activity(Struct, frozen=True):
-    """What workers do other than training, as the script names it."""
+    """An activity of workers other than training, with the script's name for it."""
 
     value: str
 
 
 Spent: TypeAlias = Phase | Activity
-"""What time is counted as."""
+"""The categories of time."""
 
 OTHERS: Final = Activity("other activities")
-"""Activities beyond the first ones."""
+"""All activities beyond the maximum number."""
 _OF_WORKERS: Final = {
     phase.value: phase
     for phase in (
@@ -63,13 +62,13 @@ _OF_WORKERS: Final = {
 
 
 class Activities:
-    """The activities of a job, as many as a table may have."""
+    """The activities of a job, up to the maximum number in a table."""
 
     def __init__(self) -> None:
         self._known: dict[str, Activity] = {}
 
     def find(self, name: str) -> Spent:
-        """Return what a worker calls by a name."""
+        """Return the category for a worker's name of an activity."""
         found = _OF_WORKERS.get(name) or self._known.get(name)
         if found is None:
             if len(self._known) >= _ACTIVITIES_MAX:
@@ -79,36 +78,36 @@ class Activities:
 
 
 class Account(Struct):
-    """Where the time went. All times in seconds."""
+    """Where the time went. All times are in seconds."""
 
     phases: dict[Spent, float] = field(default_factory=dict)
     restarts: dict[str, float] = field(default_factory=dict)
-    """By kind of the failure, as ``Failure`` has it in a record."""
+    """Time by kind of the failure, as in ``Failure`` in a record."""
     restart_phases: dict[Spent, float] = field(default_factory=dict)
-    """Of ``phases``: from failures to the next training (or start of workers not watched)."""
+    """Part of ``phases`` from failures to the next training (or start of unwatched workers)."""
     lost: dict[str, float] = field(default_factory=dict)
-    """Training that was lost, by kind of the failure."""
+    """Lost training by kind of the failure."""
     overlapping: dict[str, float] = field(default_factory=dict)
-    """Of the training: ``DATA_WAIT`` and, over all attempts, ``SLOW_STEPS``, where known."""
+    """Part of the training: ``DATA_WAIT`` and, over all attempts, ``SLOW_STEPS``, if known."""
 
     @property
     def seconds(self) -> float:
-        """The time of all phases."""
+        """The total time of all phases."""
         return sum(self.phases.values())
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time in which steps were done that were kept; None: not known.
+        """Share of the time spent on steps that were kept; None if unknown.
 
-        It counts each step once: those that are done again after a failure were lost before.
+        It counts each step once: steps that are repeated after a failure were lost before.
         """
         if Phase.RUNNING in self.phases or self.seconds <= 0:
-            return None  # workers that do not report their steps
+            return None  # workers do not report their steps
         kept_s = self.phases.get(Phase.TRAINING, 0.0) - sum(self.lost.values())
         return max(0.0, kept_s) / self.seconds  # steps of an earlier ft-run may be lost
 
     def since(self, before: "Account") -> "Account":
-        """Return the part of this account that an earlier one lacks."""
+        """Return the difference from an earlier account."""
         fields = self.__struct_fields__
         return Account(*(_less(getattr(self, one), getattr(before, one)) for one in fields))
 
@@ -123,6 +122,6 @@ def _less(amounts: dict[K, float], less: dict[K, float]) -> dict[K, float]:
 
 
 def add(amounts: dict[K, float], key: K, more: float) -> None:
-    """Add to one of several amounts, if there is something to add."""
+    """Add to one of several amounts, unless ``more`` is 0 or less."""
     if more > 0:
         amounts[key] = amounts.get(key, 0.0) + more

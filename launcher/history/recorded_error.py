@@ -1,4 +1,4 @@
-"""What a failed worker recorded: the content of its error file, as a failure carries it."""
+"""The error file of a failed worker, as contained in a failure."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ def recorded(failure: Failure) -> dict[str, Any] | None:
         return None
     try:
         error = json.loads(failure.error_json)
-    except (ValueError, RecursionError):  # of a node that says anything
+    except (ValueError, RecursionError):  # another node may send anything
         return None
     is_record = isinstance(error, dict) and isinstance(error.get("message"), str | dict)
     return error if is_record else None

@@ -1,4 +1,4 @@
-"""Makes a record of each event of this process: the node, the job, the time and the fields."""
+"""Creates a record of each event of this process: the node, the job, the time and the fields."""
 
 import json
 import re
@@ -24,24 +24,18 @@ class Clocks(Struct, frozen=True):
 
     wall: Callable[[], float] = time.time
     running: Callable[[], float] = time.monotonic
-    """Does not count while the host is suspended."""
+    """Stops while the host is suspended."""
     boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    """Also counts while the host is suspended."""
+    """Runs even while the host is suspended."""
 
 
 class Recorder:
     """Passes the record of each event to its sinks."""
 
     def __init__(self, job: str, attempt: int = 0, clocks: Clocks = Clocks()) -> None:  # noqa: B008 - a value
-        """Create a recorder without sinks.
-
-        Args:
-            job: the id of the job.
-            attempt: how often the scheduler has started this job again.
-            clocks: the clocks of this host.
-        """
+        """``attempt`` is the number of times that the scheduler has restarted this job."""
         self.node = ""
-        """The id of this node; empty: not known yet."""
+        """The ID of this node; empty if not known yet."""
         self.job, self.attempt = job, attempt
         self._clocks = clocks
         self._round: int | None = None
@@ -49,15 +43,10 @@ class Recorder:
         self._suspended_s = self._began - clocks.running()
         self._sinks: list[tuple[Sink, frozenset[str] | None]] = []
         self.is_written = False
-        """Whether files have the records."""
+        """Whether the records are written to files."""
 
     def add(self, sink: Sink, names: frozenset[str] | None = None) -> None:
-        """Pass the records of events from now on to a function.
-
-        Args:
-            sink: receives each record.
-            names: the names of the events that it receives; None: all.
-        """
+        """Pass the records of future events to ``sink``: of all, or only of those in ``names``."""
         self._sinks.append((sink, names))
 
     @property
@@ -112,18 +101,18 @@ class Recorder:
 def line_of(record: Record) -> bytes:
     """Return a record as a line of JSON in UTF-8."""
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-    if not text.isprintable():  # what json does not escape may steer a terminal
+    if not text.isprintable():  # characters that json does not escape may control a terminal
         text = _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     return text.encode(errors="replace") + b"\n"
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:
-    """Return how often the scheduler has started this job again, as Slurm counts it; else 0."""
+    """Return how often the scheduler has restarted this job, from Slurm's variable; otherwise 0."""
     text = environ.get("SLURM_RESTART_COUNT", "")
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _written(now: float) -> str:
-    """Return a time as RFC 3339 has it, in UTC: ``2026-11-25T06:38:28.123456Z``."""
+    """Return a time in UTC in RFC 3339 format: ``2026-11-25T06:38:28.123456Z``."""
     seconds, micros = divmod(round(now * 1e6), 1_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06d}Z"

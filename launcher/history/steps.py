@@ -1,10 +1,9 @@
-"""Formats counts of steps and of restarts, for the live line, ``ft-run status`` and tables."""
+"""Formats step and restart counts for the live line, ``ft-run status`` and tables."""
 
 from collections.abc import Mapping
 
 _LATE_S, _LATE_STEPS = 10.0, 3.0
-"""After this time, and after the recent duration of this many steps, the time without a step is
-shown."""
+"""Idle time is shown after at least 10 s and at least three recent step durations."""
 
 
 def is_late(steps_per_s: float, idle_s: float) -> bool:

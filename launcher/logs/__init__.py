@@ -1,1 +1,1 @@
-"""Where workers' output goes: the log folder, and the relay that tees it."""
+"""The workers' output: the log directory, and the relay that copies it to the console."""

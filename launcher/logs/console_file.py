@@ -1,8 +1,8 @@
-"""A console that is written to without ever waiting for its reader.
+"""A console for writing without waiting for its reader.
 
-The agent, its relay, and workers that inherit its streams write to the same console, and the
-flags of an open file are shared with all of them. So a pipe or terminal is opened again,
-non-blocking, and theirs is left as it is.
+The agent, its relay, and workers that inherit its streams write to the same console, and share the
+flags of an open file. So a pipe or terminal is opened again, non-blocking, and the shared flags are
+left unchanged.
 """
 
 import os
@@ -12,13 +12,13 @@ import stat
 
 
 class ConsoleFile:
-    """One of the descriptors 1 and 2, for as long as this process lives."""
+    """Descriptor 1 or 2, for as long as this process lives."""
 
     def __init__(self, fd: int) -> None:
-        """Open what a descriptor is again, or use it where that cannot be.
+        """Open the file of a descriptor again, or use the descriptor if that fails.
 
         Raises:
-            OSError: it is closed.
+            OSError: if it is closed.
         """
         self.fd = fd
         self._socket: socket.socket | None = None
@@ -30,19 +30,19 @@ class ConsoleFile:
                 self._socket = socket.socket(fileno=os.dup(fd))
             elif not stat.S_ISREG(mode):
                 self.fd = os.open(f"/proc/self/fd/{fd}", flags)
-        except OSError:  # the terminal of another user, no reader, or no descriptor left
+        except OSError:  # another user's terminal, no reader, or no descriptor left
             self._asks_first = True
 
     def write(self, pending: bytes | bytearray) -> int:
-        """Write as much of ``pending`` as goes in one call; return how many bytes that was.
+        """Write as much of ``pending`` as one call accepts; return the number of bytes.
 
-        A pipe takes up to PIPE_BUF bytes as one or not at all (``pipe(7)``), so whole lines up
-        to there are never torn, whatever else writes. A longer line goes in one call, too, but
-        the kernel may take a part of it.
+        A pipe accepts up to PIPE_BUF bytes completely or not at all (``pipe(7)``), so lines up to
+        that size are never torn by other writers. Longer lines are written in one call, too, but
+        the kernel may accept only a part.
 
         Raises:
-            BlockingIOError: the console takes nothing now.
-            OSError: it takes nothing any more.
+            BlockingIOError: if the console does not accept anything now.
+            OSError: if it does not accept anything any more.
         """
         if self._asks_first and not self.is_writable(0.0):
             raise BlockingIOError
@@ -52,7 +52,7 @@ class ConsoleFile:
             return os.write(self.fd, piece)
 
     def is_writable(self, timeout_s: float) -> bool:
-        """Wait until the console takes something; return False when the time is over."""
+        """Wait until the console accepts data; return False after the timeout."""
         poll = select.poll()
         poll.register(self.fd, select.POLLOUT)
         return bool(poll.poll(timeout_s * 1000))

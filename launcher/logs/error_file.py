@@ -1,9 +1,8 @@
-"""The file that a failing worker's exception is in (``TORCHELASTIC_ERROR_FILE``).
+"""The file with a failing worker's exception (``TORCHELASTIC_ERROR_FILE``).
 
-``@record`` writes it, or ``training/worker/starter/capture.py``.
-
-Any process may write there, so nothing in it is trusted. A file that is not regular, not JSON, too
-large, too deep or without a message is no record, and every number in a record is bounded.
+``@record`` or ``training/worker/starter/capture.py`` writes it. Any process can write it, so its
+content is not trusted: a file that is not regular, not JSON, too large, too deep or without a
+message is ignored, and every number is bounded.
 """
 
 import json
@@ -19,28 +18,28 @@ from ..processes.regular_file import head_of_file
 MESSAGE_MAX_CHARS = 4096
 _READ_MAX_BYTES = 16 * defaults.ERROR_FILE_MAX_BYTES
 _TRACEBACK_MARGIN = 2048
-"""What JSON, the message and escapes may need beside the traceback in a bounded record."""
+"""Space for JSON, the message and escapes next to the traceback in a bounded record."""
 _DEPTH_MAX = 16
-"""The deepest nesting of lists and objects; torch writes three."""
+"""Maximum nesting of lists and objects; torch writes three levels."""
 _NUMBER_MAX = 2**63
 _TIME_MAX_S = 2**32
-"""Unix time in seconds, in 2106. A larger one is in other units."""
+"""Unix time in seconds, in 2106. A larger value has a different unit."""
 
 
 class ErrorFile(Struct, frozen=True):
-    """The error that a worker recorded."""
+    """An error recorded by a worker."""
 
     path: str
     text: str
-    """The record as JSON, in ASCII; at most ``defaults.ERROR_FILE_MAX_BYTES``."""
+    """The record as ASCII JSON; at most ``defaults.ERROR_FILE_MAX_BYTES``."""
     message: str
     """Type and text of the exception; at most ``MESSAGE_MAX_CHARS``."""
     time_s: int | None
-    """Unix time in whole seconds; None where the record has no plausible one."""
+    """Unix time in whole seconds; None if the record has no plausible time."""
 
 
 def read_error_of_exit(path: str, now_s: float) -> ErrorFile | None:
-    """Return the record of a worker that has exited, else what it seemed to survive just before."""
+    """Return the record of a worker that exited, or else an error that it survived just before."""
     error = read_error_file(path)
     if error is not None or not path:
         return error
@@ -52,17 +51,16 @@ def read_error_of_exit(path: str, now_s: float) -> ErrorFile | None:
 
 
 def read_error_file(path: str) -> ErrorFile | None:
-    """Return the record of a worker, its traceback cut to the bound; None without a record.
+    """Return the record of a worker, with the traceback shortened to the limit.
 
-    Args:
-        path: of the file, which need not exist; empty: the worker was given none.
+    None if there is no valid record; the file need not exist, and an empty ``path`` means no file.
     """
     data = head_of_file(path, _READ_MAX_BYTES) if path else None
     if data is None:
         return None
     try:
         error = json.loads(data.decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError):  # ValueError also for numbers of thousands of digits
+    except (ValueError, RecursionError):  # ValueError also for numbers with thousands of digits
         return None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str | dict):
         return None
@@ -77,7 +75,7 @@ def read_error_file(path: str) -> ErrorFile | None:
 def _is_sound(value: Any, depth: int) -> bool:
     """Return whether all numbers are bounded, and nothing is nested deeper than ``depth``."""
     if isinstance(value, int | float):
-        return abs(value) < _NUMBER_MAX  # no NaN, no infinity either
+        return abs(value) < _NUMBER_MAX  # not NaN or infinity either
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
         return depth > 0 and all(_is_sound(item, depth - 1) for item in inner)
@@ -85,9 +83,9 @@ def _is_sound(value: Any, depth: int) -> bool:
 
 
 def _shortened(error: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what names the error: the message, and the end of the traceback."""
+    """Keep what identifies the error: the message, and the end of the traceback."""
     stack = str(_extra(error).get("py_callstack", ""))
-    # JSON may write six bytes for one character.
+    # JSON may need six bytes per character.
     kept = (defaults.ERROR_FILE_MAX_BYTES - _TRACEBACK_MARGIN - 6 * 512) // 6
     return {
         "message": {

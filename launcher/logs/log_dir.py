@@ -1,12 +1,12 @@
-"""Where each worker's output goes: the log folder of a job on this node, and a plan per stream.
+"""The log directory of a job on this node, and the destination of each worker's streams.
 
-The layout is torchrun's::
+The layout is the same as torchrun's::
 
     <log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}
     <log_dir>/<run_id>_<random>/attempt_<n>/filtered_{stdout,stderr}.log
 
 ``n`` is the restart count. A regroup starts the workers again without counting a restart; its
-folder is then ``attempt_<n>.1``, the next ``attempt_<n>.2``, so no earlier attempt is touched.
+directories are then ``attempt_<n>.1``, ``attempt_<n>.2`` etc., so earlier attempts are not changed.
 """
 
 import contextlib
@@ -34,35 +34,35 @@ class WorkerLogs(Struct, frozen=True):
 
     streams: Mapping[Stream, StreamPlan]
     error_file: str
-    """The value of ``TORCHELASTIC_ERROR_FILE``; empty where no files are written."""
+    """The value of ``TORCHELASTIC_ERROR_FILE``; empty if no files are written."""
 
 
 class AttemptLogs(Struct, frozen=True):
-    """The plan for one start of all workers; ``workers`` is in order of local rank."""
+    """The plan for one start of all workers; ``workers`` is ordered by local rank."""
 
     workers: tuple[WorkerLogs, ...]
     directory: str | None
-    """None where no files are written."""
+    """None if no files are written."""
     warning: str | None = None
-    """A sentence, if files were asked for and cannot be written."""
+    """A message, if the requested files cannot be written."""
     prefix_template: str = ""
-    """As ``LogOptions.prefix_template``."""
 
 
 class LogDir:
-    """The log folder of one job on this node. Make it with ``create``."""
+    """The log directory of one job on this node. Use ``create`` to create it."""
 
     def __init__(self, options: LogOptions, run_dir: str | None, temporary_dir: str | None) -> None:
         self._options = options
         self._temporary_dir = temporary_dir
         self.path = run_dir
-        """The folder of this run, absolute; None under ``--log-dir /dev/null``."""
+        """The absolute path of the run's directory; None with ``--log-dir /dev/null``."""
 
     @classmethod
     def create(cls, options: LogOptions, job_id: str) -> "LogDir":
-        """Make the run's folder and prove that it can be written.
+        """Create the run's directory and check that it is writable.
 
-        Raises ``LogDirError`` where it cannot: a file in the way, no permission, a full disk.
+        Raises:
+            LogDirError: if it is not: a file in the way, no permission, a full disk.
         """
         if options.log_dir == os.devnull:
             return cls(options, None, None)
@@ -79,7 +79,7 @@ class LogDir:
 
     @property
     def keeps_files(self) -> bool:
-        """Whether the files stay after the job: the user asked for them."""
+        """Whether the files are kept after the job, because the user requested them."""
         return self.path is not None and self._temporary_dir is None
 
     @property
@@ -89,13 +89,13 @@ class LogDir:
         return self.path is not None and any((tee.default, *tee.by_local_rank.values()))
 
     def attempt(self, restart_count: int, local_world_size: int) -> AttemptLogs:
-        """Make the folder and the empty log files of the next start, and plan its streams.
+        """Create the directory and empty log files of the next start, and plan its streams.
 
-        This never fails: a disk that has filled up or a folder that was removed must not
-        end a job that trains. The output then goes to the console alone, and ``warning`` says so.
+        This never fails: a full disk or a removed directory must not end a job that trains. The
+        output then goes only to the console, and ``warning`` says so.
         """
         if self.path is None:
-            # As torchrun: without files neither tee nor the filters have an effect.
+            # As in torchrun: without files, neither tee nor the filters have an effect.
             inherited = dict.fromkeys(Stream, StreamPlan(Route.INHERIT))
             return AttemptLogs((WorkerLogs(inherited, ""),) * local_world_size, None)
         template = self._options.prefix_template
@@ -115,18 +115,18 @@ class LogDir:
         return AttemptLogs(workers, directory, prefix_template=template)
 
     def remove_if_unused(self) -> None:
-        """Remove the folder if no round has begun, a temporary one also if it holds no file."""
+        """Remove the directory if no round started; a temporary one if it contains no file."""
         if self._temporary_dir is not None:
             for folder, _, _ in os.walk(self._temporary_dir, topdown=False):
                 with contextlib.suppress(OSError):
-                    os.rmdir(folder)  # which removes no files
+                    os.rmdir(folder)  # does not remove files
             return
         if self.path is not None:
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
 
     def remove_if_temporary(self) -> None:
-        """Remove the folder if the user named none; one given by ``--log-dir`` always stays."""
+        """Remove the directory unless it was given by ``--log-dir``."""
         if self._temporary_dir is None:
             return
         shutil.rmtree(self._temporary_dir, ignore_errors=True)
@@ -141,10 +141,10 @@ class LogDir:
         )
 
     def _plan_stream(self, directory: str, local_rank: int, stream: Stream) -> StreamPlan:
-        """Decide for one stream; the rules are those of torchrun's ``DefaultLogsSpecs``.
+        """Plan one stream according to the rules of torchrun's ``DefaultLogsSpecs``.
 
-        Tee implies redirect. The rank filter hides a stream from the console, and with it from
-        the filtered file, which torchrun feeds from what is tee'd and shown only.
+        Tee implies redirect. The rank filter hides a stream from the console, and also from the
+        filtered file, which in torchrun contains only lines that are tee'd and shown.
         """
         options = self._options
         shown = options.console_local_ranks is None or local_rank in options.console_local_ranks
@@ -167,7 +167,7 @@ class LogDir:
 
     def _files(self, directory: str, workers: Iterable[WorkerLogs]) -> Iterator[str]:
         for stream in Stream:
-            if self._filters(stream):  # the file exists also when no line matches
+            if self._filters(stream):  # the file exists even if no line matches
                 yield _filtered_path(directory, stream)
         for worker in workers:
             yield from (plan.path for plan in worker.streams.values() if plan.path)
@@ -176,8 +176,8 @@ class LogDir:
 def console_prefix(role: str, rank: int, local_rank: int, template: str) -> bytes:
     """Return the prefix of each console line of a tee'd stream.
 
-    ``template`` has the names of ``--log-line-prefix-template``; unknown ones are left as they
-    are. Empty: ``[<role><n>]:``.
+    ``template`` contains names of ``--log-line-prefix-template``; unknown names stay unchanged. An
+    empty template means ``[<role><n>]:``.
     """
     prefix = f"[{role}{local_rank}]:"
     if template:
@@ -199,7 +199,7 @@ def _without_files(worker: WorkerLogs) -> WorkerLogs:
 
 
 def _file_name_of(job_id: str) -> str:
-    """Return ``job_id`` without what a file name cannot hold, and not too long."""
+    """Return ``job_id`` without characters that a file name cannot contain, and not too long."""
     name = "".join(c if c.isprintable() and c != "/" else "_" for c in job_id)
     return name.encode()[:_RUN_ID_MAX_BYTES].decode(errors="ignore")
 
@@ -215,7 +215,7 @@ def _make_attempt_dir(run_dir: str, restart_count: int) -> str:
 
 
 def _make_random(parent: str, prefix: str) -> str:
-    """Make a new folder with a random suffix, for its owner only; nodes may share ``parent``."""
+    """Create a directory with a random suffix, only for its owner; nodes may share ``parent``."""
     while True:
         path = os.path.join(parent, prefix + os.urandom(4).hex())
         with contextlib.suppress(FileExistsError):
@@ -224,13 +224,12 @@ def _make_random(parent: str, prefix: str) -> str:
 
 
 def check_log_dir(path: str | None) -> None:
-    """Refuse a log folder that could not be written; nothing is made, and space is not looked at.
+    """Check that a log directory can be written, without creating it or checking the free space.
 
-    Args:
-        path: the folder, which need not exist yet; None or ``/dev/null``: none is wanted.
+    ``path`` need not exist yet; None or ``/dev/null`` means no directory.
 
     Raises:
-        LogDirError: a file is in its way, or this user may not write there.
+        LogDirError: if a file is in the way, or this user has no write permission.
     """
     if not path or path == os.devnull:
         return
@@ -244,7 +243,7 @@ def check_log_dir(path: str | None) -> None:
 
 
 def _make_probed(parent: str, prefix: str) -> str:
-    """Make a run's folder and write a probe to it; on failure leave nothing behind."""
+    """Create a run's directory and write a probe to it; on failure, leave nothing behind."""
     path = _make_random(parent, prefix)
     probe = os.path.join(path, ".probe")
     try:
@@ -262,9 +261,9 @@ def _make_probed(parent: str, prefix: str) -> str:
 
 
 def _make_temporary(prefix: str) -> tuple[str, str]:
-    """Make ``torchelastic_<random>/<run>`` in the first temporary folder that can be written.
+    """Create ``torchelastic_<random>/<run>`` in the first writable temporary directory.
 
-    The candidates are those of the standard library's ``tempfile``, whose import would cost
+    The candidates are the same as in the standard library's ``tempfile``, whose import would cost
     the agent several milliseconds.
     """
     named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]

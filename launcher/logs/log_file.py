@@ -1,4 +1,4 @@
-"""A standard stream of a worker: where it goes, and its log file, appended to and read back."""
+"""A worker's standard stream: its destination, and its log file, for appending and reading back."""
 
 import contextlib
 import enum
@@ -15,7 +15,7 @@ class Stream(enum.Enum):
 
 
 class Route(enum.Enum):
-    """What a worker's stream is connected to."""
+    """The destination of a worker's stream."""
 
     INHERIT = "inherit"
     """The agent's own stream."""
@@ -28,27 +28,27 @@ class Route(enum.Enum):
 
 
 class StreamPlan(NamedTuple):
-    """Where one stream of one worker goes. The relay, which has no site-packages, uses it too."""
+    """Destination of one stream. The relay, which has no site-packages, uses this class, too."""
 
     route: Route
     path: str | None = None
-    """The log file; None where nothing is written to one."""
+    """The log file; None if there is none."""
     filters: tuple[bytes, ...] = ()
-    """A relayed line that contains any of these goes to ``filtered_path`` as well."""
+    """A relayed line that contains any of these is also written to ``filtered_path``."""
     filtered_path: str | None = None
 
 
 def open_log(path: str) -> int:
-    """Open (and create) a log file for appending; return its descriptor, not inheritable.
+    """Open (and create) a log file for appending; return its descriptor, which is not inheritable.
 
-    It is readable too: the relay reads back what a slow console has not yet shown.
-    Raises ``OSError``.
+    It is also readable: the relay reads back lines that a slow console has not shown yet. Raises
+    ``OSError``.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
 class LogFile:
-    """A file that is appended to until an error, which is reported once."""
+    """A file for appending until an error, which is reported once."""
 
     def __init__(self, path: str, log_ended: Callable[[str, str], None]) -> None:
         self._path = path
@@ -64,7 +64,7 @@ class LogFile:
             self._stop(error)
 
     def write(self, data: bytes) -> int:
-        """Append ``data``; return how many of its bytes are in the file."""
+        """Append ``data``; return how many of its bytes were written to the file."""
         done = 0
         try:
             while self._is_whole and done < len(data):
@@ -75,7 +75,7 @@ class LogFile:
         return done
 
     def read_at(self, offset: int, max_bytes: int) -> bytes:
-        """Return what stands at ``offset``; empty at the end or where it cannot be read."""
+        """Return the data at ``offset``; empty at the end or if it cannot be read."""
         try:
             return os.pread(self._fd, max_bytes, offset)
         except OSError:

@@ -1,12 +1,12 @@
-"""The relay: a process that takes workers' output from pipes to log files and the console.
+"""The relay: a process that copies workers' output from pipes to log files and the console.
 
-It has one thread, imports little and knows only its streams. It outlives the agent until all
-output of workers is written.
+It has one thread, imports little and knows only its streams. It outlives the agent until all output
+of workers is written.
 
-Agent and relay talk over a ``SOCK_SEQPACKET`` socket pair, one JSON object per packet; bytes
-travel as Latin-1 text. To the relay: ``{"add": n, …}`` with the pipe's read end attached. From it:
-``{"closed": n}`` when a stream has ended and all of it is written and shown,
-``{"ended": path, "reason": …}`` for a log file, and last, where nothing read the console,
+Agent and relay communicate over a ``SOCK_SEQPACKET`` socket pair, with one JSON object per packet
+and bytes as Latin-1 text. To the relay: ``{"add": n, …}`` with the pipe's read end attached. From
+the relay: ``{"closed": n}`` when a stream has ended and is completely written and shown,
+``{"ended": path, "reason": …}`` for a log file, and last, if nothing read the console,
 ``{"unshown": bytes}``.
 """
 
@@ -27,7 +27,7 @@ from .log_file import Route, Stream, StreamPlan
 from .relay_stream import RelayedStream
 
 IDLE_EXIT_S: Final = 5.0
-"""How long the relay runs without its agent while nothing arrives and nothing can be shown."""
+"""How long the relay runs without its agent if no data arrives and nothing can be shown."""
 
 PACKET_MAX_BYTES: Final = 256 * 1024
 
@@ -44,11 +44,7 @@ _IGNORED_SIGNALS: Final = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run the relay; the console is what the descriptors 1 and 2 are.
-
-    Args:
-        arguments: the descriptor of this side's end of the socket pair.
-    """
+    """Run the relay with descriptors 1 and 2 as the console; the argument is the control socket."""
     control = socket.socket(fileno=int(arguments[0]))
     _detach(control.fileno())
     Relay(control).run()
@@ -56,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def encode_order(number: int, stream: Stream, prefix: bytes, plan: StreamPlan) -> bytes:
-    """Return the packet that asks the relay to take the attached pipe as stream ``number``."""
+    """Return the packet that asks the relay to read the attached pipe as stream ``number``."""
     message = {
         "add": number,
         "stream": stream.value,
@@ -91,13 +87,13 @@ class Relay:
         self._control = control
         control.setblocking(False)
         self._streams: dict[int, RelayedStream] = {}
-        """By number; that which was served last is the last."""
+        """Streams by number; the last one served is last."""
         self._outbox: deque[bytes] = deque()
         self._has_agent = True
         self._consoles = open_consoles()
 
     def run(self) -> None:
-        """Work until the agent is gone and everything is written, or nothing can be written."""
+        """Run until the agent is gone and everything is written, or nothing can be written."""
         while self._has_agent or self._streams:
             ready = self._wait()
             if not ready and not self._may_catch_up():
@@ -115,7 +111,7 @@ class Relay:
             self._send()
 
     def _wait(self) -> set[int]:
-        """Return the descriptors on which something can be done; none after a time."""
+        """Return the descriptors that are ready; none after the timeout."""
         poll = select.poll()
         if self._has_agent:
             wanted = select.POLLIN | select.POLLOUT if self._outbox else select.POLLIN
@@ -133,10 +129,10 @@ class Relay:
         return any(stream.can_catch_up for stream in self._streams.values())
 
     def _give_up(self) -> None:
-        """End without the agent.
+        """Exit without the agent.
 
-        A process that outlived its job keeps a pipe open, or the console has stalled. What has
-        arrived is in the files; unfinished lines are shown.
+        A process that outlived its job keeps a pipe open, or the console is stalled. Received data
+        is in the files; incomplete lines are shown.
         """
         unshown = sum(stream.unshown for stream in self._streams.values())
         unshown += sum(console.unshown for console in {*self._consoles.values()})
@@ -148,7 +144,7 @@ class Relay:
             self._send()
 
     def _show_and_close(self) -> None:
-        """Give each stream that is behind one turn at the console; close those that are over."""
+        """Give each stream that is behind one turn at the console; close streams that are done."""
         for number, stream in list(self._streams.items()):
             if stream.can_catch_up:
                 stream.catch_up()
@@ -162,11 +158,11 @@ class Relay:
         try:
             message, fds, _, _ = socket.recv_fds(self._control, PACKET_MAX_BYTES, 1)
         except BlockingIOError:
-            return  # the wake-up was for room for answers
+            return  # the wake-up was for space for answers
         except OSError:
             message, fds = b"", []
         if not message:
-            self._has_agent = False  # one that is merely closing still listens
+            self._has_agent = False  # an agent that is closing still reads
             return
         if not fds:
             sys.exit("ft-run-relay: no file descriptor is left: raise the limit (ulimit -n)")
@@ -188,13 +184,13 @@ class Relay:
         self._outbox.append(json.dumps(message).encode())
 
     def _send(self) -> None:
-        """Send what the agent has room for; the rest goes when it has read."""
+        """Send as much as the agent has space for; the rest follows when it has read."""
         while self._outbox:
             try:
                 self._control.send(self._outbox[0])
             except BlockingIOError:
                 return
             except OSError:
-                self._outbox.clear()  # the agent is gone; reading will say so
+                self._outbox.clear()  # the agent is gone, which reading will show
                 return
             self._outbox.popleft()

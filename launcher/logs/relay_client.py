@@ -1,7 +1,7 @@
-"""The agent's side of the relay: starts it, gives it streams, learns when they are written.
+"""The agent's side of the relay: starts it, passes streams to it, and receives their end.
 
-A stream ends when the last copy of its write end is closed; the agent closes its own once the
-worker has it.
+A stream ends when the last copy of its write end is closed; the agent closes its copy when the
+worker has the descriptor.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from .log_file import Stream, StreamPlan, open_log
 from .relay import PACKET_MAX_BYTES, encode_order
 
 _SEND_TIMEOUT_S: Final = 5.0
-"""The relay always reads at once; one that does not for so long is stuck in the kernel."""
+"""The relay normally reads immediately; after this time it is stuck in the kernel."""
 
 
 class OpenStream(Struct, frozen=True):
@@ -36,19 +36,16 @@ class OpenStream(Struct, frozen=True):
 
 
 class RelayClient:
-    """The relay as the agent sees it. Not thread-safe."""
+    """The relay from the agent's point of view. Not thread-safe."""
 
     def __init__(self, tell: Callable[[Event], None]) -> None:
         """Start a relay, with this process's standard output and error as its console.
 
-        It is started by ``exec``, since this process may have threads.
-
-        Args:
-            tell: called when a log file had to end (disk full), output could not be shown, or the
-                relay itself was lost.
+        ``tell`` is called if a log file ended early (full disk), output could not be shown, or the
+        relay was lost.
 
         Raises:
-            NoProcessError: no process can be started.
+            NoProcessError: if no process can be started.
         """
         self._tell = tell
         self._is_closing = False
@@ -57,13 +54,13 @@ class RelayClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
         self.is_lost = False
-        """Whether the relay is gone: closed or killed."""
+        """Whether the relay has exited: closed or killed."""
         self.was_killed = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(theirs.fileno(), True)
-        # Without `site`: it needs the standard library alone, and is there in half the time.
+        # Without `site`: it needs only the standard library, and starts in half the time.
         argv = (sys.executable, "-S", RUN_MODULE, "logs.relay", str(theirs.fileno()))
-        # No signal may end it before it ignores those that are meant for workers.
+        # No signal may end it before it ignores the ones meant for workers.
         blocked = signal.valid_signals()
         with theirs:
             try:
@@ -75,7 +72,7 @@ class RelayClient:
         self._control = ours
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let ``loop`` receive the relay's events. The awaiting methods do it by themselves."""
+        """Let ``loop`` receive the relay's events. The awaiting methods do this automatically."""
         if loop is not self._loop:
             self._ignore()
             self._changed = asyncio.Event()
@@ -88,11 +85,11 @@ class RelayClient:
             self._loop.remove_reader(self._control)
 
     def add_stream(self, stream: Stream, prefix: bytes, plan: StreamPlan) -> OpenStream:
-        """Make a pipe for one stream of a worker and give its read end to the relay.
+        """Create a pipe for one stream of a worker and pass its read end to the relay.
 
-        The caller closes ``write_fd`` when the worker has it. Where the relay is lost, the worker
-        gets the log file itself (or the agent's own stream where there is none): its output is
-        kept, only without tee. Raises ``OSError`` if descriptors or disk run out.
+        The caller closes ``write_fd`` when the worker has it. If the relay is lost, the worker gets
+        the log file itself (or, without one, the agent's own stream): its output is kept, but
+        without tee. Raises ``OSError`` if descriptors or disk space run out.
         """
         self._count += 1
         number = self._count
@@ -109,16 +106,16 @@ class RelayClient:
         return OpenStream(number, os.dup(1 if stream is Stream.STDOUT else 2))
 
     async def drained(self, numbers: Iterable[int], timeout_s: float) -> frozenset[int]:
-        """Wait until the streams have ended, are written and shown; return those that are not."""
+        """Wait until the streams have ended and are written and shown; return the others."""
         wanted = frozenset(numbers)
         await self._until(lambda: not wanted & self._open, timeout_s)
         return wanted & self._open
 
     async def aclose(self, timeout_s: float) -> bool:
-        """Tell the relay to end once everything is written; return whether it did in time.
+        """Tell the relay to exit once everything is written; return whether it did in time.
 
-        A relay that did not is left to finish alone: it goes when its pipes are at their end
-        or nothing has moved for a few seconds.
+        If it did not, it continues alone: it exits when its pipes have ended or nothing has changed
+        for a few seconds.
         """
         self._is_closing = True
         with suppress(OSError):

@@ -1,9 +1,9 @@
 """One stream in the relay: from a worker's pipe to its log file, the console, the filtered file.
 
-A stream's exact bytes go to its log file at once, in whole chunks. The console gets whole lines
-with a prefix; a carriage return ends a line as it does under torchrun, so progress bars show.
-The relay never waits for a slow console: its lines are read back from the log file
-when it is ready again, so memory stays flat and no worker blocks on a stalled terminal.
+The exact bytes go to the log file immediately, in whole chunks. The console gets whole lines with a
+prefix; a carriage return ends a line, as in torchrun, so that progress bars are visible. The relay
+never waits for a slow console: it reads the lines back from the log file when the console is ready
+again, so memory stays limited and no worker blocks on a stalled terminal.
 """
 
 import os
@@ -14,14 +14,14 @@ from .console import Console
 from .log_file import LogFile, StreamPlan
 
 CHUNK_BYTES: Final = 64 * 1024
-"""One read: what a pipe holds by default, and the unit of fairness between streams."""
+"""Size of one read: the default capacity of a pipe, and the unit of fairness between streams."""
 
 LINE_MAX_BYTES: Final = 1024 * 1024
-"""A longer line is shown in pieces; the log file has it as it is."""
+"""A longer line is shown in pieces; the log file contains it unchanged."""
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into blocks of whole lines, each ended by one newline."""
+    """Splits a stream of bytes into blocks of whole lines, each ended by one newline."""
 
     __slots__ = ("_after_return", "_partial")
 
@@ -30,10 +30,10 @@ class LineBuffer:
         self._after_return = False
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes; return the lines that are now complete, or nothing."""
+        """Add the next bytes; return the lines that are now complete, or nothing."""
         if self._after_return or b"\r" in data:
             if self._after_return and data.startswith(b"\n"):
-                data = data[1:]  # the other half of a "\r\n" that a chunk border cut in two
+                data = data[1:]  # the other half of a "\r\n" at a chunk border
             self._after_return = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines = b""
@@ -48,7 +48,7 @@ class LineBuffer:
         return lines
 
     def finish(self) -> bytes:
-        """Return the unfinished line with a newline, or nothing."""
+        """Return the incomplete line with a newline, or nothing."""
         if not self._partial:
             return b""
         line = bytes(self._partial) + b"\n"
@@ -57,14 +57,14 @@ class LineBuffer:
 
 
 def prefixed(lines: bytes, prefix: bytes) -> bytes:
-    """Return whole lines, each with ``prefix`` before it."""
+    """Return whole lines, each preceded by ``prefix``."""
     if not lines:
         return b""
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
 def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:
-    """Return those of the whole lines that contain any of ``needles``."""
+    """Return the whole lines that contain any of ``needles``."""
     if not any(needle in lines for needle in needles):
         return b""
     kept = [ln for ln in lines.splitlines(keepends=True) if any(n in ln for n in needles)]
@@ -72,7 +72,7 @@ def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:
 
 
 class RelayedStream:
-    """One stream on its way from a worker's pipe to its files and the console."""
+    """One stream from a worker's pipe to its files and the console."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class RelayedStream:
         console: Console,
         log_ended: Callable[[str, str], None],
     ) -> None:
-        """Read from ``pipe``; ``prefix`` stands before each line that is shown or filtered."""
+        """``prefix`` precedes each line that is shown or filtered."""
         self.pipe = pipe
         self.has_ended = False
         self._prefix, self._filters = prefix, plan.filters
@@ -92,18 +92,18 @@ class RelayedStream:
         self._lines = LineBuffer()
         self._filter_lines = LineBuffer()
         self._next_shown: int | None = None
-        """Offset in the log file of what the console has to show next; None: it is up to date."""
+        """Log file offset of the next output on the console; None if the console is up to date."""
         self._dropped = 0
         self._mark = 0
 
     @property
     def can_catch_up(self) -> bool:
-        """Whether the console is behind the log file, and takes more."""
+        """Whether the console is behind the log file, and accepts more."""
         return self._next_shown is not None and self._console.has_room
 
     @property
     def unshown(self) -> int:
-        """How many bytes the console should have been given, and was not."""
+        """Number of bytes that should have been passed to the console, and were not."""
         if self._console.is_closed:
             return 0
         if self._log is None or self._next_shown is None:
@@ -111,7 +111,7 @@ class RelayedStream:
         return self._dropped + self._log.size - self._next_shown
 
     def pump(self) -> None:
-        """Read and pass on one chunk, or note the end of file. Does not wait."""
+        """Read and pass on one chunk, or record the end of file. Does not wait."""
         try:
             data = os.read(self.pipe, CHUNK_BYTES)
         except BlockingIOError:
@@ -122,14 +122,14 @@ class RelayedStream:
             self.end()
 
     def end(self) -> None:
-        """Note that the worker writes no more; an unfinished line gets its newline."""
+        """Record that the worker writes no more; an incomplete line gets a newline."""
         self.has_ended = True
         self._filter(self._filter_lines.finish())
         if self._next_shown is None:
             self._show_end()
 
     def catch_up(self) -> None:
-        """Give the console the next chunk from the log file."""
+        """Pass the next chunk from the log file to the console."""
         if self._next_shown is None or self._log is None:
             return
         data = self._log.read_at(self._next_shown, CHUNK_BYTES)
@@ -141,7 +141,7 @@ class RelayedStream:
                 self._show_end()
 
     def is_written(self) -> bool:
-        """Return whether the stream has ended and all of it is in its files and shown."""
+        """Return whether the stream has ended and is completely in its files and shown."""
         is_shown = self._next_shown is None and self._console.written >= self._mark
         return self.has_ended and (is_shown or self._console.is_closed)
 
@@ -165,8 +165,8 @@ class RelayedStream:
                 return
             if logged:
                 self._next_shown = offset
-        # Only where the disk is full *and* the console is stalled can something be lost: the
-        # choice is then between that and a training job that waits for a terminal.
+        # Data can be lost only if the disk is full *and* the console is stalled: the alternative is
+        # a training job that waits for a terminal.
         self._dropped += len(data) - logged
 
     def _filter(self, lines: bytes) -> None:
