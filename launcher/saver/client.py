@@ -18,32 +18,28 @@ from .order import WriteOrder, WriteResult
 
 
 class SaverClient:
-    """The saver of a node. Not thread-safe; ``close`` it."""
+    """The saver of a node. Not thread-safe."""
 
     def __init__(self) -> None:
         self._process: _Process | None = None
 
     @property
     def pid(self) -> int | None:
-        """Return the saver's process id; None: it does not run."""
+        """Return the saver's process ID; None if it does not run."""
         return self._process.pid if self._process is not None else None
 
     async def write(self, order: WriteOrder, fds: Sequence[int]) -> WriteResult:
-        """Write a checkpoint; call it for one at a time.
+        """Write a checkpoint from the buffers ``fds`` of its shards. Only one call at a time.
 
-        If the saver is killed, another one begins again, once. A checkpoint of several nodes is
+        If the saver is killed, another one starts again, once. A checkpoint of several nodes is
         given up instead.
-
-        Args:
-            order: what to write.
-            fds: the buffers of its shards; the caller closes them.
         """
         written = await self._ask(order, fds)
         if self._process is not None:
             return written
         if order.is_whole:
             return await self._ask(order, fds)
-        # Otherwise the other nodes would wait for its shards.
+        # Otherwise the other nodes would wait for this node's shards.
         await self._ask(replace(order, given_up=written.error), fds)
         return written
 
@@ -69,14 +65,9 @@ class SaverClient:
 
 
 class _Process:
-    """A running saver process."""
+    """A running saver process, started with ``exec``: gRPC does not support fork."""
 
     def __init__(self) -> None:
-        """Start it with ``exec``: the agent uses threads and gRPC, which does not support fork.
-
-        Raises:
-            OSError: no process or descriptor is available.
-        """
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         argv = (
             sys.executable,
@@ -99,7 +90,7 @@ class _Process:
         self._loop.add_reader(self._channel.fileno(), self._readable)
 
     async def ask(self, order: WriteOrder, fds: Sequence[int]) -> "dict[str, Any] | None":
-        """Return the answer; None: the process is gone."""
+        """Return the answer; None if the process has exited."""
         self._channel.setblocking(True)  # the saver is reading: this does not block for long
         try:
             send(self._channel, json_value(order), fds)

@@ -22,15 +22,15 @@ _BEGUN = "begun"
 PEER_TIMEOUT_S = 120.0
 """The minimum time to wait for other nodes."""
 _PEER_TIMEOUT_RATIO = 4
-"""They are also waited for at least this many times as long as this node took itself."""
+"""The wait is also at least this multiple of the time that this node took."""
 _TELL_AGAIN_S = (0.5, 2.0)
-"""Pauses before writing the marker of a failure again, if that fails."""
+"""Pauses before attempts to write the marker of a failure again."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
 
 class IncompleteCheckpointError(Exception):
-    """Raised when the checkpoint cannot become complete; the message is the reason."""
+    """Raised if the checkpoint cannot become complete; the message is the reason."""
 
 
 class Coordination:
@@ -51,10 +51,10 @@ class Coordination:
         """Contents of the markers that were read or written, by name."""
 
     def begin(self, draft: str) -> None:
-        """Prepare the folder, or wait until rank 0's saver has.
+        """Prepare the folder, or wait until rank 0's saver has prepared it.
 
         Raises:
-            IncompleteCheckpointError: another node failed or does not respond.
+            IncompleteCheckpointError: If another node failed or does not respond.
         """
         if self._order.is_first:
             self._storage.begin(draft)
@@ -72,17 +72,14 @@ class Coordination:
     def end(self) -> None:
         """Remove the markers: the checkpoint is visible."""
         if not self._order.is_whole:
-            with suppress(Exception):  # they are removed when they are old
+            with suppress(Exception):  # old markers are removed later
                 self._storage.unmark(self._order.step, self._order.attempt)
 
     def report_failure(self, words: str, make_room: Callable[[], object] = lambda: None) -> str:
-        """Report that this node failed; return the reason to show.
+        """Report that this node failed because of ``words``; return the reason to show.
 
         An earlier failure of another node takes precedence: it may have caused this one.
-
-        Args:
-            words: the reason.
-            make_room: called if the marker cannot be written: the disk may be full.
+        ``make_room`` is called if the marker cannot be written, because the disk may be full.
         """
         if self._order.is_whole:
             return words
@@ -95,9 +92,9 @@ class Coordination:
             except IncompleteCheckpointError as error:
                 # The other node may have failed because of ``make_room`` here.
                 return words if is_again else str(error)
-            except Exception:  # whatever a file system raises
+            except Exception:  # file systems raise anything
                 if pause_s is None:
-                    break  # the others run into their time-out
+                    break  # the others will time out
                 make_room()
                 is_again = True
                 time.sleep(pause_s)  # other nodes fail too, and free space
@@ -107,7 +104,7 @@ class Coordination:
         """Wait until the files of all ranks are durable; return their size and their checksums.
 
         Raises:
-            IncompleteCheckpointError: a node failed, does not respond, or has other layouts.
+            IncompleteCheckpointError: If a node failed, does not respond, or has other layouts.
         """
         self._wait(set(range(self._order.ranks)), lambda: self._written().keys())
         if [digest for _, digest in sorted(self._written().items())] != [*digests]:
@@ -140,11 +137,7 @@ class Coordination:
             self._read_marks()
 
     def _read_marks(self) -> None:
-        """Read new markers.
-
-        Raises:
-            IncompleteCheckpointError: another node failed.
-        """
+        """Read new markers; raises ``IncompleteCheckpointError`` if another node failed."""
         order = self._order
         names = self._storage.marks(order.step, order.attempt)
         self._tick()

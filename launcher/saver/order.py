@@ -1,4 +1,4 @@
-"""The messages between agent and saver; ``events.record.json_value`` makes JSON of them."""
+"""The messages between agent and saver; ``events.record.json_value`` converts them to JSON."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,16 +9,17 @@ from ...training.worker import snapshot_page as page
 
 
 class WriteOrder(Struct, frozen=True):
-    """An order to write a checkpoint, or the shards that this node holds of it."""
+    """An order to write a checkpoint, or the shards of it that this node holds."""
 
     destination: page.Destination
     entries: tuple[page.Entry, ...]
-    """Of the shards of this node, by rank: a replicated one, or those of some or all ranks. Their
-    buffers are sent with the order. The layout of rank 0's shard includes the metadata."""
+    """Entries of the shards of this node, by rank: one replicated shard, or shards of some or all
+    ranks. Their buffers are sent with the order. The layout of rank 0's shard includes the
+    metadata."""
     attempt: str
     """Distinguishes writers of the same step; the same on all nodes that write it together."""
     job: str = ""
-    """ID of the job."""
+    """Job ID."""
     unless_newer: bool = False
     """Write nothing if there is a checkpoint of this step or a newer one."""
     pages: int = 0
@@ -33,7 +34,7 @@ class WriteOrder(Struct, frozen=True):
 
     @property
     def ranks(self) -> int:
-        """Number of files of the checkpoint, including those of other nodes."""
+        """Number of files of the checkpoint, including files of other nodes."""
         first = self.entries[0]
         return 1 if first.is_replicated else first.world_size
 
@@ -64,11 +65,11 @@ class WriteResult(Struct, frozen=True):
     """The result of an order."""
 
     error: str
-    """Why it failed; empty: the checkpoint is complete, or this node's shards are written."""
+    """Why it failed; empty if the checkpoint is complete, or this node's shards are written."""
     path: str = ""
     """The path of the checkpoint."""
     bytes: int = 0
-    """Size of all files; 0: nothing was written, or another node makes it visible."""
+    """Size of all files; 0 if nothing was written, or another node makes it visible."""
     seconds: float = 0.0
     warning: str = ""
-    """Why an old checkpoint could not be removed, empty if all were."""
+    """Why an old checkpoint could not be removed; empty if all were removed."""

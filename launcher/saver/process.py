@@ -22,11 +22,7 @@ _NICENESS = 10
 
 
 def main(arguments: list[str]) -> int:
-    """Run the saver.
-
-    Args:
-        arguments: descriptor of the socket to the agent, and the agent's process id.
-    """
+    """Run the saver; arguments are the socket to the agent and the agent's process ID."""
     channel, agent = socket.socket(fileno=int(arguments[0])), int(arguments[1])
     channel.set_inheritable(False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):

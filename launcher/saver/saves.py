@@ -34,14 +34,14 @@ class HeldShard(NamedTuple):
     """The descriptor of the buffer; its owner closes it."""
     entry: page.Entry
     page_fd: int = -1
-    """The descriptor of the page in which its worker reads the progress; -1: none."""
+    """The descriptor of the page in which its worker reads the progress; -1 if none."""
 
 
 class NodeShards(NamedTuple):
     """The shards of a checkpoint that this node writes."""
 
     shards: tuple[HeldShard, ...]
-    """One replicated shard, or those of some or all ranks, by rank."""
+    """One replicated shard, or shards of some or all ranks, by rank."""
     destination: page.Destination
     """The destination of the checkpoint."""
     attempt: str = ""
@@ -55,10 +55,8 @@ class NodeShards(NamedTuple):
     def order(self, job: str = "", *, pages: int = 0, is_last: bool = False) -> WriteOrder:
         """Return the order to write them.
 
-        Args:
-            job: ID of the job.
-            pages: number of pages in which the saver counts progress.
-            is_last: it is the checkpoint at the end of the job, unless a newer one exists.
+        ``pages`` is the number of pages in which the saver counts progress. ``is_last``: the
+        checkpoint at the end of the job, unless a newer one exists.
         """
         entries = tuple(shard.entry for shard in self.shards)
         attempt = self.attempt or f"{entries[0].rank}-{entries[0].generation}"
@@ -81,25 +79,24 @@ class Saves:
         self._cancel_reason = _UNFINISHED
         """Why it failed, if it is cancelled."""
         self._newest: dict[str, int] = {}
-        """By directory: the step of the newest checkpoint that was written here."""
+        """By directory, the step of the newest checkpoint written here."""
         self._last = -1
-        """The step of the last one that was complete, in any directory."""
+        """The step of the last complete checkpoint, in any directory."""
         self._written_at = 0.0
         """When it was complete (monotonic clock)."""
         self.interval_s: float | None = None
-        """Seconds between the last two that were complete; None: there were not two."""
+        """Seconds between the last two complete checkpoints; None if there are fewer."""
 
     @property
     def pid(self) -> int | None:
-        """The saver's process id; None: there is none."""
+        """The saver's process ID; None if it does not run."""
         return self._saver.pid
 
     def begin(self, snapshot: NodeShards, ended: Callable[[str], None]) -> bool:
         """Start a checkpoint that a worker requested; return False if another is being written.
 
-        Args:
-            snapshot: the shards to write; their buffers must not change until ``ended``.
-            ended: called at the end with the error; empty: it is complete.
+        The buffers must not change until ``ended`` is called with the error, empty if it is
+        complete.
         """
         if self._writing is not None and not self._writing.done():
             return False
@@ -124,7 +121,7 @@ class Saves:
 
     @property
     def newest(self) -> tuple[int, float]:
-        """Step and age in seconds of the last checkpoint written here; step 0: none."""
+        """Step and age in seconds of the last checkpoint written here; step 0 if none."""
         if self._last <= 0:
             return 0, 0.0
         return self._last, time.monotonic() - self._written_at
@@ -165,18 +162,16 @@ class Saves:
             ended(written.error)
 
     async def conclude(self, limit_s: float, snapshot: NodeShards | None) -> None:
-        """Finish the current checkpoint, then write a last one.
+        """Finish the current checkpoint, then write a last one, within ``limit_s`` for both.
 
-        Args:
-            limit_s: maximum time for both.
-            snapshot: the newest one, if the job is incomplete; None: write no last checkpoint.
+        ``snapshot`` is the newest one, if the job is incomplete; None to write no last checkpoint.
         """
         now = asyncio.get_running_loop().time()
         deadline = now + limit_s
         if snapshot is not None and not snapshot.destination.at_breakpoint:
             snapshot = None
         if self._writing is not None:
-            # A lost node never writes its shards: do not wait for them too long.
+            # A lost node never writes its shards: leave time for the last checkpoint.
             is_cut_short = snapshot is not None and self._is_distributed
             await _within(self._writing, now + limit_s / 2 if is_cut_short else deadline)
             if self._writing.cancelled():
@@ -204,7 +199,7 @@ class Saves:
             self._report(CheckpointNotRemoved(written.warning))
 
     def close(self) -> None:
-        """End the saver, whatever it is doing."""
+        """Kill the saver, even if it is writing."""
         self._saver.close()
 
 
@@ -213,7 +208,7 @@ def _written(step: int, written: WriteResult, *, is_last: bool = False) -> Check
 
 
 async def _within(action: "asyncio.Future[T]", deadline: float) -> "T | None":
-    """Return the result of a task; None: it was cancelled, now at the latest."""
+    """Wait for a task until the deadline, then cancel it. Return None if it was canceled."""
     left_s = deadline - asyncio.get_running_loop().time()
     try:
         await asyncio.wait([action], timeout=max(0.0, left_s))

@@ -43,7 +43,7 @@ def write(
             return WriteResult("", path)
         peers = Coordination(storage, order, timeout_s, tick)
         count, warning = _write(order, fds, storage, peers, tick)
-    except Exception as error:  # whatever a file system of fsspec raises
+    except Exception as error:  # file systems of fsspec raise anything
         return WriteResult(one_line(error) or type(error).__name__)
     return WriteResult("", path, count, time.monotonic() - begun, warning)
 
@@ -57,9 +57,8 @@ def _write(
 ) -> tuple[int, str]:
     """Write a checkpoint, or this node's part of it.
 
-    Returns:
-        The size of the checkpoint in bytes, 0 if another node makes it visible; and why an old
-        checkpoint could not be removed, or an empty string.
+    Returns the size of the checkpoint in bytes, 0 if another node makes it visible; and why an old
+    checkpoint could not be removed, empty if it was.
     """
     draft, has_begun = storage.draft(order.step, order.attempt), False
 
@@ -123,11 +122,7 @@ class _File(NamedTuple):
 
 
 def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
-    """Map the buffers of an order.
-
-    Raises:
-        ValueError: a buffer is invalid.
-    """
+    """Map the buffers of an order; raises ``ValueError`` if a buffer is invalid."""
     # They are not closed: the traceback of an error still has views of them.
     files = []
     for entry, fd in zip(order.entries, fds, strict=True):

@@ -1,4 +1,4 @@
 """The process that forks the workers, the fork server behind ``--preload``, and their client.
 
-No gRPC, no threads, and no event loop but in the client.
+No gRPC, no threads, and no event loop except in the client.
 """

@@ -29,9 +29,9 @@ from .exits import ExitWatch, Key
 from .guard import MOST_S, guard_main
 
 _SEND_S = 5.0
-"""The time that the spawner has to read messages when the buffer of the socket is full."""
+"""Time limit for the spawner to read messages when the buffer of the socket is full."""
 _STUCK_S = 0.5
-"""The time between two looks at the guard, which ends within milliseconds."""
+"""Time between two checks of the guard, which exits within milliseconds."""
 
 
 class WorkerCommand(Struct, frozen=True):
@@ -41,16 +41,16 @@ class WorkerCommand(Struct, frozen=True):
     env: Mapping[str, str]
     """Variables that are set on top of the agent's own environment."""
     stdin: int | None = None
-    """File descriptor of its standard input; None: the agent's."""
+    """File descriptor of its standard input; None for the agent's."""
     stdout: int | None = None
-    """File descriptor of its standard output; None: the agent's."""
+    """File descriptor of its standard output; None for the agent's."""
     stderr: int | None = None
     cpus: frozenset[int] | None = None
-    """The CPUs it may run on; None: all of the agent's."""
+    """The CPUs it may run on; None for all of the agent's."""
     service: bool = False
     """Whether it is a service, not a worker: it gets no signals for workers and outlives them."""
     watch: WorkerWatch | None = None
-    """The file by which it is watched; None: it is not watched."""
+    """The file by which it is watched; None if it is not watched."""
     captures_errors: bool = False
     """Whether it is a Python process that writes an uncaught exception to its error file."""
 
@@ -60,7 +60,7 @@ class Spawned(Struct, frozen=True):
 
     round: int
     pids: tuple[int, ...]
-    """Process ids, by local rank; 0: no process was created."""
+    """Process IDs, by local rank; 0 if no process was created."""
     errors: Mapping[int, int] = field(default_factory=dict)
     """The code (``worker_exec.error_code``) of each worker, by local rank, that was not started;
     such a worker exits with 127."""
@@ -85,13 +85,13 @@ class Exited(Struct, frozen=True):
     round: int
     local_rank: int
     exit_code: int
-    """In the format of ``subprocess``: the exit status, or minus the signal's number."""
+    """In the format of ``subprocess``: the exit code, or minus the signal's number."""
     has_spared: bool = False
-    """Whether it has had child processes that ``stop`` did not signal."""
+    """Whether it had child processes that ``stop`` did not signal."""
 
 
 class Empty(Struct, frozen=True):
-    """After ``kill`` or ``terminate_all``: no worker and no descendant of one is left."""
+    """After ``kill`` or ``terminate_all``: workers and their descendants have all exited."""
 
 
 class SpawnerGone(Struct, frozen=True):
@@ -103,7 +103,7 @@ class ForkServerEvent(Struct, frozen=True):
 
     state: PreloadState
     pid: int
-    """0: no fork server is running at the moment."""
+    """0 if no fork server is currently running."""
     text: str = ""
     """READY: how long the start took. STALE: the file that changed. FAILED: the reason."""
 
@@ -119,17 +119,15 @@ SpawnerEvent = Spawned | Exited | Empty | Fenced | ForkServerEvent | SpawnerGone
 
 
 class SpawnerClient:
-    """The spawner process, as the agent sees it.
+    """The spawner process, as the agent sees it. Its constructor forks the guard.
 
     Create it before anything starts a thread or loads gRPC; ``listen`` when the loop runs.
+
+    Raises:
+        NoProcessError: If the process could not be created.
     """
 
     def __init__(self) -> None:
-        """Fork the guard, which forks the spawner.
-
-        Raises:
-            NoProcessError: the process could not be created.
-        """
         self.siblings = frozenset(children(os.getpid()))
         """The child processes of the program that calls ``main``."""
         try:
@@ -155,7 +153,7 @@ class SpawnerClient:
         self._channel = ours
         self._incoming = Incoming(ours)
         self._spawner_pid = 0
-        """0: not yet reported, or the spawner has exited."""
+        """0 if not yet reported, or the spawner has exited."""
         self._fork_server_pid = 0
         self._clearings = 0
         """The number of requests for ``Empty``; answers to earlier requests are ignored."""
@@ -185,21 +183,19 @@ class SpawnerClient:
         """Import modules once, and from then on fork every eligible worker from that process.
 
         Eligible commands: ``<the same Python> -u`` with a script, ``-m module`` or ``-c code``.
-        ``ForkServerEvent`` follows, for as long as the spawner lives. Call this once, before
-        ``listen`` or after it.
+        ``ForkServerEvent`` follows, for as long as the spawner lives. Call this only once.
 
         Args:
-            modules: the modules to import.
             argv: the command line of a worker, which the modules find in ``sys.argv``.
             env: the variables on top of the agent's own environment; a worker may have more, unless
-                the modules read it when they are imported.
-            differing: variables that have a different value in each worker; the modules find none
-                of them, even if the agent has one of that name.
-            secluded: the program of the workers first removes its own folder from ``sys.path``, so
-                that nothing is imported from there and the modules read and write nothing there at
+                the modules read them during import.
+            differing: variables that have a different value in each worker; they are unset for the
+                modules, even if the agent has them.
+            secluded: the program of the workers first removes its own directory from ``sys.path``,
+                so modules are not searched there; the standard streams are ``/dev/null`` during
                 import.
-            source: those of ``WORKERS`` are imported in the background; until they are, workers
-                start normally. Those of ``TUNE_FILE`` too, but the first workers wait for them.
+            source: ``WORKERS`` imports in the background; until that ends, workers start normally.
+                ``TUNE_FILE`` does too, but the first workers wait for it.
         """
         order = {"modules": list(modules), "argv": list(argv), "env": dict(env)}
         more = {"differing": list(differing), "secluded": secluded}
@@ -239,7 +235,7 @@ class SpawnerClient:
         self._send({"do": "signal", "signal": int(number)})
 
     def stop(self, number: int) -> None:
-        """Send workers the signal to end; those that still wait for the fork server end at once.
+        """Send workers the signal to end; workers that wait for the fork server end immediately.
 
         SIGTERM is not sent to the children of a process that handles it.
         """
@@ -255,13 +251,12 @@ class SpawnerClient:
         """Send SIGKILL to all descendants of workers; ``Empty`` follows when they have exited."""
         self._thaw()
         self._send({"do": "kill", "number": self._next_clearing()})
-        kill_all(self.left())  # whatever state the spawner is in
+        kill_all(self.left())  # even if the spawner does not respond
 
     def fence(self, at: float) -> None:
-        """Set a time from which workers are killed and none is started; a later call extends it.
+        """Set when workers are killed and no longer started; a later call extends the time.
 
-        Args:
-            at: in seconds of CLOCK_BOOTTIME.
+        ``at`` is in seconds of CLOCK_BOOTTIME.
         """
         self._thaw()
         self._send({"do": "fence", "at": at})
@@ -279,7 +274,7 @@ class SpawnerClient:
         """End the spawner, which kills the remaining processes. Returns when it has been reaped."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._channel.fileno())
-        with suppress(OSError):  # a process that was forked later holds the socket open too
+        with suppress(OSError):  # later forks may hold the socket open too
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
         with suppress(ProcessLookupError, ChildProcessError):  # reaped as an unknown child
@@ -287,7 +282,7 @@ class SpawnerClient:
             self._reap_guard()
 
     def _reap_guard(self) -> None:
-        """Wait for the end of the guard; kill it if a debugger or a frozen cgroup stops it.
+        """Wait for the exit of the guard; kill it if a debugger or a frozen cgroup stops it.
 
         Raises:
             ChildProcessError: If it was reaped as an unknown child.
@@ -298,7 +293,7 @@ class SpawnerClient:
                 break  # there is nothing left to guard
         if not is_zombie(self.pid):
             kill_all([self.pid, *descendants(self.pid)])
-            exits_within(self.pid, _STUCK_S)  # not if it is frozen: it dies when it is thawed
+            exits_within(self.pid, _STUCK_S)  # a frozen one dies when it is thawed
         os.waitpid(self.pid, os.WNOHANG)  # a debugger that still traces it reaps it first
 
     def left(self) -> list[int]:
@@ -309,7 +304,7 @@ class SpawnerClient:
         return [pid for pid in found if pid not in spared and not is_zombie(pid)]
 
     def _thaw(self) -> None:
-        """Wake a spawner that was stopped (SIGSTOP): it would not handle requests."""
+        """Wake a spawner that was stopped (SIGSTOP), because it would not handle requests."""
         if self._spawner_pid:
             with suppress(ProcessLookupError):
                 os.kill(self._spawner_pid, signal.SIGCONT)

@@ -17,7 +17,7 @@ def double_fork(count: int) -> list[int] | int:
 
     Returns:
         In each forked process its index; in the caller their process IDs in order, or an empty list
-        if one was killed before it had its own session.
+            if one was killed before it had its own session.
 
     Raises:
         OSError: If a process or descriptor is unavailable; no forked process keeps running.

@@ -1,11 +1,10 @@
 """Records which variables modules look up while they are imported.
 
 A worker has variables that the fork server does not have, e.g. ``RANK``: a module that looks one up
-at import reads it too early. A module that iterates over the environment, as tqdm does to search
-for a prefix, does not find them. A module that copies the environment does not find them either. Of
-20 common packages that were tested (torch, transformers, accelerate, lightning, scikit-learn, …)
-none keeps a copy. Modules that are known to keep the rank (``rank_at_import``) read it again in the
-worker.
+at import reads it too early. A module that iterates over the environment (as tqdm does to search
+for a prefix) or copies it does not find them either. Of 20 common packages that were tested (torch,
+transformers, accelerate, lightning, scikit-learn, …) none keeps a copy. Modules that are known to
+keep the rank (``rank_at_import``) read it again in the worker.
 """
 
 import os
@@ -26,7 +25,7 @@ class EnvironmentWatch:
     def start(self) -> None:
         """Start recording."""
         content = getattr(os.environ, "_data", None)
-        if isinstance(content, dict):  # else another Python: the list of names must suffice
+        if isinstance(content, dict):  # else an unknown Python: ``READ_BY_LIBRARIES`` must suffice
             self._content = content
             self._replace(_Recording(content, self.reads))
 

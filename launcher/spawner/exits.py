@@ -1,8 +1,8 @@
 """Detects exits of workers that the spawner does not report, because it is stopped.
 
-The kernel reports an exit to the owner of a pidfd at once. If the spawner does not report it too,
-it is woken with SIGCONT, which ends a SIGSTOP. If a debugger or a frozen cgroup stops it, the exit
-is reported from here.
+The kernel reports an exit to the owner of a pidfd immediately. If the spawner does not report it
+too, it is woken with SIGCONT, which ends a SIGSTOP. If a debugger or a frozen cgroup stops it, the
+exit is reported from here.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Final
 
 WAKE_S: Final = 0.5
-"""The time that the spawner has to report an exit: it does so within milliseconds."""
+"""Time limit for the spawner to report an exit, which takes milliseconds."""
 REPORT_S: Final = 2.0
-"""The time that it has after that."""
+"""Time limit after it was woken."""
 _FREE_FILES: Final = 16
 """Exits are watched only as long as the agent can still open this many files."""
 
@@ -23,15 +23,13 @@ Key = tuple[int, int]
 
 
 class ExitWatch:
-    """The workers that the spawner has started and not yet reported as exited."""
+    """The workers that the spawner has started and not yet reported as exited.
+
+    ``wake`` wakes the spawner. ``report`` reports a worker that has exited, with its exit code as
+    in ``subprocess``.
+    """
 
     def __init__(self, wake: Callable[[], None], report: Callable[[Key, int], None]) -> None:
-        """Watch no worker yet.
-
-        Args:
-            wake: wakes the spawner.
-            report: reports a worker that has exited, with its exit code as in ``subprocess``.
-        """
         self._wake, self._report = wake, report
         self._watched: dict[Key, tuple[int, int]] = {}
         """Process ID and pidfd of each worker; pidfd -1 if it has exited or is not watched."""
@@ -39,13 +37,7 @@ class ExitWatch:
         self._reported_here: set[Key] = set()
 
     def started(self, key: Key, pid: int, limit: int) -> None:
-        """Watch a worker.
-
-        Args:
-            key: identifies the worker.
-            pid: its process ID.
-            limit: the maximum number of open files of this process.
-        """
+        """Watch a worker. ``limit`` is the maximum number of open files of this process."""
         fd = -1
         with suppress(OSError):  # it has exited already, or the kernel has no pidfds (before 5.3)
             fd = os.pidfd_open(pid)
@@ -59,7 +51,7 @@ class ExitWatch:
     def reported(self, key: Key) -> bool:
         """Forget a worker whose exit the spawner reports; return whether this is the first report.
 
-        It also reports workers that it has not started.
+        The spawner also reports workers that it has not started.
         """
         self._forget(key)
         if key in self._reported_here:
@@ -68,7 +60,7 @@ class ExitWatch:
         return True
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         for key in list(self._watched):
             self._forget(key)
 
@@ -105,7 +97,7 @@ class ExitWatch:
 def _exit_code(pid: int) -> int:
     """Return the exit code of a process that was not reaped; 1 if it cannot be read.
 
-    The kernel shows another user's as 0 (``proc_pid_stat(5)``).
+    The kernel shows that of another user's process as 0 (``proc_pid_stat(5)``).
     """
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         if os.geteuid() in (0, os.fstat(file.fileno()).st_uid):

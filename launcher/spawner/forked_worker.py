@@ -1,9 +1,8 @@
 """Turns a forked process into the equivalent of ``python -u script.py`` and runs the script.
 
 The interpreter does its own work where it offers that (``PyRun_SimpleFile``, ``runpy``): it also
-reports the exception that ends the program.
-The rest follows CPython's ``Modules/main.c`` and ``Python/pathconfig.c``.
-``docs/reference/preload.md`` lists the differences that remain.
+reports the exception that ends the program. The rest follows CPython's ``Modules/main.c`` and
+``Python/pathconfig.c``. ``docs/reference/preload.md`` lists the differences that remain.
 """
 
 import atexit
@@ -54,7 +53,7 @@ were not released: all of them if they stay frozen. Their release copies pages o
 so nothing else is unfrozen."""
 
 _FAILED = -1
-"""What ``_run_file`` and ``_run_string`` return when a program ended with an exception."""
+"""Result of ``_run_file`` and ``_run_string`` if a program ended with an exception."""
 
 
 class Program(NamedTuple):
@@ -73,7 +72,7 @@ class Program(NamedTuple):
 
 
 def first_path(argv: list[str]) -> str | None:
-    """Return what ``python -u …`` puts at the head of ``sys.path``; None for nothing."""
+    """Return the entry that ``python -u …`` puts at the head of ``sys.path``; None for nothing."""
     if getattr(sys.flags, "safe_path", False):
         return None
     if argv[2] == "-m":
@@ -94,13 +93,9 @@ def first_path(argv: list[str]) -> str | None:
 def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) -> str | None:
     """Show preloaded modules the same ``sys.argv`` and ``sys.path`` that a worker has.
 
-    Args:
-        argv: the worker's command line.
-        bare_main: the contents of ``__main__`` in a bare interpreter.
-        is_secluded: the worker's program first removes its own folder from ``sys.path``.
-
-    Returns:
-        The head of ``sys.path``; None if nothing was put there.
+    ``bare_main`` is the content of ``__main__`` in a bare interpreter. ``is_secluded``: the
+    worker's program first removes its own directory from ``sys.path``. Returns the head of
+    ``sys.path``; None if nothing was put there.
     """
     path0 = None if is_secluded else first_path(argv)
     if path0 is not None:
@@ -122,14 +117,14 @@ def become(
     """Turn a forked process into a worker; return the program that it has to run.
 
     Args:
-        parent: process id of the spawner.
+        parent: process ID of the spawner.
         worker: its request of ``SpawnerClient.spawn``.
         streams: its descriptors; they are closed when they have their final numbers.
         environ: the variables that the preload found; changes that the preload made are kept.
         path0: the head of ``sys.path`` in the fork server.
 
     Raises:
-        OSError: the kernel refused a resource that the worker needs.
+        OSError: If the kernel refused a resource that the worker needs.
     """
     argv: list[str] = worker["argv"]
     die_with_parent(parent)
@@ -169,11 +164,10 @@ def flush() -> None:
 
 
 def detoured(targets: list[int]) -> str | None:
-    """Return a standard stream that would not write to the worker's descriptors; None: all do.
+    """Return a standard stream that would not write to the worker's descriptors; None if all do.
 
-    A module may replace a stream with another object. An object without a descriptor of its own
-    writes through the previous stream. An object with another descriptor writes to the fork
-    server's output.
+    A module may replace a stream with another object. An object without a descriptor writes through
+    the previous stream. An object with another descriptor writes to the fork server's output.
     """
     for fd, name in enumerate(_STREAMS):
         with suppress(Exception):  # it has no descriptor
@@ -192,19 +186,19 @@ def _program(argv: list[str]) -> Program:
         return _module("__main__", alter_argv=False)
     file = _libc.fopen(os.fsencode(path), b"rbe")
     if not file:
-        # The interpreter's own message and exit status for a script that cannot be read.
+        # The interpreter's own message and exit code for a script that cannot be read.
         os.execvpe(argv[0], argv, os.environ)
     return Program(_run_file, (file, os.fsencode(path), 1, None))
 
 
 def _module(name: str, *, alter_argv: bool) -> Program:
-    # Not called from here: the interpreter reports the exception of what it runs itself.
+    # Run as a string: the interpreter reports exceptions only of programs that it runs itself.
     call = f"__import__('runpy')._run_module_as_main({name!a}, {alter_argv})\n"
     return Program(_run_string, (call.encode(), None))
 
 
 def _is_archive(script: str) -> bool:
-    """Return whether a script is a folder or an archive with a ``__main__``."""
+    """Return whether a script is a directory or an archive with a ``__main__``."""
     return _get_importer(_absolute(script)) is not None
 
 
@@ -238,7 +232,7 @@ def _new_main(bare_main: dict[str, Any]) -> ModuleType:
 
 
 def _renew_main() -> None:
-    """Replace ``__main__``, also under the other names that modules gave it (``__mp_main__``).
+    """Replace ``__main__``, including under the other names that modules gave it (``__mp_main__``).
 
     Objects that existed when the fork server froze its heap are not finalized when a worker ends.
     The program's own objects are finalized.

@@ -40,7 +40,7 @@ from .forked_worker import Program
 from .imported_files import ImportedFiles
 
 _THREADS_GONE_S = 1.0
-"""The time that threads which end before a fork have to disappear from /proc after it."""
+"""Time limit for threads that end before a fork to disappear from /proc after it."""
 
 _ROLLUP = "/proc/self/smaps_rollup"
 _DEVICES = re.compile(r"/dev/(nvidia-uvm$|kfd|dri/|davinci|accel)")
@@ -173,7 +173,7 @@ class ForkServer:
         return None if path0 in (None, self._path0) else self._shadowed(str(path0))
 
     def _shadowed(self, folder: str) -> str | None:
-        """Return whether a preloaded module would be imported from a worker's own folder."""
+        """Return whether a preloaded module would be imported from a worker's own directory."""
         names = {name for name in sys.modules if "." not in name} - self._bare.modules
         try:
             found = {entry.partition(".")[0] for entry in os.listdir(folder)}
@@ -214,10 +214,7 @@ class ForkServer:
 def _own_fds(index: int, workers: list[dict[str, Any]], fds: list[int]) -> list[int]:
     """Return the release pipe and the streams of one worker, after closing the streams of others.
 
-    Args:
-        index: The worker's place in ``workers``.
-        workers: The parameters of all workers.
-        fds: The release pipe, then the streams of all workers.
+    ``fds`` contains the release pipe, then the streams of all workers.
     """
     start = 1 + sum(worker["fds"] for worker in workers[:index])
     end = start + workers[index]["fds"]
@@ -270,7 +267,7 @@ def _unfit(name: str) -> str | None:
 
 
 def _pss_mib() -> int:
-    """Return the memory of this process, of what others map too, its share; 0: not known."""
+    """Return the memory of this process in MiB, with its share of shared pages; 0 if unknown."""
     try:
         with open(_ROLLUP, encoding="utf-8") as file:
             return next((int(line.split()[1]) >> 10 for line in file if line.startswith("Pss:")), 0)
@@ -310,7 +307,7 @@ def opened_devices(folder: str = "/proc/self/fd") -> list[str]:
 
 
 def shared_memory(maps: str = "/proc/self/maps") -> list[str]:
-    """Return what is mapped shared and writable: all workers would share a lock in such memory."""
+    """Return shared writable mappings: all workers would share a lock in such memory."""
     found = []
     with open(maps, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:

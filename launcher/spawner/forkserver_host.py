@@ -4,10 +4,10 @@
        └───────┴─────────┴──→ GONE      and LOADING again, or for good
 
 Workers wait for a fork server that is loading, unless it loads in the background (``--preload
-auto``): they are then started normally. A fork server is replaced by a new one if it was
-killed or if its modules have changed on disk. The spawner gives up a fork server that cannot be
-started, or that would fork workers that differ from ordinary ones. Workers then fall back to the
-normal start. Services are never forked.
+auto``): they are then started normally. A fork server is replaced by a new one if it was killed or
+if its modules have changed on disk. The spawner gives up a fork server that cannot be started, or
+that would fork workers that differ from ordinary ones. Workers then fall back to the normal start.
+Services are never forked.
 """
 
 import enum
@@ -27,7 +27,7 @@ from ..processes.tree import family
 from ..processes.worker_exec import fork_worker
 
 _LOADING_MAX_S = 120.0
-"""The time after which the import of modules that the user has not named is given up."""
+"""Time limit for the import of modules that the user has not named."""
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_main.py")
 
@@ -44,19 +44,17 @@ class ForkServerState(enum.Enum):
 
 
 class ForkServerHost:
-    """The fork server, as the spawner sees it."""
+    """The fork server, as the spawner sees it. Workers start normally until ``preload``.
+
+    ``tell`` sends an event to the agent. ``released`` takes over forked workers (pids), and starts
+    the others normally.
+    """
 
     def __init__(
         self,
         tell: Callable[[dict[str, Any]], None],
         released: Callable[[Request, list[int], list[int]], None],
     ) -> None:
-        """Start nothing yet; workers start normally.
-
-        Args:
-            tell: sends an event to the agent.
-            released: takes over forked workers (pids), and starts the others normally.
-        """
         self._tell, self._released = tell, released
         self._order: Request = {}
         self._waiting: tuple[Request, list[int]] | None = None
@@ -72,10 +70,9 @@ class ForkServerHost:
     def preload(self, order: Request) -> None:
         """Start a fork server.
 
-        Args:
-            order: ``modules`` to preload; ``argv`` of a worker, the first word of which is the
-                interpreter; ``env`` and the signals as for a worker; ``secluded`` and
-                ``source``, see ``SpawnerClient.preload``.
+        ``order`` contains ``modules`` to preload; ``argv`` of a worker, the first word of which is
+        the interpreter; ``env`` and the signals as for a worker; ``secluded`` and ``source``, see
+        ``SpawnerClient.preload``.
         """
         self._order, self._is_of_use = order, True
         self._is_named = order["source"] == PreloadSource.OPTION.value
@@ -130,7 +127,7 @@ class ForkServerHost:
             os.kill(self.pid, signal.SIGCONT)
 
     def loading_left_s(self) -> float:
-        """Return the time until ``give_up_late`` has something to do; infinite: it never has."""
+        """Return the time until ``give_up_late`` gives up the import; infinite if it never does."""
         if self.state is not ForkServerState.LOADING or self._is_named:
             return math.inf
         return self._started + _LOADING_MAX_S - time.monotonic()
@@ -143,7 +140,7 @@ class ForkServerHost:
             self._give_up(f"importing {modules} takes longer than {_LOADING_MAX_S:g} s")
 
     def receive(self) -> None:
-        """Handle what the fork server has sent, or its end."""
+        """Handle messages of the fork server, or end-of-file."""
         messages = self._incoming.receive()
         if messages is None:
             self._hang_up()
@@ -278,7 +275,7 @@ class ForkServerHost:
         self._start_normally()
 
     def _start_normally(self) -> None:
-        """Have the workers that wait, if any, started without the fork server."""
+        """Have waiting workers started without the fork server."""
         if self._waiting is not None:
             request, fds = self._waiting
             self._waiting = None

@@ -1,4 +1,4 @@
-"""The guard: a process between agent and spawner, for the case that both are killed at once.
+"""The guard: a process between agent and spawner, in case both are killed simultaneously.
 
     agent ── guard ── spawner ── workers
 
@@ -25,7 +25,7 @@ from .spawner import ORPHANS_S, leave_terminal, spawner_main
 NAME = "ftrun-guard"
 
 _SPAWNER_S = ORPHANS_S + 5.0
-"""The time that the spawner has to end the remaining processes after the agent's exit."""
+"""Time limit for the spawner to end the remaining processes after the agent's exit."""
 MOST_S = _SPAWNER_S + ORPHANS_S
 """The maximum time from the agent's exit to that of the guard."""
 
@@ -33,9 +33,8 @@ MOST_S = _SPAWNER_S + ORPHANS_S
 def guard_main(channel: socket.socket) -> NoReturn:
     """Start the spawner and guard it; never returns.
 
-    Args:
-        channel: the spawner's end of the socket to the agent. The guard keeps it open too, so that
-            the agent sees the end of the spawner only when all processes below it have exited.
+    The guard keeps ``channel``, the spawner's end of the socket to the agent, open too, so that the
+    agent reads end-of-file only when all processes below the spawner have exited.
     """
     status = 1
     guard = os.getpid()
@@ -62,7 +61,7 @@ def guard_main(channel: socket.socket) -> NoReturn:
 
 
 def _wait(channel: int, spawner_lives: int, spawner: int) -> None:
-    """Return when the spawner is dead or overdue. It is not reaped, so its pid is not reused."""
+    """Return when the spawner is dead or overdue. It is not reaped, so its PID is not reused."""
     poll = select.poll()
     for fd in (channel, spawner_lives):
         poll.register(fd, 0)  # wait for the other end to close

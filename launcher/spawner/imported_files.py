@@ -8,14 +8,9 @@ _Mark = tuple[int, int, int]
 
 
 class ImportedFiles:
-    """The current files of the modules of this process and of the libraries mapped into it."""
+    """The files of modules, and of the libraries mapped into this process, at creation."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
-        """Record the state of the files.
-
-        Args:
-            modules: their files are recorded; modules without files are skipped.
-        """
         self._marks: dict[str, _Mark | None] = {}
         for path in {*_sources(modules), *_mapped()}:
             found = _existing(path)
@@ -25,8 +20,8 @@ class ImportedFiles:
     def changed(self) -> str | None:
         """Return a file that has changed, or None.
 
-        Every file is checked: the time of a folder does not change when a file in it is rewritten
-        in place.
+        Every file is checked: the time of a directory does not change when a file in it is
+        rewritten in place.
         """
         return next((path for path, mark in self._marks.items() if _mark(path) != mark), None)
 
@@ -40,7 +35,7 @@ def _mark(path: str) -> _Mark | None:
 
 
 def _existing(path: str) -> str | None:
-    """Return the path, or that of its archive, or None where no such file exists."""
+    """Return the path, or the path of its archive; None if no such file exists."""
     while len(path) > 1:
         if os.path.exists(path):
             return None if os.path.isdir(path) else path

@@ -30,10 +30,9 @@ _READERS: Final[dict[str, Callable[[Any], None]]] = {
 
 
 def is_reader(frame: FrameType | None) -> bool:
-    """Return whether a look-up in ``os.environ`` comes from one of these modules.
+    """Return whether a lookup comes from one of these modules.
 
-    Args:
-        frame: that of ``os.environ.__getitem__``.
+    ``frame`` is that of ``os.environ.__getitem__``.
     """
     while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
         frame = frame.f_back
@@ -42,10 +41,10 @@ def is_reader(frame: FrameType | None) -> bool:
 
 
 def read_again() -> None:
-    """Set the rank in those of the modules that are loaded.
+    """Set the rank in the loaded ones of these modules.
 
     Raises:
-        AttributeError: a module is of a version that keeps it elsewhere.
+        AttributeError: If the version of a module keeps it elsewhere.
     """
     for name, read in _READERS.items():
         if (module := sys.modules.get(name)) is not None:

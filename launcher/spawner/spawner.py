@@ -1,10 +1,10 @@
 """The spawner: a small single-threaded process that starts the workers and reports their exits.
 
 gRPC does not support fork, so the agent forks this one process once, before it loads gRPC. The
-spawner puts each worker in a session of its own and is the subreaper of all descendants. When the
-agent exits, even by SIGKILL, the spawner reads end-of-file and kills every descendant, so that no
-orphans remain. If the spawner itself is killed, the workers get SIGKILL through PR_SET_PDEATHSIG.
-Its parent, the guard (``guard``), adopts and ends the processes that the workers started.
+spawner puts each worker in its own session and is the subreaper of all descendants. When the agent
+exits, even by SIGKILL, the spawner reads end-of-file and kills every descendant, so that no orphans
+remain. If the spawner itself is killed, the workers get SIGKILL through PR_SET_PDEATHSIG. Its
+parent, the guard (``guard``), adopts and ends the processes that the workers started.
 
 Agent and spawner use ``processes.ipc`` over a socket pair (``client``).
 
@@ -63,7 +63,7 @@ ORPHANS_S = 10.0
 
 def leave_terminal() -> None:
     """Detach from the terminal: the agent handles Ctrl-C and hang-ups and ends its helpers."""
-    with suppress(PermissionError):  # already in a session of its own
+    with suppress(PermissionError):  # already in its own session
         os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -76,7 +76,7 @@ class Spawner:
         self._channel = channel
         self._incoming = Incoming(channel)
         self._workers: dict[int, tuple[int, int]] = {}
-        """Process id → (round, index) of each worker that has not been reaped."""
+        """Process ID → (round, index) of each worker that has not been reaped."""
         self._services: set[int] = set()
         """Workers to which only ``terminate`` and ``kill`` apply."""
         self._parents: set[int] = set()
@@ -84,7 +84,7 @@ class Spawner:
         self._fork_server = ForkServerHost(self.send, self.released)
         self._killing = False
         self._watching = False
-        """The agent waits for the report that no process is left."""
+        """Whether the agent waits for the report that no process is left."""
         self._clearing = 0
         """The number of the latest request for that report."""
         self._last_words = b""
@@ -219,12 +219,10 @@ class Spawner:
             self.released(request, fds, [])
 
     def released(self, request: dict[str, Any], fds: list[int], pids: list[int]) -> None:
-        """Supervise forked workers, and start what follows them by executing its program.
+        """Supervise forked workers, and start the remaining ones by executing their programs.
 
-        Args:
-            request: of the agent.
-            fds: the descriptors of all; they are closed.
-            pids: of the first workers, which have been forked from the fork server.
+        ``fds`` are the descriptors of all workers; they are closed. ``pids`` are the first workers,
+        which were forked from the fork server.
         """
         workers = request["workers"]
         used = sum(worker["fds"] for worker in workers[: len(pids)])
@@ -283,7 +281,7 @@ class Spawner:
 
     def _left(self) -> list[int]:
         found = descendants(os.getpid())
-        # Queried afterwards, so that what the fork server has just started counts as its own.
+        # Queried afterwards, so that new processes of the fork server count as its own.
         spared = self._fork_server.spared(found)
         return [pid for pid in found if pid not in spared]
 

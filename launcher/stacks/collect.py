@@ -1,6 +1,6 @@
 """Collects the stacks of this node's workers, or the kernel's description of each process.
 
-The hook of ``training`` has ``faulthandler`` write all stacks of a worker on a signal, also while
+The hook of ``training`` has ``faulthandler`` write all stacks of a worker on a signal, even while
 its main thread is inside a C call. The signal would kill a process without that hook. It is sent
 only if the kernel reports that the process catches it, and that the descriptor is still ours.
 """
@@ -23,12 +23,12 @@ from ..processes.worker_watch import WorkerWatch
 from .dump import main_thread
 
 ANSWER_S = 2.0
-"""How long a worker has to write its stacks."""
+"""Time limit for a worker to write its stacks."""
 
 _LOOK_AGAIN_S = 0.01
 _DUMP_MAX_BYTES = 1 << 20
 _FRAME_BYTES = 24
-"""Bytes of a frame in a message, in addition to its texts."""
+"""Bytes of a frame in a message, in addition to its strings."""
 _GPUS = ("/dev/nvidia-uvm", "/dev/kfd")
 """Devices that CUDA and ROCm open when they start; NVML does not."""
 _SIGNAL_BIT = 1 << (STACKS_SIGNAL - 1)
@@ -82,7 +82,7 @@ async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
             return _described(pid, _state(pid), RankState.SILENT, "")
         await asyncio.sleep(_LOOK_AGAIN_S)
     dump = watch.stacks(_DUMP_MAX_BYTES)
-    frames = await in_thread(partial(main_thread, dump))  # it reads the lines of source files
+    frames = await in_thread(partial(main_thread, dump))  # in a thread: it reads source files
     return RankState.ANSWERED, frames, ""
 
 
@@ -116,7 +116,7 @@ def _takes_signal(pid: int, fd: int) -> bool:
 
 
 def _described(pid: int, letter: str, otherwise: RankState, remark: str) -> _Answer:
-    """Describe a process that did not reply by what the kernel reports for its state."""
+    """Describe a process that did not reply by its state in the kernel."""
     if letter in ("T", "t"):
         return RankState.STOPPED, (), "by a signal" if letter == "T" else "by a debugger"
     if letter == "D":
@@ -147,7 +147,7 @@ def uses_gpu(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """Return the state letter of a process; empty: there is no such process."""
+    """Return the state letter of a process; empty if there is no such process."""
     return _status(pid).get("State", "")[:1]
 
 
@@ -179,7 +179,7 @@ def _stack(
 
 
 def _short(frames: tuple[Frame, ...], most_bytes: int) -> tuple[Frame, ...]:
-    """Omit the outermost frames of a stack that is too long to be sent."""
+    """Omit the outermost frames of a stack that is too long for a message."""
     size = 0
     for index, frame in enumerate(frames):
         size += len(f"{frame.file}{frame.function}{frame.source}".encode()) + _FRAME_BYTES

@@ -1,9 +1,9 @@
 """Requests dumps of flight recorders from the control-plane server of a worker (torch 2.15).
 
-``training/worker/recorders.py`` has started that server. It answers while the worker's main thread
+``training/worker/recorders.py`` has started that server. It responds while the worker's main thread
 holds the interpreter's lock. ``fr_dump_file`` writes the dump of one backend to a file, after the
-answer; the file is the same for all backends, so that each dump is read before the next request.
-The dump of NCCL's former library is in the answer itself.
+response; the file is the same for all backends, so each dump is read before the next request. The
+dump of NCCL's former library is in the response itself.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from ...tasks import in_thread
 from ...training.worker.recorders import SOCKETS
 
 DUMPS_S = 8.0
-"""How long a worker has for all its dumps: less than an inquiry into a hang takes."""
+"""Time limit for all dumps of a worker, less than an inquiry into a hang takes."""
 _POLL_S = 0.05
 _ANSWER_MAX_BYTES = 64 << 20
 _FORMER, _USUAL = "nccl", "nccl2"
@@ -49,7 +49,7 @@ class ControlPlane:
         return {rank: task.result() for rank, task in done.items()}
 
     def close(self) -> None:
-        """Wait for no further dumps."""
+        """Stop waiting for dumps."""
         for task in self._asked.values():
             task.cancel()
 
@@ -64,7 +64,7 @@ def _accepts(path: str) -> bool:
 
 async def _dumps(path: str, backends: Collection[str], file: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
-    # The file that is left over is that of the last one.
+    # The last dump is the one that stays in the file.
     in_turn = sorted(backends, key=lambda name: (name == _USUAL, name))
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(_collect(path, in_turn, file, found), DUMPS_S)
@@ -94,7 +94,7 @@ async def _written(file: str, before: object, backend: str) -> Any:
                 dump = await in_thread(partial(recorded.read, file))
                 if recorded.backends_of(dump) <= {backend}:
                     return dump
-            before = now  # it is not complete: it will change
+            before = now  # it is incomplete, so it will change
         await asyncio.sleep(_POLL_S)
 
 
@@ -108,11 +108,11 @@ def signature(file: str) -> tuple[int, int] | None:
 
 
 async def _post(path: str, target: str) -> bytes:
-    """Return the content of the answer to a request.
+    """Return the content of the response to a request.
 
     Raises:
-        OSError: if the connection fails.
-        ValueError: if the answer is an error, or none of HTTP.
+        OSError: If the connection fails.
+        ValueError: If the response is an error, or not HTTP.
     """
     reader, writer = await asyncio.open_unix_connection(path)
     try:

@@ -1,12 +1,12 @@
 """Parses a dump of ``faulthandler``: the frames of the main thread, and of a backward pass.
 
-The format is that of CPython's ``Python/traceback.c``: a line for each thread (``Thread 0x… (most
-recent call first):`` or ``Current thread 0x…``), then one for each frame. The main thread is the
-last: threads are listed from the newest to the oldest.
+Format, from CPython's ``Python/traceback.c``: a line for each thread (``Thread 0x… (most recent
+call first):`` or ``Current thread 0x…``), then one for each frame. Threads are listed from the
+newest to the oldest, so the main thread is last.
 
 With CUDA the backward pass runs in a thread of torch for each GPU, in which hooks, FSDP and
-recomputation are called; the main thread only waits for it. Torch starts it, not Python, so that
-its outermost frame is not that of ``threading``.
+recomputation are called; the main thread only waits for it. This thread is started by torch, not by
+Python, so its outermost frame is not in ``threading``.
 """
 
 import linecache
@@ -37,10 +37,8 @@ _STDLIB = tuple(
 def main_thread(dump: str) -> tuple[Frame, ...]:
     """Return the frames of the main thread, innermost first; empty if there is no dump.
 
-    In a backward pass, the frames of torch's thread precede those of the main thread.
-
-    Args:
-        dump: the output of the process; of several dumps the last is used.
+    In a backward pass, the frames of torch's thread precede those of the main thread. If the output
+    contains several dumps, the last is used.
     """
     threads: list[list[re.Match[str]]] = []
     for line in dump.splitlines():
@@ -71,7 +69,7 @@ def _is_of_torch(frames: Sequence[re.Match[str]]) -> bool:
 def _frame(found: re.Match[str], *, is_innermost: bool) -> Frame:
     file, line, function = found["file"], int(found["line"]), found["function"]
     name, is_library = short_name(file)
-    # The innermost line is judged wherever it is: `.item()` of a library waits for the GPU too.
+    # Keep the innermost line even in a library: `.item()` in a library waits for the GPU too.
     source = "" if is_library and not is_innermost else linecache.getline(file, line).strip()
     return Frame(name[-TEXT_MAX:], line, function[:TEXT_MAX], is_library, source[:TEXT_MAX])
 
@@ -87,7 +85,7 @@ def short_name(file: str) -> tuple[str, bool]:
         return package, True
     if file.startswith(_TRAINING):  # in a checkout of ft-run
         return f"ft_run/training/{file.removeprefix(_TRAINING)}", True
-    # The workers' interpreter may be another one: its library is identified by its folder's name.
+    # The workers may use a different interpreter, so its library is identified by directory name.
     standard = re.sub(r"^.*/lib/python3\.\d+/", "", os.path.realpath(file))
     if file.startswith(_STDLIB) or standard != os.path.realpath(file):
         return standard, True

@@ -3,10 +3,10 @@
 torch keeps the last collectives in memory. A process dumps them to a file when they time out, which
 a worker that is stopped before then never does, or on request. Since torch 2.15 the requests go to
 a server (``control_plane.py``). The backends of older versions read a pipe:
-``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` is the prefix of its name, and each rank polls it once a second
-(``DumpPipe`` in torch's ``ProcessGroupNCCL.hpp``). It answers each request, with the same
+``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` is the prefix of its name, and each rank polls it once per
+second (``DumpPipe`` in torch's ``ProcessGroupNCCL.hpp``). It answers each request, with the same
 file, until a collective has timed out (``dumpDebuggingInfo`` in ``ProcessGroupNCCL.cpp``). SIGTERM
-ends the process at once, so the request must precede it.
+ends the process immediately, so the request must precede it.
 """
 
 import os
@@ -33,13 +33,13 @@ class _Dump(Struct):
 
 
 def record_collectives(environ: MutableMapping[str, str]) -> str:
-    """Switch on the recorders where the user has not set them; return a folder for their files.
+    """Turn on recorders that the user has not set; return a directory for their files.
 
-    torch keeps the last 2,000 collectives by default, but only with a pipe or a socket are they
-    dumped on request.
+    torch keeps the last 2,000 collectives by default, but dumps them on request only with a pipe or
+    a socket.
 
     Raises:
-        OSError: no folder can be created.
+        OSError: If the directory cannot be created.
     """
     import tempfile  # slow, and of no use without a GPU
 
@@ -75,8 +75,8 @@ class FlightRecorders:
     def look(self) -> None:
         """Poll the files.
 
-        A file is complete when it differs from the one before the request, and has not changed
-        since the last poll.
+        A file is complete if it differs from the one before the request, and has not changed since
+        the last poll.
         """
         for rank, dump in self._dumps.items():
             found = signature(f"{self.files}{rank}")

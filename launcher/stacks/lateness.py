@@ -1,4 +1,4 @@
-"""The rule for when a worker is late, and when one could next be late. Pure: no clock, no files."""
+"""The rule for when a worker is late, and when one could next be late. No I/O, no clock."""
 
 from collections.abc import Mapping
 
@@ -23,15 +23,13 @@ class Look(Struct, frozen=True):
 
 
 class Lateness:
-    """Which workers of a node have shown no progress for too long. Times in seconds."""
+    """The workers of a node that have shown no progress for too long. Times in seconds.
+
+    ``timeout_s`` is the maximum time without progress; 0 derives it from the longest time so far.
+    ``start_s`` is the maximum time to the first step. Call ``begin`` for each round.
+    """
 
     def __init__(self, timeout_s: float, start_s: float) -> None:
-        """Create the rule; call ``begin`` for each round.
-
-        Args:
-            timeout_s: the maximum time without progress; 0: derived from the longest time so far.
-            start_s: the maximum time to the first step.
-        """
         self._timeout_s = timeout_s
         self._start_s = start_s
         self._longest_s = 0.0
@@ -55,11 +53,9 @@ class Lateness:
         self._reported.clear()
 
     def look(self, workers: Mapping[int, Progress | None], now: float) -> Look:
-        """Return which workers are late.
+        """Return which of the running workers are late.
 
-        Args:
-            workers: the running workers by rank; None: the worker's progress is not known.
-            now: the time, on the clock of ``Progress.last_s``.
+        The progress of a worker is None if unknown. ``now`` is on the clock of ``Progress.last_s``.
         """
         known = {rank: progress for rank, progress in workers.items() if progress is not None}
         longest = [progress.longest_s for progress in known.values()]

@@ -2,13 +2,13 @@
 
 The file is a pickle (``FlightRecorderDetail.hpp`` in torch, format 2.10), and a worker can write
 anything to it. So it is not unpickled: the reader supports the few operations that torch's pickler
-uses for dictionaries, lists, tuples, texts and numbers, and refuses all others. None of these calls
-or imports anything.
+uses for dictionaries, lists, tuples, strings and numbers, and rejects all others. None of these
+calls or imports anything.
 
 Since torch 2.15 a backend need not record collectives itself: a hook of torch does (nccl2,
-nccl-lazy), into a recorder for each backend. What it records ends less precisely than with the
-backends in ``_OWN_RECORDERS``. ``_unseen`` has the cases in which a rank may wait for others
-although nothing is pending in its dumps.
+nccl-lazy), into a recorder for each backend. Its records end less precisely than with the backends
+in ``_OWN_RECORDERS``. ``_unseen`` lists the cases in which a rank may wait for others although
+nothing is pending in its dumps.
 """
 
 import io
@@ -34,7 +34,7 @@ _PEER = re.compile(r"(?:send|recv) [0-9]{1,9}(?:->|<-)([0-9]{1,9})$")
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
 """Collectives to which all ranks bring tensors of the same size and type."""
 _OWN_RECORDERS = ("nccl", "gloo")
-"""Backends that record collectives themselves; gloo retires what is completed."""
+"""Backends that record collectives themselves; gloo retires completed collectives."""
 _OPCODES = (
     *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.EMPTY_DICT, pickle.EMPTY_LIST),
     *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
@@ -52,13 +52,13 @@ _FAULTS = (
 
 
 class BadDumpError(Exception):
-    """Raised when a file is no dump of the flight recorder."""
+    """Raised if a file is not a dump of the flight recorder."""
 
 
-_UNPICKLER: Any = pickle._Unpickler  # the one in Python, not in C
+_UNPICKLER: Any = pickle._Unpickler  # the Python version, whose methods can be replaced
 
 
-class _Reader(_UNPICKLER):  # type: ignore[misc]  # typeshed has it not
+class _Reader(_UNPICKLER):  # type: ignore[misc]  # not in typeshed
     dispatch: ClassVar = {code[0]: _UNPICKLER.dispatch[code[0]] for code in _OPCODES}
 
     def load_setitem(self) -> None:
@@ -83,7 +83,7 @@ def read(path: str) -> Dump:
     """Return the content of a file.
 
     Raises:
-        BadDumpError: if it is something else, not complete, or too long.
+        BadDumpError: If it is something else, incomplete, or too long.
     """
     data = head_of_file(path, FILE_MAX_BYTES + 1)
     if data is None:
@@ -95,7 +95,7 @@ def parse(data: bytes) -> Dump:
     """Return the content of a dump.
 
     Raises:
-        BadDumpError: if it is something else, not complete, or too long.
+        BadDumpError: If it is something else, incomplete, or too long.
     """
     if len(data) > FILE_MAX_BYTES:
         raise BadDumpError
@@ -112,7 +112,7 @@ def backends_of(dump: Dump) -> frozenset[str]:
     """Return the backends that have recorded the entries of a dump.
 
     Raises:
-        BadDumpError: if the dump does not have the fields that torch writes.
+        BadDumpError: If the dump does not have the fields that torch writes.
     """
     try:
         return frozenset(map(_backend, dump.get("entries", [])))
@@ -121,7 +121,7 @@ def backends_of(dump: Dump) -> frozenset[str]:
 
 
 def summary(dump: Dump, most: int = GROUPS_MAX) -> RankCollectives:
-    """Return ``merged`` of a single dump, of a rank of which no other backends are known."""
+    """Return ``merged`` of a single dump, if no other backends of the rank are known."""
     return merged(dict.fromkeys(backends_of(dump) or {""}, dump), (), most)
 
 
@@ -132,11 +132,11 @@ def merged(
 
     Args:
         dumps: the dump of each recorder of the rank, by the name of its backend.
-        backends: the backends of the rank's process groups; empty if they are not known.
+        backends: the backends of the rank's process groups; empty if unknown.
         most: maximum number of groups; groups with pending collectives are preferred.
 
     Raises:
-        BadDumpError: if a dump does not have the fields that torch writes.
+        BadDumpError: If a dump does not have the fields that torch writes.
     """
     try:
         return _merged(dumps, backends, most)
@@ -210,7 +210,7 @@ def _groups(
     groups: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for entry in entries:
         name, description = map(_text, entry["process_group"])
-        if not entry["is_p2p"]:  # of calls that were made together the last has the state of all
+        if not entry["is_p2p"]:  # the last of coalesced calls has the state of all
             groups.setdefault((name, description), {})[int(entry["collective_seq_id"])] = entry
     for (name, description), recorded in groups.items():
         yield _group(f"{name}:{description}"[:TEXT_MAX], members.get(name, []), recorded)
