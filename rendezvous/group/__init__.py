@@ -1,4 +1,4 @@
-"""The group's rules: one state machine without I/O, clock or logging.
+"""The group's rules: a state machine without I/O, clock or logging.
 
-Events and the time go in, commands come out.
+Its input is events and the time; its output is commands.
 """

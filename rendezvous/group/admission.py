@@ -1,4 +1,4 @@
-"""Which nodes may join: the reasons for which one is refused. Pure."""
+"""Which nodes can join a job, and why a node is refused. No I/O, no clock."""
 
 import functools
 import math
@@ -14,19 +14,17 @@ from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import PROTOCOL_VERSION, Attend, HangSpec, JobSpec, NodeSpec, PolicySpec
 
 _PARTS = {"policy": PolicySpec(), "hang": HangSpec(timeout_s=math.inf, start_s=math.inf)}
-"""Options of a job that are compared one by one, and what they are where they are not sent."""
+"""Options of a job that are compared one by one, and their defaults if they are not sent."""
 _APART = ("job_id", "checks", "succession", *_PARTS)
 
 
 def refusal(
     attend: Attend, job: JobSpec | None, succession: SuccessionSpec | None = None
 ) -> str | None:
-    """Return a one-line reason why a node may not join the job; None when it may.
+    """Return a one-line reason why a node cannot join the job; None if it can.
 
-    Args:
-        attend: the first message of the node.
-        job: the options that the earlier nodes agreed on; None for the first.
-        succession: what this host was given; None: it was given one endpoint.
+    ``job`` are the options that earlier nodes agreed on, None for the first node; ``succession`` is
+    None if this host has only one endpoint.
     """
     if attend.protocol != PROTOCOL_VERSION:
         return (
@@ -39,8 +37,8 @@ def refusal(
     differences = succession_differences(attend.job.succession, succession, "this job")
     if differences:
         return options_differ(differences)
-    # Rules are parsed for the first node alone: those of the others must be the same. So a node
-    # that does not belong to the job cannot make the master parse its rules.
+    # Only the first node's rules are parsed: the rules of later nodes must be equal. So a node that
+    # does not belong to the job cannot make the master parse its rules.
     return _bad_rule(attend.job) if job is None else difference(attend.job, job)
 
 
@@ -101,11 +99,8 @@ def succession_differences(
 ) -> list[str]:
     """Return the differences between two lists of hosts, each with both values.
 
-    Args:
-        given: to this node or host; None: it was given one endpoint.
-        other: to the host that it is compared with.
-        whose: the second value is, for display.
-        both_lead: both are hosts that may lead; other nodes ignore the lease.
+    ``given`` and ``other`` are None for a single endpoint; ``whose`` names the owner of ``other``.
+    Only if both hosts can lead are their leases compared: other nodes ignore the lease.
     """
     if given is not None and other is not None:
         if not both_lead:
@@ -118,13 +113,12 @@ def succession_differences(
 
 
 def options_differ(differences: list[str]) -> str:
-    """Return the error for a node, from the texts of ``succession_differences``."""
+    """Return the error for a node, from the results of ``succession_differences``."""
     return f"the node's options differ: {', '.join(differences)}."
 
 
 @functools.cache
 def _options(kind: Any) -> tuple[tuple[str, str], ...]:
-    """Return the options of a class that are compared one by one: field and words."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return tuple((name, _option(name, hint)) for name, hint in hints.items() if name not in _APART)
 
@@ -162,7 +156,7 @@ def _shown(value: object) -> str:
 
 
 def endpoint_taken(holder: NodeSpec) -> str:
-    """Return the error for a node of a different job without an ID, at the endpoint of this one."""
+    """Return the error for a node of a different job without an ID at this job's endpoint."""
     return (
         f"another job without --rdzv-id, of one node ({holder.host}), is running at this endpoint; "
         "use a different --rdzv-endpoint for each job, or the same --rdzv-id for a spare of that "
@@ -171,7 +165,7 @@ def endpoint_taken(holder: NodeSpec) -> str:
 
 
 def identity_taken(attend: Attend, holder: NodeSpec) -> str:
-    """Return the error for a node whose identity or rank a living node already has."""
+    """Return the error for a node whose identity or rank a live node already has."""
     node = attend.node
     if node.wanted_rank is not None and node.wanted_rank == holder.wanted_rank:
         return (

@@ -1,10 +1,10 @@
-"""The gate before a world: which nodes are examined when, and which of them fit. Pure.
+"""Pre-flight checks before a world: when to examine nodes, and which nodes fit. No I/O, no clock.
 
-In a job without checks every node passes, and none is examined.
+In a job without checks, every node passes and none is examined.
 
-What is measured, which nodes meet and which of them is at fault is not decided here: an
-``Examiner``, which the launcher gives to the master, does. Here are orders and answers, nodes that
-are lost, and time. What the findings mean for the world is decided in ``rounds``.
+The launcher gives the master an ``Examiner``, which decides what is measured, which nodes meet and
+which node is at fault. This module handles orders, answers, lost nodes and time limits; ``rounds``
+decides what the findings mean for the world.
 """
 
 from collections import defaultdict
@@ -30,36 +30,34 @@ from .roster import Node, NodePhase, Sizes, sizes_of
 from .state import JobState
 
 _ANSWER_GRACE_S = 2.0
-"""What an answer may take beyond the time that its order allows: to end a hanging worker."""
+"""Additional time for an answer beyond the limit of its order, to end a hanging worker."""
 
 
 class Findings(Struct, frozen=True):
-    """What an examination that is over means for the next world."""
+    """Result of an examination, for the next world."""
 
     sentence: str
     ends_job: bool
-    """The job was to check its nodes, and nothing else."""
+    """Whether the job was only to check its nodes."""
     costs_nodes: bool
-    """Nodes were sent away, or cannot be in one world with another."""
+    """Whether nodes were excluded, or cannot be in one world with another node."""
 
 
 class _Current(Struct):
-    """An examination on its way."""
-
     spec: CheckSpec
     examination: Examination
     nodes: frozenset[str]
     until: float
-    """When the last order must have been carried out."""
+    """Deadline of the last order."""
     step_begun: float = 0.0
     step_until: float = 0.0
     limit_s: float = 0.0
     orders: dict[str, CheckOrder] = field(default_factory=dict)
-    """Those that are not yet answered."""
+    """Unanswered orders, by node identity."""
 
 
 class Checks:
-    """What the rounds ask before they form a world, and tell when one is over."""
+    """The gate between the ready nodes and a world."""
 
     def __init__(
         self,
@@ -68,14 +66,6 @@ class Checks:
         examiner: Examiner | None,
         gone: Callable[[Node], None],
     ) -> None:
-        """Begin with no examination.
-
-        Args:
-            state: what is known of the job.
-            out: where orders and findings go.
-            examiner: begins an examination; None where no job with checks can come.
-            gone: told of each node that is sent away.
-        """
         self._state, self._roster, self._out = state, state.roster, out
         self._examiner = examiner
         self._gone = gone
@@ -85,19 +75,17 @@ class Checks:
         self._examined: frozenset[str] = frozenset()
         """Nodes of the last examination."""
         self._doubted: set[str] = set()
-        """Nodes that were lost since they passed: what they claim counts no more."""
+        """Nodes that were lost since they passed, so their claims to have passed are no longer
+        valid."""
         self._told: dict[tuple[str, str], CheckVerdict] = {}
-        """What was found last, by identity and incarnation: told again on each new stream."""
+        """Last findings, by identity and incarnation; sent again on each new stream."""
 
     # --- what may be in a world ---------------------------------------------------------------
 
     def may_join(self, *, loaded_only: bool = False) -> Sizes:
-        """Return how many ready nodes of each segment may turn out to be fit for one world.
+        """Return how many ready nodes of each segment could be fit for one world.
 
-        All but those on the wrong end of a bad link.
-
-        Args:
-            loaded_only: only those that have imported the modules of ``--preload``.
+        ``loaded_only``: count only nodes that have imported the modules of ``--preload``.
         """
         loading = self._roster.loading if loaded_only else frozenset()
         if not self._bad_links and not loading:
@@ -107,22 +95,22 @@ class Checks:
         return sizes_of(node for node in ready if node.spec.node_id not in out)
 
     def fit(self, ready: Sequence[Node]) -> list[Node]:
-        """Return which of the ready nodes are known to be fit for one world."""
+        """Return the ready nodes that are known to be fit for one world."""
         if self._spec is None:
             return list(ready)
         out = self._kept_out(ready)
         fit = [node for node in ready if node.passed and node.spec.node_id not in out]
-        # A node that passed alone, beside others that did so another time, is not known to be good
-        # company: they have to meet first.
+        # Nodes that passed separately have not been tested with each other, so they must meet
+        # first.
         company = [node for node in fit if node.has_met]
         recent = [node for node in fit if node.spec.node_id in self._examined]
         return max(company, recent, fit[:1], key=len)
 
     def _kept_out(self, ready: Sequence[Node]) -> set[str]:
-        """Return which of these nodes cannot be in a world because of one that is or will be in it.
+        """Return the nodes to keep out of the next world because of bad links.
 
-        Of the two ends of a bad link that are both ready, the one that was in no world; then the
-        one that came later.
+        If both ends of a link are ready, keep the node that already has a rank; otherwise the one
+        that joined first.
         """
         inside = {
             node.spec.node_id
@@ -141,10 +129,7 @@ class Checks:
         return out
 
     def must_examine(self, size: int) -> bool:
-        """Return whether an examination comes before a world of that many nodes.
-
-        Unless that many have passed already.
-        """
+        """Return whether too few nodes have passed for a world of this size without new checks."""
         if self._spec is None:
             return False
         fit = self._state.usable(sizes_of(self.fit(self._roster.ready_nodes())))
@@ -152,11 +137,10 @@ class Checks:
 
     @property
     def _spec(self) -> CheckSpec | None:
-        """How the job wants its nodes checked; None: it does not."""
         return self._state.job.checks if self._state.job is not None else None
 
     def admit(self, node: Node, claim: Claim | None) -> None:
-        """A node has joined: take over what it has passed, under this master or an earlier one."""
+        """Accept a node's claim that it has passed, unless it was lost since."""
         is_trusted = claim is not None and claim.checked and node.spec.node_id not in self._doubted
         node.passed = is_trusted
         node.has_met = is_trusted and claim is not None and claim.nodes != 1
@@ -164,7 +148,7 @@ class Checks:
     # --- suspicion -------------------------------------------------------------------------------
 
     def round_ended(self, postmortem: Postmortem) -> None:
-        """A round is over: its failures may make nodes suspect, which have to pass again."""
+        """After a round: failures can make nodes suspect, which must then pass again."""
         spec = self._spec
         if spec is None or not postmortem.counted:
             return
@@ -181,47 +165,47 @@ class Checks:
             node.passed = False
 
     def lost(self, node_id: str) -> None:
-        """A node was lost: it has to pass again, should it come back."""
+        """Record a lost node, which must pass again if it returns."""
         if self._spec is not None and self._spec.on_restart != "never":
             self._doubted.add(node_id)
 
     # --- an examination ----------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """Begin to examine all nodes that are ready."""
+        """Start to examine all ready nodes."""
         spec = self._spec
         assert spec is not None
         assert self._examiner is not None, "a job with checks is admitted only where they can be"
         nodes = self._roster.ready_nodes()
         names = [node.spec.node_id for node in nodes]
         self._told.clear()
-        # Of more than two nodes, one that has passed alone only is not known to be good company.
+        # With more than two nodes, a node that passed alone must still be tested with another.
         vouched = [
             node.spec.node_id for node in nodes if node.passed and (node.has_met or len(nodes) == 2)
         ]
         examination = self._examiner(spec, names, vouched)
-        # With the default, the examination knows whether it may use all of it: with GPUs.
+        # With the default, the examination decides whether to use all of it: with GPUs.
         most_s = spec.timeout_s or defaults.CHECK_TIMEOUT_GPUS_S
         self._current = _Current(spec, examination, frozenset(names), now + most_s)
         self._out.note(ChecksBegun(len(names) - len(vouched), len(names)))
 
     def reset(self) -> None:
-        """Another job begins: what was found was found for the one before."""
+        """Drop all findings, which belong to the previous job."""
         self.give_up()
         self._bad_links, self._examined = (), frozenset()
         self._doubted.clear()
         self._told.clear()
 
     def give_up(self) -> None:
-        """Forget the examination: there is no use for what it would find."""
+        """Abort the examination: its result is no longer needed."""
         if self._current is not None:
             self._out.note(ChecksAborted())
             self._current = None
 
     def advance(self, now: float) -> Findings | None:
-        """Go on with the examination; return what was found, once, when it is over.
+        """Advance the examination; return its result once, at the end.
 
-        A step follows as soon as no answer to the one before is waited for.
+        A step starts as soon as all answers to the previous one have arrived or timed out.
         """
         current = self._current
         if current is None:
@@ -239,14 +223,14 @@ class Checks:
         return None
 
     def deadline(self) -> float | None:
-        """Return when the examination has something to do if nothing happens."""
+        """Return when the examination must act if no message arrives."""
         return self._current.step_until if self._current is not None else None
 
     def _order(self, current: _Current, step: CheckStep, now: float) -> None:
         self._order_number += 1
         current.step_begun = now
         current.limit_s = step.limit_s
-        # The last answer has its grace too, which is no time for another order.
+        # The last answer has this grace too, which is too short for another order.
         current.step_until = now + current.limit_s + _ANSWER_GRACE_S
         for meeting in step.meetings:
             nodes = [node for name in meeting if (node := self._roster.get(name)) is not None]
@@ -269,15 +253,15 @@ class Checks:
                 self._out.send(node, order)
 
     def result(self, node: Node, result: CheckResult, now: float) -> None:
-        """A node has carried out an order."""
+        """Process a node's result of an order."""
         if self._spec is None:
             return
         if result.number > self._order_number:
-            node.offer = result.offer  # the answer to an earlier master, which is not waited for
+            node.offer = result.offer  # the answer to an order of an earlier master
             return
         if result.number <= node.answered:
             return
-        # Also when it comes too late: the store of the next round may be where it says.
+        # Even a late answer counts here: its offer can contain the store for the next round.
         node.answered, node.offer = result.number, result.offer
         current, name = self._current, node.spec.node_id
         order = current.orders.get(name) if current is not None else None
@@ -287,13 +271,13 @@ class Checks:
         current.examination.answered(name, result.report, now - current.step_begun)
 
     def repeat_order(self, node: Node) -> None:
-        """A node is back: the order, or the answer to it, may be lost."""
+        """Resend the order to a node that reconnected: the order or its answer may be lost."""
         order = self._current.orders.get(node.spec.node_id) if self._current is not None else None
         if order is not None:
             self._out.send(node, order)
 
     def forget(self, node_id: str) -> None:
-        """A node is gone, for whatever reason: it is waited for no longer, and not blamed."""
+        """Forget a removed node: do not wait for its answer, and do not report it as faulty."""
         current = self._current
         if current is not None and node_id in current.nodes:
             current.orders.pop(node_id, None)
@@ -305,7 +289,7 @@ class Checks:
         conclusion = current.examination.conclude()
         self._current = None
         self._examined = current.nodes
-        # Each once, however often it is found again in a job of weeks.
+        # Each link once, even if it is found repeatedly in a job of weeks.
         self._bad_links = tuple(dict.fromkeys((*self._bad_links, *conclusion.bad_links)))
         self._out.note(ChecksConcluded(conclusion.sentence))
         went = self._tell_findings(current, conclusion)
@@ -313,12 +297,13 @@ class Checks:
         return Findings(conclusion.sentence, current.spec.only, costs_nodes)
 
     def _tell_findings(self, current: _Current, conclusion: Conclusion) -> int:
-        """Tell every node what was found of it; return how many were sent away."""
+        """Send every node its findings; return how many were rejected."""
         went = 0
         found = conclusion.findings
         names = current.nodes & found.keys()
         nodes = [node for node in self._roster if node.spec.node_id in names]
-        # The whole goes to one node: it grows with their number. To one that is there, if any is.
+        # Only one node gets the whole report, whose size grows with their number: a connected one
+        # if there is any.
         there = (node for node in nodes if node.link is not None)
         reporter = next(there, nodes[0] if nodes else None)
         for node in nodes:
@@ -339,17 +324,14 @@ class Checks:
                     name, f"it failed the checks: {finding.sentence}"
                 )
             if node.link is None and current.spec.only:
-                continue  # the verdict on the job waits for it: it has not heard its own
+                continue  # the job's verdict waits until it has received its own
             self._out.close(node.link)
             self._gone(node)
-            self._state.former_ranks.pop(name, None)  # it is not waited for
+            self._state.former_ranks.pop(name, None)  # do not wait for it
         return went
 
     def tell_again(self, link: int, spec: NodeSpec) -> bool:
-        """Tell a node on a new stream what was found of it; return whether it has to go.
-
-        The first time may have been lost.
-        """
+        """Resend a node's findings on a new stream; return whether it must leave."""
         found = self._told.get((spec.node_id, spec.incarnation))
         if found is None:
             return False

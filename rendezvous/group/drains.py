@@ -1,10 +1,9 @@
-"""Has all ranks save a consistent snapshot before nodes leave or the world grows. Pure.
+"""Makes all ranks save one snapshot before nodes leave or the world grows. No I/O, no clock.
 
-A node that is being preempted gives notice; a larger world is planned. Then the nodes of the round
-are ordered to drain. When each has reported that its workers have saved their shards of the state
-of one step, the same for all, the nodes that gave notice may leave, or the round is stopped for
-the larger one. Each has its own time limit, at the end of which it happens without permission: so
-a round is never held by it.
+The nodes of a round get a drain order when a node gives notice of its preemption, or when a larger
+world is planned. When each has reported that its workers saved their shards of the same step, the
+nodes that gave notice can leave, or the round is stopped for the larger world. Each plan has its
+own time limit, after which the change happens without permission, so it never blocks a round.
 """
 
 import math
@@ -24,33 +23,32 @@ from .rounds import Rounds
 from .state import JobState
 
 _OTHER_LINK = -1
-"""No stream of this master."""
+"""Not a stream of this master."""
 
 
 class _Preemption(NamedTuple):
-    """Why a node leaves, and when at the latest."""
-
     reason: str
     until: float
 
 
 class Drains:
-    """The planned changes of the world of the round that runs."""
+    """Planned changes of the world of the running round."""
 
     def __init__(self, state: JobState, out: Outbox, rounds: Rounds) -> None:
         self._state, self._roster, self._out = state, state.roster, out
         self._rounds = rounds
         self._preempted: dict[str, _Preemption] = {}
         self._world: tuple[int, str] | None = None
-        """Number and master of the round that the following belongs to."""
+        """Number and master of the round that the following state belongs to."""
         self._number = 0
-        """Of the present or next order of the round; another one after each that is cancelled."""
+        """Number of the current or next order of the round; incremented after each canceled
+        order."""
         self._steps: dict[str, int] = {}
-        """By node, the step whose state its workers have saved."""
+        """Step whose state the workers have saved, by node."""
         self._told: dict[str, tuple[int | None, Drain | None]] = {}
-        """By node, the stream and the order that was sent last; None: it was cancelled."""
+        """Stream and order that were sent last, by node; None if the order was canceled."""
         self._dismissed: dict[str, int | None] = {}
-        """By node that was told that it may leave, the stream."""
+        """Stream on which a node was told that it can leave, by node."""
 
     # --- what happens ------------------------------------------------------------------------
 
@@ -67,13 +65,13 @@ class Drains:
         is_current = message.round == self._state.round == node.round
         if is_current and message.is_fixed and isinstance(self._state.phase, Running):
             self._state.phase.is_fixed = True
-        elif is_current and message.number == self._number:  # else the order was cancelled
+        elif is_current and message.number == self._number:  # else the order was canceled
             self._steps[node.spec.node_id] = message.step
 
     def taken_over(self) -> None:
-        """A round of an earlier master runs on: a larger world that it has planned is cancelled."""
+        """Cancel the larger world that an earlier master planned for a round that continues."""
         self._begin_round()
-        # Unlike the number of any order of another master.
+        # Must differ from the order numbers of any other master.
         self._number = 1 + zlib.crc32(self._state.master_id.encode()) % (COUNT_MAX // 2)
         members = self._roster.in_phase(NodePhase.RUNNING)
         self._told = {node.spec.node_id: (_OTHER_LINK, None) for node in members}
@@ -83,7 +81,7 @@ class Drains:
         self._preempted.pop(node_id, None)
 
     def rescale(self, running: Running) -> None:
-        """It is time for a larger world: have all ranks save first, if they are given time."""
+        """Prepare a larger world that is due; all ranks save first if they are given time."""
         running.rescale_at = math.inf
         if self._rounds.growth() <= 0:
             return
@@ -96,7 +94,7 @@ class Drains:
         self._out.note(ScaleUpPrepared(reason, limit_s))
 
     def advance(self, running: Running) -> None:
-        """Tell the nodes what they have to know, and do what they have made possible."""
+        """Send pending orders and permissions; stop the round for a larger world that is ready."""
         self._begin_round()
         is_growing = running.grows_until < math.inf
         if not (self._preempted or is_growing or self._told):
@@ -128,9 +126,9 @@ class Drains:
         return [node for node in nodes if node.spec.node_id in self._preempted]
 
     def _saved(self, nodes: Mapping[str, Node]) -> int | None:
-        """Return the step that all nodes have saved; None: not all yet.
+        """Return the step that all nodes have saved; None if they have not yet.
 
-        -1: the workers of some node keep no state, or have kept it themselves.
+        -1 if the workers of any node keep no state, or have saved it themselves.
         """
         steps = {self._steps.get(name) for name in nodes}
         return steps.pop() if len(steps) == 1 else None
@@ -138,7 +136,7 @@ class Drains:
     def _advance_growth(
         self, running: Running, nodes: Mapping[str, Node], *, is_anyone_leaving: bool
     ) -> None:
-        """Stop the round for a larger one when all ranks have saved, or their time is over."""
+        """Stop the round for a larger one when all ranks have saved, or their time has expired."""
         if self._rounds.growth() <= 0:
             running.grows_until = math.inf
             self._out.note(ScaleUpCancelled())
@@ -163,7 +161,6 @@ class Drains:
     def _order(
         self, running: Running, nodes: Mapping[str, Node], leaving: Sequence[Node]
     ) -> Drain | None:
-        """Return the order for the nodes of the round; None: there is no reason for one."""
         is_whole = grows = False
         if leaving:
             first = min((node.spec.node_id for node in leaving), key=self._leaves_at)
@@ -184,7 +181,7 @@ class Drains:
     def _send_order(self, order: Drain | None, nodes: Mapping[str, Node]) -> None:
         """Send an order to the nodes that have not received it on their stream.
 
-        Without one, those that save for a larger world learn that it is cancelled.
+        Without an order, the nodes that save for a larger world are notified that it is canceled.
         """
         kind = None if order is None else replace(order, reason="", seconds=0.0)
         message = order or CancelDrain(self._state.round, self._number)
@@ -196,7 +193,6 @@ class Drains:
                 self._out.send(node, message)
 
     def _resizes(self, leaving: Sequence[Node]) -> bool:
-        """Return whether the world will have another size without the nodes that leave."""
         state, job = self._state, self._state.job
         assert job is not None
         size = state.usable(state.sizes - sizes_of(leaving) + self._rounds.gate.may_join())

@@ -1,4 +1,4 @@
-"""The end of a job: one verdict, and which nodes have not yet received it. Pure."""
+"""The end of a job: its verdict, and the nodes that have not yet received it. No I/O, no clock."""
 
 from collections.abc import Mapping
 
@@ -22,15 +22,7 @@ _EXIT_CODES = {
 def verdict_of(
     outcome: Outcome, sentence: str, restarts: int, rounds: int, postmortem: Postmortem
 ) -> Verdict:
-    """Return the verdict on a job.
-
-    Args:
-        outcome: how it ended.
-        sentence: the same as text.
-        restarts: how many were counted.
-        rounds: how many were formed.
-        postmortem: of the last round; its failures are included only where they are the reason.
-    """
+    """Return the verdict; it includes failures of the last round only if they are the reason."""
     failed = outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED)
     return Verdict(
         outcome=outcome,
@@ -45,7 +37,7 @@ def verdict_of(
 
 
 def spent(job: JobSpec, used: int) -> str:
-    """Return a text on how much of the restart budget is used."""
+    """Return how much of the restart budget is used, as text."""
     words = f"{used} of {job.max_restarts} restarts used"
     if job.policy is not None and job.policy.restart_window_s:
         words += f" within {span(job.policy.restart_window_s)}"
@@ -53,7 +45,7 @@ def spent(job: JobSpec, used: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a readable time: ``24 h``, ``90 s``."""
+    """Return a readable duration: ``24 h``, ``90 s``."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit and seconds % unit == 0:
             return f"{seconds / unit:g} {name}"
@@ -68,15 +60,7 @@ def sentence_of(
     decision: str,
     rank0_alone: bool,
 ) -> str:
-    """Return a text on why a job ended.
-
-    Args:
-        outcome: how it ended, by its workers.
-        postmortem: of the last round.
-        spent: a text on how much of the restart budget is used.
-        decision: which rule of the failure policy decided; empty for the default.
-        rank0_alone: the success of rank 0 was enough.
-    """
+    """Return a message on why a job ended; ``decision`` is empty for the default rule."""
     if outcome is Outcome.SUCCEEDED:
         return f"{'rank 0' if rank0_alone else 'all workers'} succeeded ({spent})"
     if outcome is Outcome.POLICY_ENDED:
@@ -93,17 +77,12 @@ class Ending:
         self.verdict = verdict
         self._savings = savings or {}
         self.until = until
-        """When nodes that have not heard it are given up, in the group's time."""
+        """When nodes that have not received it are given up, in the group's time."""
         self.is_over = False
         self._unheard: set[int] = set()
 
     def tell(self, link: int, node_id: str = "") -> Command:
-        """Return the command that sends the verdict on a stream.
-
-        Args:
-            link: the stream.
-            node_id: a node that connected before the end; empty: it did not.
-        """
+        """Return the command that sends the verdict, with the savings of a known node."""
         self._unheard.add(link)
         saving = self._savings.get(node_id)
         return Send(link, self.verdict if saving is None else replace(self.verdict, saving=saving))
@@ -119,12 +98,7 @@ class Ending:
         return had_heard
 
     def advance(self, detached: int, now: float) -> list[Command]:
-        """Return ``Finish``, once, when every node has received the verdict or its time is over.
-
-        Args:
-            detached: how many nodes may still reconnect to receive it.
-            now: the group's time in seconds.
-        """
+        """Return ``Finish``, once, when every node has received the verdict or the time is up."""
         if self.is_over or ((self._unheard or detached) and now < self.until):
             return []
         self.is_over = True

@@ -1,4 +1,4 @@
-"""What goes into the group's rules and what comes out of them, and the times they are set to."""
+"""Input and output of the group's rules, and their time limits."""
 
 import math
 from typing import Any
@@ -15,31 +15,31 @@ from ..protocol.timeouts import Timeouts
 
 
 class GroupSettings(Timeouts, frozen=True):
-    """The times of a group, in seconds."""
+    """Time limits of a group, in seconds."""
 
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
-    """Where the job has no ``--rescale-delay`` of its own; infinity: never."""
+    """Used if the job has no ``--rescale-delay``; infinity for never."""
     takeover_grace_s: float = defaults.TAKEOVER_GRACE_S
     identity_answer_s: float = defaults.IDENTITY_ANSWER_S
     verdict_grace_s: float = defaults.VERDICT_GRACE_S
     term: int = 0
-    """Of the lease by which this master leads; 0 where there is one endpoint."""
+    """Term of the lease by which this master leads; 0 with a single endpoint."""
     known: tuple[int, int] = (0, -1)
-    """Term and number of the newest round that the listed hosts know of. One that is older is not
-    taken over: what the newer one has started may be alive elsewhere."""
+    """Term and number of the newest round that the listed hosts know. An older round is not taken
+    over, because workers of the newer one may be alive elsewhere."""
     starts_from: float = -math.inf
-    """By the group's clock: no worker is started earlier, for those that an earlier leader started
-    may be alive. A round that is found whole is taken over all the same."""
+    """Earliest time to start workers, by the group's clock: until then, workers of the previous
+    leader may still run. Does not delay the takeover of a complete round."""
     quorum_term: int = 0
     """Term of the newest round that each host of the electing majority knew; 0 if they differ."""
     wait_s: float = 0.0
-    """How long workers may live that this master cannot reach."""
+    """How long workers that this master cannot reach can live."""
     succession: SuccessionSpec | None = None
-    """With several endpoints: what nodes must have been given as well."""
+    """Options for several endpoints that nodes must have, too."""
 
     @classmethod
     def of(cls, timeouts: Timeouts, **others: Any) -> "GroupSettings":
-        """Return the settings with these times, and other fields."""
+        """Return settings with these time limits and other fields."""
         return cls(
             **{name: getattr(timeouts, name) for name in Timeouts.__struct_fields__}, **others
         )
@@ -49,20 +49,20 @@ class GroupSettings(Timeouts, frozen=True):
 
 
 class Received(Struct, frozen=True):
-    """A message came in on a stream. The first one on a stream is ``Attend``."""
+    """A message was received on a stream. The first one on a stream is ``Attend``."""
 
     link: int
     message: NodeMessage
 
 
 class Detached(Struct, frozen=True):
-    """A stream is gone."""
+    """A stream has ended."""
 
     link: int
 
 
 class Renewed(Struct, frozen=True):
-    """The node in the process of the master has renewed its offer."""
+    """The node in the master's own process has renewed its offer."""
 
     link: int
     offer: Offer
@@ -73,14 +73,14 @@ class Tick(Struct, frozen=True):
 
 
 class Hung(Struct, frozen=True):
-    """Workers of a round hang, as the stacks of all ranks say."""
+    """Workers of a round hang, according to the stacks of all ranks."""
 
     round: int
     failure: Failure
     stacks: str
-    """Where all ranks were, for people; bounded."""
+    """Stacks of all ranks, for display; bounded."""
     is_alone: bool = False
-    """Other ranks get on: they may save something when they are stopped."""
+    """Other ranks make progress and may save something when they are stopped."""
 
 
 Event = Received | Detached | Renewed | Tick | Hung
@@ -97,13 +97,13 @@ class Send(Struct, frozen=True):
 
 
 class Close(Struct, frozen=True):
-    """End a stream after what was sent on it."""
+    """End a stream after delivering pending messages."""
 
     link: int
 
 
 class Finish(Struct, frozen=True):
-    """The job is over and every node that is there has heard the verdict."""
+    """The job has ended and every connected node has received the verdict."""
 
     verdict: Verdict
 

@@ -1,6 +1,6 @@
-"""An examination of nodes, as the master sees it: steps, answers and a conclusion.
+"""An examination of nodes from the master's view: steps, answers and a conclusion.
 
-What is measured, which nodes meet and which is at fault is decided behind it (``checks.ladder``).
+``checks.ladder`` implements it: what is measured, which nodes meet and which one is at fault.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,62 +12,59 @@ from ..protocol.check_messages import CheckSpec
 
 
 class CheckStep(Struct, frozen=True):
-    """What the nodes of an examination do next, all meetings at once."""
+    """The next step of the nodes of an examination; all meetings take place simultaneously."""
 
     phase: str
     meetings: tuple[tuple[str, ...], ...]
-    """By identity; the first node of each hosts the store of its meeting."""
+    """Node identities; the first node of each meeting hosts its store."""
     limit_s: float
-    """How long it may take: no longer than what is left for all."""
+    """Time limit, at most the time that is left for all steps."""
     progress: str = ""
-    """How far the checks are, for people."""
+    """Progress of the checks, for display."""
 
 
 class NodeFinding(Struct, frozen=True):
-    """What an examination found of one node."""
+    """Findings about one node."""
 
     exit_code: int
-    """What its agent is to end with; 0: it stays."""
+    """Exit code for its agent; 0 if it stays."""
     sentence: str
-    """The reason, or a remark; empty where there is nothing to say."""
+    """Reason or remark; can be empty."""
     has_met: bool = False
-    """It has passed together with another node."""
+    """Whether it has passed together with another node."""
 
 
 class Conclusion(Struct, frozen=True):
-    """What an examination found of all nodes."""
+    """Findings about all nodes."""
 
     findings: Mapping[str, NodeFinding]
-    """By identity."""
+    """By node identity."""
     bad_links: tuple[tuple[str, str], ...]
     """Nodes that stay, but cannot be in one world together."""
     sentence: str
     report: str
-    """All of it, as JSON."""
+    """Complete findings, as JSON."""
 
 
 class Examination(Protocol):
-    """One way up the ladder."""
+    """One pass through the steps of the checks."""
 
     def next_step(self, remaining_s: float) -> CheckStep | None:
-        """Return what is to be done next; None when there is a conclusion.
-
-        Args:
-            remaining_s: what is left of the time for all steps, above 0.
-        """
+        """Return the next step with more than 0 seconds left; None if there is a conclusion."""
 
     def answered(self, node_id: str, report: str, took_s: float) -> None:
-        """Take what a node says of the present step, and how many seconds it took to."""
+        """Process a node's report on the current step, and the seconds that it took."""
 
     def silent(self, node_id: str, why: str) -> None:
-        """A node has not answered in the present step: that is a failure of it."""
+        """Record that a node has not answered in the current step, which counts as its failure."""
 
     def lost(self, node_id: str) -> None:
-        """A node is gone: that says nothing of those that it was to meet."""
+        """Record that a node is gone, which implies nothing about the nodes that it was to meet."""
 
     def conclude(self) -> Conclusion:
-        """Return the conclusion; before the last step, what is not yet known has failed."""
+        """Return the conclusion; before the last step, unknown results count as failures."""
 
 
 Examiner = Callable[[CheckSpec, Sequence[str], Sequence[str]], Examination]
-"""Begins an examination of nodes, the second sequence of which have passed before."""
+"""Starts an examination of the nodes in the first sequence; those in the second have passed
+before."""

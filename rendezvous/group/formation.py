@@ -1,4 +1,4 @@
-"""When the next round is formed and of which nodes, and the checks before it. Pure."""
+"""When a round is formed and of which nodes, including the checks before it. No I/O, no clock."""
 
 from ...events.master import RoundFormed
 from ..protocol.carried import changes
@@ -16,7 +16,7 @@ from .waiting import WaitingNodes
 from .world import form, largest_size, order_by_segment
 
 _ROUNDS_AHEAD_MAX = 10_000
-"""No other master came as much further with nodes of this job."""
+"""No other master can be further ahead with nodes of this job."""
 
 
 class Formation:
@@ -33,8 +33,8 @@ class Formation:
             return
         ready = self._roster.ready_attached()
         size = self._state.usable(self._rounds.gate.may_join())
-        # Known nodes that are detached or still stopping are waited for: none that is alive is
-        # left out because it was slow.
+        # Wait for known nodes that are detached or still stopping, so that no live node is left out
+        # because it was slow.
         settled = ready == len(self._roster)
         if self._state.formed_before:
             complete = settled
@@ -97,13 +97,13 @@ class Formation:
         for spare in self._roster.in_phase(NodePhase.READY):
             spare.rank = None
             self._out.send(spare, waiting)
-        self._rounds.plan_rescale(now)  # those left out may yet turn out to be fit
+        self._rounds.plan_rescale(now)  # nodes that were left out may still turn out to be fit
 
     def _next_round(self, members: list[Node]) -> int:
-        """Return a number that no member has seen: a node ignores what is not above its last.
+        """Return a number that no member has seen: a node ignores any that is not above its last.
 
-        What a node of another master says of that moves the number only where it is a member.
-        Neither that nor what other hosts say moves it far.
+        A node's number counts only if the node is a member. Numbers from nodes and from other hosts
+        can raise it only to a limit.
         """
         highest = max(self._state.round, self._state.highest)
         seen = max(node.last_round for node in members)
@@ -159,7 +159,7 @@ class Formation:
         self.advance_checks(now)
 
     def advance_checks(self, now: float) -> None:
-        """Go on with the checks; when they are over, form a world of the nodes that are fit."""
+        """Advance the checks; when they have ended, form a world of the nodes that are fit."""
         found = self._rounds.gate.advance(now)
         if found is None:
             return
@@ -172,10 +172,10 @@ class Formation:
         elif found.costs_nodes and not self._state.usable(self._potential()):
             self._rounds.finish(Outcome.CHECKS_FAILED, now, self._too_few(found))
         else:
-            self._waiting.open(now)  # lost nodes may be replaced, and newcomers are next
+            self._waiting.open(now)  # lost nodes may be replaced, and newcomers are checked next
 
     def _potential(self) -> Sizes:
-        """Return how many nodes could be in a world if all went well from now on."""
+        """Return how many nodes could be in a world in the best case."""
         late = [node for node in self._roster if node.link is None or node.phase is NodePhase.STALE]
         return self._rounds.gate.may_join() + sizes_of(late)
 

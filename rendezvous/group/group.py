@@ -1,16 +1,14 @@
-"""The group's rules: one state machine without I/O, clock, logging or asyncio.
+"""The group's rules: a state machine without I/O, clock, logging or asyncio.
 
-``handle(event, now) -> commands`` is the whole interface; ``deadline()`` says when it next wants
-a ``Tick``. The master around it moves messages and time (``master``); the simulation in the
-tests drives it through random histories against the invariants I1 to I7 of
-docs/internals/architecture.md.
+Its interface is ``handle(event, now) -> commands``; ``deadline()`` returns when it next needs a
+``Tick``. ``master`` moves messages and time; the simulation in the tests drives it through random
+histories against the invariants I1 to I7 of docs/internals/architecture.md.
 
-It is made of parts: ``joining`` (how nodes come), ``formation`` (when a round is formed and of
-which nodes), ``rounds`` (what becomes of it), ``drains`` (before the world changes as
-planned), ``work`` (pieces that no step waits for), ``checks`` (the gate before it), ``takeover``
-(what an earlier master left), ``waiting``, ``liveness`` and ``ending``. They share a ``JobState``
-and an ``Outbox``. Here events and time are handed to them, and every part that remembers a node is
-told when it is gone.
+Its parts are ``joining`` (how nodes join), ``formation`` (when a round is formed and of which
+nodes), ``rounds`` (the life of a round), ``drains`` (before the world changes as planned), ``work``
+(pieces that no step waits for), ``checks`` (the gate before a world), ``takeover`` (rounds of an
+earlier master), ``waiting``, ``liveness`` and ``ending``. They share a ``JobState`` and an
+``Outbox``. This module passes events and time to them, and notifies every part of a removed node.
 """
 
 import math
@@ -59,7 +57,7 @@ __all__ = ["Group", "GroupPhase"]
 
 
 class Group:
-    """The worker group of one job. See the module's text."""
+    """The worker group of one job. See the module's docstring."""
 
     def __init__(
         self,
@@ -67,13 +65,6 @@ class Group:
         master_id: str = "",
         examiner: Examiner | None = None,
     ) -> None:
-        """Begin with no node and no round.
-
-        Args:
-            settings: the times to keep.
-            master_id: random, one per master process; it tells worlds apart.
-            examiner: begins the examinations of a job with checks.
-        """
         self.state = JobState(settings or GroupSettings(), master_id)
         self.settings, self.roster = self.state.settings, self.state.roster
         self._out = Outbox()
@@ -92,48 +83,43 @@ class Group:
 
     @property
     def job(self) -> JobSpec | None:
-        """The options of the job; None before its first node."""
+        """Options of the job; None before its first node."""
         return self.state.job
 
     @property
     def phase(self) -> GroupPhase:
-        """What the group as a whole is doing."""
+        """The current phase."""
         return NAMES[type(self.state.phase)]
 
     @property
     def round(self) -> int:
-        """The present or last round; -1 before the first."""
+        """The current or last round; -1 before the first."""
         return self.state.round
 
     @property
     def restarts(self) -> int:
-        """How many restarts were counted in the life of the job."""
+        """Number of counted restarts in the life of the job."""
         return self.state.restarts
 
     @property
     def verdict(self) -> Verdict | None:
-        """How the job ended; None while it has not."""
+        """Verdict on the job; None until it ends."""
         return self.state.phase.verdict if isinstance(self.state.phase, Ending) else None
 
     @property
     def last_stop(self) -> str:
-        """Why the last round ended, or is being ended, in words; empty: none has."""
+        """Why the last round ended, or is being ended, as text; empty if none has."""
         return self._rounds.postmortem.reason or self._rounds.reason_before
 
     # --- the interface -----------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event and return what is to be done, in order.
-
-        Args:
-            event: what happened.
-            now: seconds of any clock that never goes back.
-        """
+        """Process an event at ``now``, in monotonic seconds; return the commands in order."""
         self.state.now = now
         if isinstance(event, Received):
             if self._liveness.spoke():
                 self._out.note(NodesRespondAgain())
-                # A word on a stream that never broke says that there is nothing to come back from.
+                # A message on an unbroken stream does not imply that other nodes had to reconnect.
                 if isinstance(event.message, Attend):
                     self.roster.await_return(now + self.settings.takeover_grace_s)
             self._received(event.link, event.message, now)
@@ -147,7 +133,7 @@ class Group:
             self._rounds.hung(replace(event, failure=failure))
         self._timers(now)
         self._advance(now)
-        while won := self._joining.contest.won(now):  # what they waited for has gone just now
+        while won := self._joining.contest.won(now):  # their rivals have just been removed
             for newcomer in won:
                 self._joining.displace(newcomer, now)
             self._advance(now)
@@ -162,14 +148,14 @@ class Group:
         return self.state.now < self.state.starts_from
 
     def end_wait(self) -> None:
-        """No earlier leader has started any worker: rounds may be formed from the next event on."""
+        """Allow rounds from the next event on, because no earlier leader has started any worker."""
         self.state.starts_from = -math.inf
 
     def resign(self, now: float) -> list[Command]:
         """Return the last messages to the nodes of a leader that resigns between two rounds.
 
         They put the leader's decision on the last round into the nodes' claims, so that the next
-        leader neither repeats it nor takes nodes for lost that left in order. If every worker is
+        leader neither repeats it nor considers nodes lost that left in order. If every worker is
         known to be dead, the next leader does not wait for that.
         """
         state = self.state
@@ -192,7 +178,7 @@ class Group:
         return self._out.take()
 
     def deadline(self) -> float | None:
-        """Return when the next ``Tick`` is wanted; None for never."""
+        """Return when the next ``Tick`` is needed; None if never."""
         losses = self._liveness.delayed(self.roster.next_loss())
         times = [losses, self._joining.contest.deadline()]
         match self.state.phase:
@@ -211,7 +197,8 @@ class Group:
         return min((time for time in times if time is not None), default=None)
 
     def _gathering_deadlines(self) -> list[float | None]:
-        if self.state.now < self._waiting.opens_at:  # no other time is acted on before
+        # Rounds cannot be formed before this time, so later deadlines do not matter.
+        if self.state.now < self._waiting.opens_at:
             return [self._waiting.opens_at, self._waiting.announce_at]
         times = [self._waiting.join_deadline(), self._waiting.announce_at]
         # While a node is detached, its return or its loss comes before the last call.
@@ -221,10 +208,10 @@ class Group:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is under way that takes a master.
+        """Whether nothing in progress needs a master.
 
-        Then a round runs, or there are too few nodes for one, or the job is over and all that are
-        there have heard of it.
+        Then a round is running, or there are too few nodes for one, or the job has ended and all
+        connected nodes have received its verdict.
         """
         match self.state.phase:
             case Ending() as ending:
@@ -235,19 +222,13 @@ class Group:
                 return isinstance(phase, Running)
 
     def _last_call(self) -> float | None:
-        """Return when a world may be formed of those that are there; None for too few.
-
-        Nodes with a bad link between them may be enough by their number alone.
-        """
+        """Return when a world can be formed of the connected nodes; None if too few fit in one."""
         return (
             self._waiting.last_call() if self.state.usable(self._rounds.gate.may_join()) else None
         )
 
     def _forget_job(self) -> None:
-        """No node is left of a job that has not begun: the next one comes to a job of its own.
-
-        Its options and its patience are those of the node that comes first, not of one that left.
-        """
+        """Forget a job that has not started and has no node left, so the next one can differ."""
         has_begun = self.state.formed_before or self.state.highest >= 0
         is_gathering = isinstance(self.state.phase, Gathering)
         is_waiting = is_gathering and not self.state.aftermath.ledger.excluded
@@ -257,7 +238,7 @@ class Group:
             self._waiting.close()
 
     def _gone(self, node: Node) -> None:
-        """A node is gone: every part that remembers it is told here, and only here."""
+        """Remove a node from all parts of the group. All removals go through here."""
         name = node.spec.node_id
         if node.rank is not None:
             self.state.former_ranks[name] = node.rank
@@ -284,7 +265,7 @@ class Group:
                 phase.heard(link)
             return
         if node is None or isinstance(phase, Ending):
-            return  # a stream that was replaced or refused; nothing changes a verdict
+            return  # a stream that was replaced or refused; a verdict is final
         if isinstance(message, Stopped):
             self.work.confirmed(message.work)
         if isinstance(phase, Takeover) and phase.take(node, message):
@@ -320,7 +301,7 @@ class Group:
         if node is None:
             return
         if had_heard:
-            self._gone(node)  # it has nothing left to come back for
+            self._gone(node)  # it has no reason to reconnect
             return
         node.detached_at = now
         self.roster.detach(node, now + self.settings.node_grace_s)
@@ -343,11 +324,11 @@ class Group:
             self._drains.rescale(self.state.phase)
         announce_at = self._waiting.announce_at
         is_due = announce_at is not None and announce_at <= now
-        if is_due and not isinstance(self.state.phase, Takeover):  # then workers may run
+        if is_due and not isinstance(self.state.phase, Takeover):  # workers may run
             self._waiting.announce(now)
 
     def _grace_is_over(self, now: float) -> None:
-        """Give up the nodes that are overdue, unless nothing is heard of any."""
+        """Give up the overdue nodes, unless no node responds at all."""
         judgement = Judgement.LOST
         if not isinstance(self.state.phase, Ending) and self._spans_hosts():
             there = [node for node in self.roster if node.link is not None]
@@ -355,7 +336,7 @@ class Group:
         match judgement:
             case Judgement.LOST:
                 for node in self.roster.overdue(now):
-                    gone_s = round(now - node.detached_at, 1)  # more than the grace, if all were
+                    gone_s = round(now - node.detached_at, 1)  # can exceed the grace period
                     self._rounds.lose(node, f"no connection for {gone_s:g} s")
             case Judgement.ASK:
                 for node in there:
@@ -367,12 +348,11 @@ class Group:
         self._out.note(NoNodeResponds(self.settings.master_timeout_s))
 
     def _spans_hosts(self) -> bool:
-        """Whether nodes of several hosts are in the round, workers of which may be alive."""
         hosts = {node.spec.host for node in self.roster.in_phase(*IN_ROUND)}
         return len(hosts) > 1
 
     def _advance(self, now: float) -> None:
-        """Go from phase to phase as far as things stand; each may lead to one further down."""
+        """Run all phase transitions that are possible now; one can enable others further down."""
         if isinstance(phase := self.state.phase, Takeover):
             self._try_take_over(phase, now)
         if isinstance(phase := self.state.phase, Running | Stopping):

@@ -1,4 +1,7 @@
-"""Two processes claim to be one node: the older must answer (docs/reference/faults.md). Pure."""
+"""Two processes claim to be one node: the older one must respond (docs/reference/faults.md).
+
+No I/O, no clock.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,7 +12,7 @@ from ..protocol.messages import Attend, NodeSpec
 
 
 def next_identity(node_id: str, is_taken: Callable[[str], bool]) -> str:
-    """Return the first identity after one, with the same name and a higher number, that is free."""
+    """Return the next free identity: the same name with a higher number."""
     name, _, number = node_id.rpartition("/")
     if not name or not (number.isascii() and number.isdecimal()):
         name, number = node_id, "0"
@@ -20,7 +23,7 @@ def next_identity(node_id: str, is_taken: Callable[[str], bool]) -> str:
 
 
 class Newcomer(Struct):
-    """A node that claims an identity whose holder has been asked to answer."""
+    """A node that claims an identity whose holder has been challenged."""
 
     link: int
     attend: Attend
@@ -29,44 +32,44 @@ class Newcomer(Struct):
 
 
 class Contest:
-    """The newcomers that wait for the answer of the node whose identity they claim."""
+    """Newcomers that wait for a response of the node whose identity they claim."""
 
     def __init__(self) -> None:
         self._newcomers: dict[int, Newcomer] = {}
 
     def open(self, link: int, attend: Attend, rival: NodeSpec, deadline: float) -> None:
-        """Let a newcomer wait until ``deadline`` for its rival's answer."""
+        """Let a newcomer wait until ``deadline`` for its rival's response."""
         self._newcomers[link] = Newcomer(link, attend, rival, deadline)
 
     def waits(self, link: int) -> bool:
-        """Return whether a newcomer waits on this stream."""
+        """Return whether a newcomer is waiting on this stream."""
         return link in self._newcomers
 
     def withdraw(self, link: int) -> None:
-        """Forget a newcomer whose stream is gone."""
+        """Forget a newcomer whose stream has ended."""
         self._newcomers.pop(link, None)
 
     def postpone(self, rival: NodeSpec, until: float) -> bool:
-        """Let those that wait for a rival wait until then; return whether there are any."""
+        """Set the deadline of all newcomers with this rival; return whether there are any."""
         newcomers = self._against(rival)
         for newcomer in newcomers:
             newcomer.deadline = until
         return bool(newcomers)
 
     def lost(self, rival: NodeSpec) -> list[Newcomer]:
-        """Remove and return the newcomers whose rival has answered."""
+        """Remove and return the newcomers whose rival has responded."""
         return self._take(self._against(rival))
 
     def won(self, now: float) -> list[Newcomer]:
-        """Remove and return the newcomers whose rival has not answered in time."""
+        """Remove and return the newcomers whose rival has not responded in time."""
         return self._take([n for n in self._newcomers.values() if n.deadline <= now])
 
     def dissolve(self) -> list[Newcomer]:
-        """Remove and return all newcomers: the job is over."""
+        """Remove and return all newcomers, at the end of the job."""
         return self._take(list(self._newcomers.values()))
 
     def deadline(self) -> float | None:
-        """Return when the first of them has waited long enough; None where there is no limit."""
+        """Return the earliest deadline; None if there is none."""
         first = min((n.deadline for n in self._newcomers.values()), default=math.inf)
         return first if first < math.inf else None
 

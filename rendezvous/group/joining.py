@@ -1,4 +1,4 @@
-"""How nodes come: admission, identity contests, reconnection. Pure."""
+"""How nodes join: admission, identity contests, reconnection. No I/O, no clock."""
 
 import math
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
 
 
 class Joining:
-    """Takes in the nodes of a job."""
+    """Admits the nodes of a job."""
 
     def __init__(
         self,
@@ -46,32 +46,21 @@ class Joining:
         examiner: Examiner | None,
         gone: Callable[[Node], None],
     ) -> None:
-        """Begin with no node.
-
-        Args:
-            state: what is known of the job.
-            out: where messages go.
-            waiting: where nodes wait for the next round.
-            rounds: told of what nodes bring with them.
-            work: receives the pieces that they claim.
-            examiner: knows whether the options of checks make sense.
-            gone: told of each node that is gone; ``Group`` tells the parts.
-        """
         self._state, self._roster, self._out = state, state.roster, out
         self._waiting, self._rounds, self._work = waiting, rounds, work
         self._examiner = examiner
         self._gone = gone
         self.contest = Contest()
         self._admitted = Incarnations()
-        """What has been in this job."""
+        """Processes that have been in this job."""
         self._given = Incarnations()
-        """What was given another identity than it proposed."""
+        """Processes that received a different identity from the proposed one."""
 
     def attend(self, link: int, attend: Attend, now: float) -> None:
-        """Take in a node on a new stream, or refuse it, or let it wait."""
+        """Admit a node on a new stream, refuse it, or let it wait."""
         given = self._given.get(attend.node.incarnation, attend.node.node_id)
         if given != attend.node.node_id:
-            attend = self._rename(link, attend, given)  # it has not heard of it
+            attend = self._rename(link, attend, given)  # it has not received its new identity
         self._attend(link, attend, now)
 
     def _attend(self, link: int, attend: Attend, now: float) -> None:
@@ -113,10 +102,10 @@ class Joining:
             sentence = None
         has_ended = isinstance(self._state.phase, Ending)
         if has_ended and (sentence is not None or self._is_new(attend)):
-            # For the job after this one, on the same endpoint, while a node of this one is slow to
-            # hear of its end: the stream ends with this master, and the node finds the next one.
-            # With the same id it cannot be told from a late spare, which then waits in vain: that
-            # is better than a job that is said to have succeeded and was never run.
+            # This node belongs to the next job on the same endpoint, while a node of this job has
+            # not yet received the verdict: the stream ends with this master, and the node finds the
+            # next one. With the same ID it could also be a late spare, which then waits
+            # unsuccessfully: that is better than a job that is reported as succeeded and never ran.
             return False
         if sentence is not None:
             self._refuse(link, attend.node, sentence)
@@ -127,10 +116,10 @@ class Joining:
         return not (must_go or self._rounds.turn_away(link, attend.node.node_id))
 
     def _is_of_a_running_job(self, attend: Attend) -> bool:
-        """Whether a node was in a round of this job, and none that is here was in any.
+        """Whether a node was in a round of this job, and no connected node was in any.
 
-        Then its options are the job's: those that are here were started with others, such as node
-        0 that came back with a new master in it.
+        Then the connected nodes have other options than the job, e.g. node 0 restarted with the
+        master.
         """
         is_begun = self._state.formed_before or isinstance(self._state.phase, Takeover | Ending)
         if self._state.job is None or attend.claim is None or is_begun:
@@ -145,7 +134,7 @@ class Joining:
         return refusal(attend, job, self._state.settings.succession)
 
     def _refusal_of_first(self, attend: Attend) -> str | None:
-        """Return why the options of a node may not become those of the job; None where they may."""
+        """Return why a node's options cannot become the job's; None if they can."""
         sentence = refusal(attend, None, self._state.settings.succession)
         checks = attend.job.checks
         if sentence is None and checks is not None and self._examiner is not None:
@@ -156,7 +145,7 @@ class Joining:
         return sentence
 
     def _yield_to(self, attend: Attend, now: float) -> None:
-        """Refuse all that are here: a node that was in a round of the job has other options."""
+        """Reject all connected nodes: the options of a running job's node take precedence."""
         given = self._state.job
         assert given is not None
         self._out.note(OptionsReplaced(attend.node.node_id))
@@ -173,13 +162,12 @@ class Joining:
             self.attend(newcomer.link, newcomer.attend, now)
 
     def _is_new(self, attend: Attend) -> bool:
-        """Whether neither the node nor this master knows of it ever having been in this job."""
         return attend.claim is None and attend.node.incarnation not in self._admitted
 
     def _refuse(
         self, link: int | None, node: NodeSpec, sentence: str, *, is_displaced: bool = False
     ) -> None:
-        # Two nodes claim the identity of one that is displaced: only the address tells them apart.
+        # Two nodes claim the identity of a displaced one: only the address distinguishes them.
         address = f" at {node.address}" if is_displaced or not node.node_id else ""
         which = f"node {node.node_id}" if node.node_id else "a node"
         self._out.note(NodeRefused(which + address, sentence))
@@ -189,16 +177,15 @@ class Joining:
     # --- identity ----------------------------------------------------------------------------
 
     def _challenge(self, rival: Node, now: float) -> None:
-        """Ask the holder of an identity to answer those that claim it, if there are any."""
         if self.contest.postpone(rival.spec, now + self._state.settings.identity_answer_s):
             self._out.send(rival, Challenge())
 
     def rival_leaves(self, rival: Node) -> None:
-        """A node that is about to go is waited for: its workers may still be dying."""
+        """Wait for a node that is about to leave, as its workers may still be dying."""
         self.contest.postpone(rival.spec, math.inf)
 
     def answered(self, node: Node, now: float) -> None:
-        """The holder of an identity is there: what else claims it gets another, or is refused."""
+        """Give new identities to the nodes that claim a responding node's, or refuse them."""
         if node.leaving:
             return
         for newcomer in self.contest.lost(node.spec):
@@ -210,13 +197,12 @@ class Joining:
 
     @staticmethod
     def _is_of_another_host(attend: Attend, holder: Node) -> bool:
-        """Whether two hosts of one name propose one identity; a rank cannot be given twice."""
+        """Whether hosts of equal name propose one identity; a rank cannot be given twice."""
         spec, held = attend.node, holder.spec
         is_same_rank = spec.wanted_rank is not None and spec.wanted_rank == held.wanted_rank
         return spec.node_id == held.node_id and spec.address != held.address and not is_same_rank
 
     def _give_identity(self, newcomer: Newcomer, now: float) -> None:
-        """Give a node the next number of its host name."""
         spec = newcomer.attend.node
         given = next_identity(spec.node_id, self._is_taken)
         self._given.add(spec.incarnation, given)
@@ -237,7 +223,7 @@ class Joining:
         return replace(attend, node=replace(attend.node, node_id=node_id))
 
     def displace(self, newcomer: Newcomer, now: float) -> None:
-        """Give the identity of a node that did not answer to the process that claims it."""
+        """Give the identity of a node that did not respond to the process that claims it."""
         rival = self._roster.get(newcomer.rival.node_id)
         rank = None
         if rival is not None and rival.spec == newcomer.rival:
@@ -246,7 +232,7 @@ class Joining:
             self._rounds.lose(rival, "replaced by another process")
         spec = newcomer.attend.node
         if self._roster.get(spec.node_id) or self._roster.by_wanted_rank(spec.wanted_rank):
-            # Another newcomer was given it at the same moment: now that one is the rival.
+            # Another newcomer got it at the same time, and is the rival now.
             self.attend(newcomer.link, newcomer.attend, now)
         else:
             self._admit(newcomer.link, newcomer.attend, rank, now)
@@ -271,7 +257,7 @@ class Joining:
         self._waiting.arrived(now)
         self._learn(node, claim, now)
         if self._roster.get(spec.node_id) is None:
-            return  # it brought the news of its own exclusion
+            return  # it reported its own exclusion
         if claim is not None and not self._state.formed_before:
             self._take_claim(node, claim, now)
         elif claim is not None and claim.state is not ClaimState.STOPPED:
@@ -282,14 +268,14 @@ class Joining:
             self._rounds.wait(node, now)
 
     def _may_teach(self, node: Node) -> bool:
-        """Whether what a node says of the job counts: a new master knows nothing better.
+        """Whether to trust a node's report on the job: not if only other masters had it in a round.
 
-        A master with a round of its own believes only nodes that have been in a round of it.
+        A master without an own round has no other information, and trusts all.
         """
         return not self._state.formed_before or node.spec.incarnation in self._state.served
 
     def _learn(self, node: Node, claim: Claim | None, now: float) -> None:
-        """Never fall behind what the nodes of the job have seen, whichever master it was."""
+        """Update the job's state from a claim, so that it never falls behind that of its nodes."""
         if claim is None:
             return
         node.last_round = max(node.last_round, claim.round)
@@ -355,17 +341,18 @@ class Joining:
             self._rounds.leave(node, attend.leaving)
 
     def _resume(self, node: Node, attend: Attend, now: float) -> None:
-        """Bring a node of a round and its master to the same knowledge again."""
+        """Synchronize a reconnected node of a round with its master."""
         claim, was_told = attend.claim, node.phase in _TO_STOP
         if claim is not None and claim.round == node.round and not is_spare(claim):
             if node.phase in IN_ROUND and claim.formed_by != self._state.formed_by:
                 self._was_taken(node, claim)
             self._catch_up(node, claim, attend, now)
         elif node.phase is NodePhase.RUNNING and node.assignment is not None:
-            # The stream broke before it heard of its round.
+            # The stream broke before the node received its round.
             self._out.send(node, Start(node.assignment))
         if was_told and node.phase in _TO_STOP:
-            # Also to one that seems not to have heard of its round: the start may lie before it.
+            # Even to a node that seems not to have received its round: its start may precede this
+            # message.
             if node.phase is NodePhase.STALE:
                 self._out.send(node, over(node.round, is_stale=True))
                 return
@@ -373,7 +360,7 @@ class Joining:
             self._out.send(node, Stop(node.round, reason))
 
     def _was_taken(self, node: Node, claim: Claim) -> None:
-        """While its stream was broken a node got a round of this number from another master."""
+        """Handle a node that got a round of this number from another master while disconnected."""
         if node.phase is not NodePhase.STOPPING:
             where = f"node {node.rank} ({node.spec.host})"
             self._rounds.stop_round(
@@ -381,9 +368,9 @@ class Joining:
             )
 
     def _catch_up(self, node: Node, claim: Claim, attend: Attend, now: float) -> None:
-        """Take in what happened on a node while its stream was broken."""
+        """Process what happened on a node while its stream was broken."""
         if attend.leaving and all(failure.after_stop for failure in claim.failures):
-            self._rounds.leave(node, attend.leaving)  # its workers were stopped because of that
+            self._rounds.leave(node, attend.leaving)  # its workers were stopped because it leaves
             if self._roster.get(node.spec.node_id) is not node:
                 return
         for failure in claim.failures:

@@ -1,8 +1,8 @@
-"""Whether nodes are lost, or it is the master that is cut off: the others are asked first. Pure.
+"""Decides whether nodes are lost or the master itself is cut off. No I/O, no clock.
 
-When nothing is heard of any node of several hosts, it is the master's own link that is down, or its
-host was frozen, far more often than all of theirs. Their workers run on all the while, so the round
-is kept for as long as the agents themselves wait for a master.
+If no node of several hosts responds, then far more often the master's own link is down, or its host
+was frozen, than all of theirs. Their workers keep running in the meantime, so the round is kept for
+as long as the agents wait for a master.
 """
 
 import enum
@@ -12,7 +12,7 @@ from .events import GroupSettings
 
 
 class Judgement(enum.Enum):
-    """What is to be done where the grace of a node is over."""
+    """The action when the grace period of a node has expired."""
 
     LOST = "lost"
     ASK = "ask the others"
@@ -20,28 +20,28 @@ class Judgement(enum.Enum):
 
 
 class Liveness:
-    """What is known of the others since a stream broke. All times are the group's, in seconds."""
+    """State of the other nodes since a stream broke. All times are the group's, in seconds."""
 
     def __init__(self, settings: GroupSettings) -> None:
         self._settings = settings
         self._has_anyone_spoken = True
-        """Since a stream broke last."""
+        """Whether any message was received since the last stream broke."""
         self._is_asked = False
         self._is_cut_off = False
         self._not_before = -math.inf
-        """Until then no node is lost."""
+        """Until this time, no node is considered lost."""
 
     def broke(self) -> None:
-        """A stream broke."""
+        """Record that a stream broke."""
         self._has_anyone_spoken = False
 
     def all_broke(self, now: float) -> None:
-        """No stream is left, or no node answers."""
+        """Record that no stream is left, or no node responds."""
         self._is_asked, self._is_cut_off = False, True
         self._not_before = now + self._settings.master_timeout_s
 
     def spoke(self) -> bool:
-        """A node has said something; return whether the master was cut off until now."""
+        """Record a received message; return whether the master was cut off until now."""
         was_cut_off, self._is_cut_off = self._is_cut_off, False
         was_asked, self._is_asked = self._is_asked, False
         self._has_anyone_spoken = True
@@ -50,17 +50,12 @@ class Liveness:
         return was_cut_off
 
     def delayed(self, loss_at: float | None) -> float | None:
-        """Return when a node that would be lost at that time is given up; None for never."""
+        """Return when a node whose loss is due at ``loss_at`` is given up; None if never."""
         return None if loss_at is None else max(loss_at, self._not_before)
 
     def judge(self, now: float, *, are_others_there: bool) -> Judgement:
-        """Return what is to be done now that the grace of a node is over.
-
-        Args:
-            now: the time.
-            are_others_there: there are nodes whose streams have not broken.
-        """
-        if self._has_anyone_spoken or self._is_cut_off:  # for too long, that is
+        """Return the action when the grace period of a node has expired."""
+        if self._has_anyone_spoken or self._is_cut_off:  # cut off: for longer than the limit
             self._is_asked = self._is_cut_off = False
             return Judgement.LOST
         if are_others_there and not self._is_asked:

@@ -1,4 +1,4 @@
-"""What the group has decided to say and do, in order, until its master takes it."""
+"""Commands of the group, in order, until its master takes them."""
 
 from collections.abc import Iterable
 
@@ -9,13 +9,13 @@ from .roster import Node
 
 
 class Outbox:
-    """The commands that one event leads to."""
+    """The commands that result from one event."""
 
     def __init__(self) -> None:
         self._commands: list[Command] = []
 
     def send(self, node: Node, message: MasterMessage) -> None:
-        """Send to a node; without a stream it hears of it when it is back."""
+        """Send to a node; a node without a stream gets the state when it reconnects."""
         self.send_on(node.link, message)
 
     def send_on(self, link: int | None, message: MasterMessage) -> None:
@@ -24,19 +24,19 @@ class Outbox:
             self._commands.append(Send(link, message))
 
     def close(self, link: int | None) -> None:
-        """End a stream after what was sent on it, if there is one."""
+        """End a stream after delivering pending messages, if there is one."""
         if link is not None:
             self._commands.append(Close(link))
 
     def note(self, event: MasterEvent) -> None:
-        """Tell it on the master's console."""
+        """Show an event on the master's console."""
         self._commands.append(event)
 
     def add(self, commands: Iterable[Command]) -> None:
-        """Add commands that another part has put together."""
+        """Add commands of another part."""
         self._commands.extend(commands)
 
     def take(self) -> list[Command]:
-        """Return what has come together, in order, and begin anew."""
+        """Remove and return all commands, in order."""
         commands, self._commands = self._commands, []
         return commands

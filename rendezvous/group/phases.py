@@ -1,4 +1,4 @@
-"""What a group as a whole is doing: one value for each phase, with all that the phase knows."""
+"""The phase of a group: one class for each phase, with the phase's state."""
 
 import enum
 import math
@@ -10,7 +10,7 @@ from .takeover import Takeover
 
 
 class GroupPhase(enum.Enum):
-    """The phases by name, for people and for what is outside of the group."""
+    """Phases by name, for display and for code outside the group."""
 
     GATHERING = "waiting for nodes"
     CHECKING = "checking nodes"
@@ -21,7 +21,7 @@ class GroupPhase(enum.Enum):
 
 
 class Gathering:
-    """No round runs: nodes are waited for."""
+    """No round is running: the group waits for nodes."""
 
 
 class Checking:
@@ -29,19 +29,20 @@ class Checking:
 
 
 class Running(Struct):
-    """A round runs."""
+    """A round is running."""
 
     formed_at: float | None
-    """None when an earlier master formed it."""
+    """None if an earlier master formed it."""
     rank0_is_done: bool = False
-    """Rank 0 has succeeded, and decides."""
+    """Rank 0 has succeeded, and its success decides."""
     rescale_at: float = math.inf
-    """When all ranks are to save a snapshot, for a larger world; infinity: not planned."""
+    """When all ranks are to save a snapshot, for a larger world; infinity if not planned."""
     grows_until: float = math.inf
-    """They save it, until then at the latest the round is stopped; infinity: they do not."""
+    """While they save it: when the round is stopped at the latest; infinity if they do not."""
 
     is_fixed: bool = False
-    """Whether only this number of ranks can load the workers' state: the world does not grow."""
+    """Whether only this number of ranks can load the workers' state, so that the world cannot
+    grow."""
 
     @property
     def is_growing(self) -> bool:
@@ -53,7 +54,7 @@ class Stopping(Struct):
     """A round is being stopped."""
 
     ran_s: float | None
-    """How long it ran until then; None where that is not known."""
+    """How long it had run; None if unknown."""
     rank0_is_done: bool = False
     """As in ``Running``."""
 

@@ -1,7 +1,7 @@
 """Selects the snapshots to resume from in the next round, or to save at the end. No I/O, no clock.
 
-A snapshot is identified by its owner and its step. The order is that of the generations: a second
-training in the same job has smaller steps than the first.
+A snapshot is identified by its owner and its step, and ordered by its generation: a second training
+in the same job has smaller steps than the first.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from .roster import Node
 
 
 class Line(NamedTuple):
-    """A round. Snapshots of another round may be the state of a step that was repeated since."""
+    """A round. A snapshot of another round may be the state of a step that was repeated since."""
 
     round: int
     formed_by: str
@@ -26,13 +26,13 @@ class State(NamedTuple):
 
 
 _Shares = dict[tuple[State, int], dict[int, str]]
-"""By state and world size: the node that holds the shard of each rank."""
+"""Node that holds the shard of each rank, by state and world size."""
 
 
 def resumption(members: Sequence[Node], line: Line) -> Resumption | None:
     """Return the newest state with all shards available; None if there is none.
 
-    A state of which each node has its own shards is preferred to a newer one that some node has to
+    A state of which each node has its own shards is preferred to a newer one that any node must
     receive: a replicated state from any node, a sharded one from the nodes that hold replicas.
     """
     held = [_held(node, line) for node in members]
@@ -63,8 +63,9 @@ def resumption(members: Sequence[Node], line: Line) -> Resumption | None:
 def savings(nodes: Sequence[Node], line: Line) -> dict[str, Saving]:
     """Return the shards that each node saves when the job ends without success, by node.
 
-    They belong to the newest state with all shards available. A node saves its own shards; those of
-    lost nodes come from a replica. A replicated state is not assigned: one of its nodes saves it.
+    They belong to the newest state with all shards available. A node saves its own shards; a
+    replica provides those of lost nodes. A replicated state is not assigned: one of its nodes saves
+    it.
     """
     held = [one for node in nodes for one in _left(node, line).held]
     replicated = {State(one.owner, one.step) for one in held if one.is_replicated}
@@ -92,7 +93,6 @@ def _left(node: Node, line: Line) -> Snapshots:
 
 
 def _held(node: Node, line: Line) -> dict[State, Snapshot]:
-    """Return the node's own snapshots of a round."""
     return {State(one.owner, one.step): one for one in _left(node, line).held}
 
 
@@ -108,7 +108,7 @@ def _order(nodes: Sequence[Node], line: Line) -> list[State]:
 
 
 def _shares(nodes: Sequence[Node], line: Line) -> _Shares:
-    """Return the holders of all shards: a rank's own node before one with a replica."""
+    """Return the holders of all shards: a rank's own node is preferred to one with a replica."""
     shares: _Shares = {}
     for node in nodes:
         for replica in _left(node, line).replicas:

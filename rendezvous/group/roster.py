@@ -1,6 +1,6 @@
-"""The known nodes, their phases and their streams. Pure.
+"""The known nodes, their phases and their streams. No I/O, no clock.
 
-Sets by phase make every rule O(1) per message, so that a round costs O(N) in all.
+Sets by phase make every rule O(1) per message, so that a round costs O(N).
 """
 
 import enum
@@ -16,22 +16,23 @@ from ..protocol.messages import Assignment, NodeSpec
 from ..protocol.offer import Offer
 
 Sizes = Counter[str]
-"""The number of nodes of each segment."""
+"""Number of nodes per segment."""
 
 
 class NodePhase(enum.Enum):
-    """The phase of a node. Every legal transition is in ``_LEGAL``."""
+    """Phase of a node. ``_LEGAL`` contains all legal transitions."""
 
     READY = "ready"
-    """It has no workers and could enter a world."""
+    """Has no workers and could enter a world."""
     RUNNING = "running"
-    """It was told to start the workers of its round."""
+    """Was told to start the workers of its round."""
     DONE = "done"
-    """All of its workers exited 0."""
+    """All of its workers exited with 0."""
     STOPPING = "stopping"
-    """It was told to stop the workers of the present round and has not yet confirmed it."""
+    """Was told to stop the workers of the current round and has not yet confirmed it."""
     STALE = "stale"
-    """It came with workers of a round that is over; told to stop them, not yet confirmed."""
+    """Joined with workers of an outdated round; was told to stop them and has not yet confirmed
+    it."""
 
 
 _LEGAL = {
@@ -55,31 +56,32 @@ class Node(Struct):
     detached_at: float = 0.0
     """When it lost its last stream."""
     round: int = -1
-    """The round whose workers it has, had or is stopping; -1 before its first."""
+    """Round whose workers it has, had or is stopping; -1 before its first."""
     last_round: int = -1
-    """The highest round that it says it was in, of any master: the next has a higher number."""
+    """Highest round, of any master, in which it reports to have been; the next one gets a higher
+    number."""
     rank: int | None = None
-    """Its node rank in the last world it was in."""
+    """Node rank in its last world."""
     rank_offset: int = -1
     assignment: Assignment | None = None
-    """What it was last told to start, to repeat it when the message was lost."""
+    """The last assignment sent, kept for resending."""
     leaving: str = ""
-    """Why it asked to go away; empty when it did not."""
+    """Why it asked to leave; empty if it did not."""
     passed: bool = False
     """It has passed the checks of this job, and nothing has cast doubt on that."""
     has_met: bool = False
     """It has passed together with another node, not only alone."""
     answered: int = 0
-    """The last order of the checks that it has carried out, in time or not."""
+    """Number of the last check order that it has carried out, in time or not."""
 
     def has_rank(self, rank: int) -> bool:
-        """Return whether the node has a worker of this rank in its last world."""
+        """Return whether the node had a worker of this rank in its last world."""
         return self.rank is not None and 0 <= rank - self.rank_offset < self.spec.local_world_size
 
     def own(self, failure: Failure, claim: Claim | None = None) -> Failure:
-        """Return a failure as this node may report it, in the world of its claim if there is one.
+        """Return a failure as this node can report it, in the world of its claim if there is one.
 
-        A stream reports for its own node only: its reports neither blame nor exclude another node.
+        A stream can only report for its own node: it can neither blame nor exclude another node.
         """
         place = (self.rank, self.rank_offset)
         if claim is not None:
@@ -90,19 +92,19 @@ class Node(Struct):
 
 
 def sizes_of(nodes: Iterable[Node]) -> Sizes:
-    """Return the number of nodes of each segment."""
+    """Return the number of nodes per segment."""
     return Counter(node.spec.segment for node in nodes)
 
 
 class Incarnations(OrderedDict[str, str]):
-    """Recently removed processes, and the identities that they were given.
+    """Recently removed processes, and the identities that they received.
 
-    Only the newest are kept: a client that reconnects under many names takes no more memory than
-    the largest job.
+    Only the newest are kept: a client that reconnects under many names uses no more memory than the
+    largest job.
     """
 
     def add(self, incarnation: str, given: str = "") -> None:
-        """Add a process as the newest; drop the oldest where there are too many."""
+        """Add a process as the newest; drop the oldest if there are too many."""
         self.pop(incarnation, None)
         self[incarnation] = given
         if len(self) > NODES_MAX:
@@ -118,15 +120,14 @@ class Roster:
         self._by_wanted_rank: dict[int, Node] = {}
         self._by_phase: dict[NodePhase, dict[str, Node]] = {phase: {} for phase in NodePhase}
         self._detached: Counter[NodePhase] = Counter()
-        """How many of each phase have no stream; it is asked for at every event."""
+        """Number of nodes without a stream, by phase; needed at every event."""
         self.ready_sizes: Sizes = Counter()
-        """How many nodes of each segment could enter a world now."""
+        """Number of nodes per segment that could enter a world now."""
         self.loading: set[str] = set()
-        """Identities of the nodes that still import the modules of ``--preload``."""
-        # In order of detachment. The grace period is one constant, so this is also the order of
-        # loss.
+        """Identities of the nodes that are still importing the modules of ``--preload``."""
+        # In order of detachment. The grace period is constant, so this is also the order of loss.
         self._lost_at: dict[str, float] = {}
-        # The same for nodes that others preceded in reconnecting, when all had been detached.
+        # The same for nodes that must reconnect after others, when all had been detached.
         self._back_by: dict[str, float] = {}
         self._arrivals = 0
 
@@ -174,7 +175,7 @@ class Roster:
             del self._by_wanted_rank[wanted]
 
     def move(self, node: Node, phase: NodePhase) -> None:
-        """Change a node's phase; an illegal transition is a bug and asserts."""
+        """Change a node's phase; an illegal transition is a bug and fails an assertion."""
         assert phase in _LEGAL[node.phase], f"{node.phase} -> {phase}"
         del self._by_phase[node.phase][node.spec.node_id]
         if node.link is None:
@@ -186,7 +187,7 @@ class Roster:
         self._by_phase[phase][node.spec.node_id] = node
 
     def attach(self, node: Node, link: int) -> None:
-        """Give a node a (new) stream."""
+        """Set a node's stream."""
         if node.link is not None:
             del self._by_link[node.link]
         else:
@@ -208,9 +209,9 @@ class Roster:
         self._lost_at[node.spec.node_id] = lost_at
 
     def await_return(self, until: float) -> None:
-        """Let detached nodes reconnect until then: once for each node, not with every call.
+        """Extend the deadline of each detached node, once per detachment.
 
-        A node that does not reconnect is lost in the end, however often others do.
+        Otherwise a node that never reconnects would not be lost if others reconnect repeatedly.
         """
         late = {name: max(at, until) for name, at in self._lost_at.items()}
         self._back_by.update(late)
@@ -231,7 +232,7 @@ class Roster:
         return self._nodes.get(node_id)
 
     def by_link(self, link: int) -> Node | None:
-        """Return the node that has this stream now."""
+        """Return the node that currently has this stream."""
         return self._by_link.get(link)
 
     def by_wanted_rank(self, rank: int | None) -> Node | None:
@@ -247,7 +248,7 @@ class Roster:
         return [node for phase in phases for node in self._by_phase[phase].values()]
 
     def count(self, phase: NodePhase) -> int:
-        """Return how many nodes are in a phase."""
+        """Return the number of nodes in a phase."""
         return len(self._by_phase[phase])
 
     def ready_nodes(self) -> list[Node]:
@@ -260,7 +261,7 @@ class Roster:
 
     @property
     def detached(self) -> int:
-        """How many nodes have no stream now."""
+        """Number of nodes without a stream."""
         return self._detached.total()
 
     def next_loss(self) -> float | None:
@@ -269,6 +270,6 @@ class Roster:
         return min((at for at in first if at is not None), default=None)
 
     def overdue(self, now: float) -> list[Node]:
-        """Return the nodes whose grace period is over at ``now``."""
+        """Return the nodes whose grace period has expired."""
         times = [*self._lost_at.items(), *self._back_by.items()]
         return [self._nodes[name] for name, at in times if at <= now]

@@ -1,6 +1,7 @@
-"""The lifecycle of a round (running, stopping, over, taken over), and the end of the job. Pure.
+"""The life of a round (running, stopping, ended, taken over), and the end of the job.
 
-``joining`` decides how nodes join, ``formation`` when and of which nodes a round is formed.
+No I/O, no clock. ``joining`` decides how nodes join, ``formation`` when a round is formed and of
+which nodes.
 """
 
 import math
@@ -31,7 +32,7 @@ IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
 
 
 class Rounds:
-    """The rounds of one job, and what its nodes report of them."""
+    """The rounds of one job, and their nodes' reports."""
 
     def __init__(
         self,
@@ -41,31 +42,22 @@ class Rounds:
         checks: Checks,
         gone: Callable[[Node], None],
     ) -> None:
-        """Start without a round.
-
-        Args:
-            state: the shared state of the job.
-            out: where messages go.
-            waiting: where nodes wait for the next round.
-            checks: the gate between the ready nodes and a world.
-            gone: called with each removed node; ``Group`` notifies the parts.
-        """
         self._state, self._roster, self._out = state, state.roster, out
         self._waiting, self._gone = waiting, gone
         self.gate = checks
         self.postmortem = Postmortem()
         self.answer = RoundDecision()
-        """To the end of the last round."""
+        """Decision at the end of the last round."""
         self.reason_before = ""
-        """Why the round before the present one ended, in words."""
+        """Why the round before the current one ended, as text."""
 
     def agree(self, job: JobSpec | None) -> None:
-        """Set the options of the job; None: it has no node left."""
+        """Set the options of the job; None if it has no node left."""
         self.gate.reset()
         self._state.job = job
 
     def begin(self, now: float) -> Postmortem:
-        """Begin a round; return what is known of the end of the one before."""
+        """Start a round; return the end of the previous one."""
         ended, self.postmortem = self.postmortem, Postmortem()
         self.reason_before = ended.reason
         self._state.phase = Running(formed_at=now)
@@ -74,7 +66,7 @@ class Rounds:
     # --- what nodes report -------------------------------------------------------------------
 
     def failed(self, node: Node, round_number: int, failure: Failure) -> None:
-        """Process the failure of a worker of a node."""
+        """Process the failure of a worker."""
         if node.round == round_number == self._state.round and node.phase in IN_ROUND:
             failure = node.own(failure)
             self.postmortem.remember(failure)
@@ -83,17 +75,17 @@ class Rounds:
                 self.stop_round(failure.summary(), counted=True, lets_settle=not is_certain)
 
     def hung(self, event: Hung) -> None:
-        """Process a hang of the workers of the round."""
+        """Process a hang of the round's workers."""
         if event.round == self._state.round and isinstance(self._state.phase, Running):
             self.postmortem.remember(event.failure)
             self.stop_round(event.failure.summary(), counted=True, hung=event)
 
     def done(self, node: Node, round_number: int) -> None:
-        """Record that all workers of a node, or rank 0 where it decides, have succeeded."""
+        """Record that all workers of a node, or rank 0 if it decides, have succeeded."""
         phase = self._state.phase
         is_in_round = node.round == round_number and node.phase in IN_ROUND
         if is_in_round and isinstance(phase, Running | Stopping):
-            # Also when a peer that lost its connection to rank 0 has ended the round meanwhile.
+            # Even if a peer that lost its connection to rank 0 has ended the round in the meantime.
             phase.rank0_is_done |= self._state.policy.rank0_decides and node.rank == 0
             if node.phase is NodePhase.RUNNING:
                 self._roster.move(node, NodePhase.DONE)
@@ -119,7 +111,7 @@ class Rounds:
             self.wait(node, now)
 
     def leave(self, node: Node, reason: str) -> None:
-        """Process a request to leave: the node may leave as soon as its workers are dead."""
+        """Process a request to leave: the node can leave as soon as its workers are dead."""
         if not node.leaving:
             self._out.note(NodeLeaves(node.spec.node_id, reason))
         node.leaving = reason
@@ -145,8 +137,8 @@ class Rounds:
         was_in_round = was_running or node.phase is NodePhase.STOPPING
         self._gone(node)
         if was_in_round and not node.leaving:
-            # Also when the round is being stopped already: the first report after the loss of a
-            # node may have been a connection error of its peers.
+            # Even if the round is already being stopped: the first report after the loss of a node
+            # may have been a connection error of its peers.
             loss = node_lost(node.rank, node.spec.host, node.spec.role, why)
             self.postmortem.remember(loss, node.spec.node_id)
         self.gate.lost(node.spec.node_id)
@@ -179,13 +171,13 @@ class Rounds:
             self._out.send(node, stop)
 
     def stop_stale(self, node: Node, round_number: int) -> None:
-        """Have a node kill the workers of a round that is outdated."""
+        """Order a node to kill the workers of an outdated round."""
         node.round = round_number
         self._roster.move(node, NodePhase.STALE)
         self._out.send(node, over(round_number, is_stale=True))
 
     def end_round(self, stopping: Stopping, now: float) -> None:
-        """Decide what follows, now that all workers of the round are dead."""
+        """Decide the next action, after all workers of the round are dead."""
         assert self._state.job is not None
         self.postmortem.conclude()
         self._state.phase = Gathering()
@@ -216,7 +208,6 @@ class Rounds:
         self.gate.round_ended(self.postmortem)
 
     def _has_stand_in(self, node_id: str) -> bool:
-        """Return whether a world of the same size can be formed now without a node."""
         others = [node for node in self._roster.ready_nodes() if node.spec.node_id != node_id]
         return self._state.usable(sizes_of(self.gate.fit(others))) >= self._state.world_nodes
 
@@ -229,12 +220,12 @@ class Rounds:
         running = Running(None, rank0_is_done=rank0_is_done)
         state.formed_before, state.phase = True, running
         state.round, state.formed_by = taken.round, world.formed_by
-        state.term = min(taken.term, state.settings.term)  # a higher one is invented by a node
+        state.term = min(taken.term, state.settings.term)  # a node could report any higher term
         state.newest = state.term, state.round
         if taken.finding is TakeoverState.COMPLETE:
             state.starts_from = -math.inf  # its workers are the only ones
         state.world_nodes = len(world.members) + world.missing
-        # Include members that are not connected: the policy may require a replacement of one.
+        # Include members that are not connected: the policy may require a replacement for one.
         members = {claim.node_rank: name for name, claim in world.members.items()}
         absent = world.absent()
         state.members = absent | members
@@ -267,7 +258,7 @@ class Rounds:
                 self._state.former_ranks[name] = rank
 
     def _resume(self, node: Node | None, claim: Claim) -> None:
-        """Accept a member as it claims to be; None: it has left, but its report counts."""
+        """Set a member's state from its claim; if it has left (None), only its failures count."""
         for failure in claim.failures:
             self.postmortem.remember(failure)
         if node is None:
@@ -282,10 +273,10 @@ class Rounds:
 
     def _judge(self, taken: TakenOver, running: Running) -> None:
         if running.rank0_is_done:
-            pass  # the job has succeeded, whatever happened to the others
+            pass  # the job has succeeded, regardless of the other ranks
         elif taken.finding is TakeoverState.FAILED:
             if taken.lost is not None:
-                # The time is unknown: it precedes what may follow from it, and nothing else.
+                # The time is unknown: it only precedes failures that can be its consequence.
                 self.postmortem.remember(taken.lost)
             foremost = self.postmortem.foremost
             assert foremost is not None
@@ -303,7 +294,7 @@ class Rounds:
     # --- excluded nodes ----------------------------------------------------------------------
 
     def expel_excluded(self) -> None:
-        """Send away the excluded nodes that have no workers of a round that counts."""
+        """Remove the excluded nodes that have no workers of a current round."""
         for node_id in self._state.aftermath.ledger.excluded:
             node = self._roster.get(node_id)
             if node is not None and node.phase in (NodePhase.READY, NodePhase.STALE):
@@ -325,7 +316,7 @@ class Rounds:
     def growth(self) -> int:
         """Return by how many nodes a world could grow."""
         state, members = self._state, self._roster.count(NodePhase.RUNNING)
-        # Where a node is done, the job is about to end: no restart for a new node.
+        # If a node is done, the job is about to end: no restart for a new node.
         if not isinstance(state.phase, Running) or state.job is None or members < state.world_nodes:
             return 0
         if state.phase.is_fixed:
@@ -354,14 +345,7 @@ class Rounds:
     def finish(
         self, outcome: Outcome, now: float, sentence: str = "", *, rank0_alone: bool = False
     ) -> None:
-        """End the job.
-
-        Args:
-            outcome: how.
-            now: the time.
-            sentence: the reason, where it is not that of the last round.
-            rank0_alone: the success of rank 0 was enough.
-        """
+        """End the job; ``sentence`` is the reason if it is not that of the last round."""
         assert self._state.job is not None
         sentence = sentence or sentence_of(
             outcome,
@@ -384,14 +368,13 @@ class Rounds:
         self._out.add([ending.tell(link, node.spec.node_id) for link, node in there])
 
     def _savings(self) -> dict[str, Saving]:
-        """Return what nodes save of the data that workers of the last round have left."""
         line = Line(self._state.round, self._state.formed_by)
         return savings(self._roster.ready_nodes(), line)
 
     # --- waiting nodes -----------------------------------------------------------------------
 
     def wait(self, node: Node, now: float) -> None:
-        """Use a node that has become ready; if it still waits then, send it what it waits for."""
+        """Use a node that has become ready; if it keeps waiting, send it what it waits for."""
         self._waiting.add(node)
         self.plan_rescale(now)
         self.gate.repeat_order(node)

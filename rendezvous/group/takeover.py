@@ -1,12 +1,12 @@
-"""A master that starts from nothing takes over what its nodes say is running. Pure.
+"""Rebuilds the state of a new master from its nodes' claims. No I/O, no clock.
 
-``Takeover`` owns what the nodes claim and returns one value, ``TakenOver``; ``rounds`` goes on from
-there.
+``Takeover`` collects the claims and returns one value, ``TakenOver``, with which ``rounds``
+continues.
 
-Every node claims the last round it was in. The highest claimed round is taken over with its
-number as soon as all its members are back; when it does not become complete in time, it is
-stopped on those that are there. Nothing is decided earlier: a node that comes first may know less
-than those that come next, and have been in a lower round.
+Every node claims its last round. The highest claimed round is taken over with its number as soon as
+all its members have reconnected; if it does not become complete in time, it is stopped on the
+connected members. Nothing is decided earlier, because the first nodes to connect may have been in
+an older round.
 """
 
 import enum
@@ -22,7 +22,7 @@ from .roster import Node, Roster
 
 
 class TakeoverState(enum.Enum):
-    """What the claims amount to."""
+    """Result of the claims."""
 
     COMPLETE = "all nodes are connected and running"
     FAILED = "a node reports a failure, or did not reconnect"
@@ -35,29 +35,24 @@ class TakeoverState(enum.Enum):
 
 
 def over(round_number: int, *, is_stale: bool) -> Stop:
-    """Return the order to stop the workers of a round that is over.
-
-    Args:
-        round_number: which.
-        is_stale: the others have left it behind: the workers are killed at once.
-    """
+    """Return the order to stop an outdated round's workers; if it is stale, immediately."""
     return Stop(round_number, f"round {round_number} is over", is_stale=is_stale)
 
 
 def is_spare(claim: Claim) -> bool:
-    """Return whether a claim says that the node was in no round, though a round ran.
+    """Return whether a claim states that the node was in no round while a round was running.
 
-    Such a claim has no world: ``nodes`` is 0. It keeps a new master from forming a world of
-    spares before the members of the running round are back.
+    Such a claim has no world: ``nodes`` is 0. It prevents a new master from forming a world of
+    spares before the members of the running round have reconnected.
     """
     return claim.nodes == 0
 
 
 class ClaimedWorld(Struct):
-    """A world with the highest number, and those of its members that are there."""
+    """A world with the highest number, and its connected members."""
 
     formed_by: str
-    """The master that formed it."""
+    """ID of the master that formed it."""
     nodes: int
     members: dict[str, Claim] = field(default_factory=dict)
     has_failed: bool = False
@@ -65,16 +60,16 @@ class ClaimedWorld(Struct):
 
     @property
     def missing(self) -> int:
-        """How many members are not there."""
+        """Number of members that are not connected."""
         return max(0, self.nodes - len(self.members))
 
     @property
     def standing(self) -> tuple[bool, int]:
-        """The world that stands highest is taken over."""
+        """Sort key: the highest world is taken over."""
         return not self.missing, len(self.members)
 
     def absent(self) -> dict[int, str]:
-        """Return by node rank which nodes are not there, where the one before is there to tell."""
+        """Return the disconnected members by node rank, if a connected predecessor names them."""
         return {
             (claim.node_rank + 1) % self.nodes: claim.successor
             for claim in self.members.values()
@@ -83,20 +78,20 @@ class ClaimedWorld(Struct):
 
 
 class TakenOver(Struct, frozen=True):
-    """The round that a takeover goes on with, and how it stands."""
+    """State of the round that is taken over."""
 
     finding: TakeoverState
     round: int
     term: int
-    """Of the leader that formed it; 0 where there is one endpoint."""
+    """Term of the leader that formed it; 0 with a single endpoint."""
     world: ClaimedWorld
-    """That of the round; without a master where no member of it is there."""
+    """World of the round; without a master if no member of it is connected."""
     claims: dict[str, Claim]
-    """What each node claims, also those that were in no world or another."""
+    """Claims of all nodes, including nodes that were in no world or a different one."""
     lost: Failure | None
-    """That members have not come back, where that ends the round."""
+    """Loss of members that did not reconnect, if that ends the round."""
     departure: Failure | None
-    """The first member that has stopped in order to go, where that ends the round."""
+    """Departure of the first member that stopped in order to leave, if that ends the round."""
     reason: str
     """Why the round ends without a failure."""
 
@@ -105,39 +100,32 @@ _FEW = 8
 
 
 class Takeover:
-    """The claims of attending nodes, until a decision is made. O(1) for each report.
+    """The claims of joining nodes, until a decision is made. O(1) for each report.
 
-    Masters that knew nothing of each other may have formed worlds with one number, after a
-    partition say. Then the one that is complete is taken over, or the one of which most members
-    are there; the others' members are stale.
+    Masters that were unaware of each other, e.g. after a partition, may have formed worlds with the
+    same number. Then the complete one is taken over, or the one with the most connected members;
+    the members of the others are stale.
     """
 
     def __init__(
         self, roster: Roster, now: float, grace_s: float, known: tuple[int, int] = (0, -1)
     ) -> None:
-        """Begin without a claim.
-
-        Args:
-            roster: the nodes that attend.
-            now: the group's time in seconds.
-            grace_s: how long members may take to come back.
-            known: term and number of the newest round that there has been, if that is known.
-        """
+        """``known`` is the term and number of the newest round, if known."""
         self._known = known
         self._roster = roster
         self._grace_s = grace_s
         self.until = now + grace_s
-        """When members that have not come back are given up."""
+        """When members that have not reconnected are given up."""
         self._newest = (0, -1)
-        """Term and number of the newest round that any node was in: what a leader has formed is
-        newer than all that earlier ones have."""
+        """Term and number of the newest round that any node was in; a round with a higher term is
+        newer."""
         self._claims: dict[str, Claim] = {}
         self._worlds: dict[str, ClaimedWorld] = {}
-        """The worlds of the highest round, by the master that formed them."""
+        """Worlds of the highest round, by the master that formed them."""
         self._doomed: dict[str, int] = {}
         self._told: set[str] = set()
         self._departures: dict[str, Failure] = {}
-        """By identity, the nodes that have asked to go away."""
+        """Departures of nodes that have asked to leave, by identity."""
 
     @property
     def round(self) -> int:
@@ -145,7 +133,7 @@ class Takeover:
         return self._newest[1]
 
     def claim(self, node_id: str, claim: Claim) -> None:
-        """Take in what a node says of itself on attending."""
+        """Record the claim of a joining node."""
         self._forget(node_id)
         if _age(claim) > self._newest:
             self._newest, self._worlds = _age(claim), {}
@@ -154,7 +142,6 @@ class Takeover:
         self._keep(node_id, claim)
 
     def _world_of(self, claim: Claim) -> ClaimedWorld | None:
-        """Return the world of a claim; None where there is none, or it is not the newest."""
         if _age(claim) != self._newest or is_spare(claim):
             return None
         return self._worlds.setdefault(claim.formed_by, ClaimedWorld(claim.formed_by, claim.nodes))
@@ -168,7 +155,7 @@ class Takeover:
         self._look_at(node_id)
 
     def _look_at(self, node_id: str) -> None:
-        """Find out whether the node's workers must be stopped whatever else comes to light."""
+        """Find out whether the node's workers must be stopped regardless of later claims."""
         claim = self._claims[node_id]
         world = self._world_of(claim)
         if world is not None and not world.has_failed and _has_failed(claim):
@@ -180,17 +167,17 @@ class Takeover:
             self._doomed[node_id] = claim.round
 
     def take_stops(self) -> list[tuple[str, Stop]]:
-        """Return which nodes are to be told what; each is returned once per stream."""
+        """Return the pending stop orders by node; each is returned once per stream."""
         doomed, self._doomed = self._doomed, {}
         self._told.update(doomed)
-        # Of the highest round it is a failure that ends it, for all alike.
+        # For the newest round, a failure ends it, so the order is the same for all members.
         return [
             (name, over(number, is_stale=_age(self._claims[name]) < self._newest))
             for name, number in doomed.items()
         ]
 
     def take(self, node: Node, message: NodeMessage) -> bool:
-        """Take in what a node reports of its round before the decision; return whether it does."""
+        """Process a node's report on its round before the decision; return whether it was one."""
         match message:
             case Failed(round_number, failure):
                 self._failed(node, round_number, failure)
@@ -218,11 +205,11 @@ class Takeover:
 
     def _reached(self, node: Node, round_number: int, state: ClaimState) -> None:
         claim = self._claim_of(node, round_number)
-        if claim is not None and claim.state is not ClaimState.STOPPED:  # what is dead stays dead
+        if claim is not None and claim.state is not ClaimState.STOPPED:  # that is final
             self._keep(node.spec.node_id, replace(claim, state=state))
 
     def _forget(self, node_id: str) -> None:
-        """Drop the claim of a node that is gone, but not the round it taught."""
+        """Drop the claim of a removed node, but not the round that it revealed."""
         claim = self._claims.pop(node_id, None)
         world = self._world_of(claim) if claim is not None else None
         if world is not None:
@@ -232,7 +219,7 @@ class Takeover:
         self._departures.pop(node_id, None)
 
     def leaves(self, node: Node, reason: str) -> bool:
-        """A node has asked to go away; return whether it may still have workers, and stays."""
+        """Process a request to leave; return whether the node may still have workers, and stays."""
         spec = node.spec
         claim = self._claims.get(spec.node_id)
         if claim is None:
@@ -243,7 +230,7 @@ class Takeover:
         return claim.state is not ClaimState.STOPPED
 
     def node_removed(self, node_id: str) -> None:
-        """A node is gone; one that had asked to go is not missed, and has no workers any more."""
+        """Remove a node; if it had asked to leave, it is not missed, and its workers are dead."""
         claim = self._claims.get(node_id)
         if claim is None or node_id not in self._departures:
             self._forget(node_id)
@@ -255,7 +242,7 @@ class Takeover:
     # --- the decision ------------------------------------------------------------------------
 
     def decide(self, now: float) -> TakenOver | None:
-        """Return what is taken over; None while members are waited for."""
+        """Return the result of the takeover; None while it waits for members."""
         world = max(
             self._worlds.values(), key=lambda world: world.standing, default=ClaimedWorld("", 0)
         )
@@ -266,7 +253,7 @@ class Takeover:
         departure, gone = self._departure(world), self._gone(world)
         finding = self._judge(world, departure, gone)
         lost, reason = None, ""
-        if ended:  # the earlier leader has decided what follows from it
+        if ended:  # the earlier leader has already decided what follows
             finding, reason = TakeoverState.ENDED, ended
         if finding is TakeoverState.FAILED:
             lost = self._not_back(world, gone) if gone else None
@@ -289,7 +276,6 @@ class Takeover:
         return self._roster.get(node_id) is not None
 
     def _departure(self, world: ClaimedWorld) -> Failure | None:
-        """Return the first member that has stopped in order to go."""
         members = world.members
         stopped = (
             departure
@@ -299,11 +285,11 @@ class Takeover:
         return next(stopped, None)
 
     def _gone(self, world: ClaimedWorld) -> int:
-        """Return how many members do not attend, not even without workers of the round.
+        """Return how many members have not joined, not even without workers of the round.
 
-        A node that attends without them was started again, or has never heard of the round because
-        the old master died while it told them. Of members that are not known by name, every node
-        that claims nothing else may be one.
+        A node that joined without them was restarted, or never received the round because the old
+        master died while sending it. If members are not known by name, every node without another
+        claim could be one.
         """
         named = set(world.absent().values())
         spares = {name for name, claim in self._claims.items() if is_spare(claim)}
@@ -312,22 +298,15 @@ class Takeover:
         return max(0, world.missing - len(may_be_members))
 
     def _judge(self, world: ClaimedWorld, departure: Failure | None, gone: int) -> TakeoverState:
-        """Return what the claims amount to.
-
-        Args:
-            world: that is taken over.
-            departure: of a member of it, in order.
-            gone: how many of its members do not attend at all.
-        """
         if not world.members:
             return TakeoverState.BROKEN
         is_short = world.missing or departure is not None
         if is_short and not gone and not _has_own_failure(world):
-            # What the others say of their lost connections follows from that.
+            # The other members' reports of lost connections are a consequence.
             return TakeoverState.REGROUP
         has_term = self._newest[0] > 0
         if world.has_failed or (gone and has_term):
-            # The loss counts, no matter whether the others were fenced before the election.
+            # The loss counts, even if the others were fenced before the election.
             return TakeoverState.FAILED
         if any(claim.state is ClaimState.STOPPED for claim in world.members.values()):
             return TakeoverState.FENCED if has_term else TakeoverState.BROKEN
@@ -336,10 +315,10 @@ class Takeover:
         return TakeoverState.FAILED if gone else TakeoverState.COMPLETE
 
     def _are_replaced(self, world: ClaimedWorld) -> bool:
-        """Return whether all missing members attend, but say nothing of this world.
+        """Return whether all missing members have joined without a claim to this world.
 
-        Then they were started again, or have never heard of the round: they have no workers of it.
-        To look takes time that grows with the world, so it is done when few can be missing.
+        Then they were restarted, or never received the round, so they have no workers of it. The
+        check takes time proportional to the world, so it is skipped if more than a few are missing.
         """
         if world.missing > _FEW or len(self._roster) < world.nodes:
             return False
@@ -349,8 +328,7 @@ class Takeover:
     # --- in words ----------------------------------------------------------------------------
 
     def _not_back(self, world: ClaimedWorld, gone: int) -> Failure:
-        """Return the failure record of members that have not come back, the first by name."""
-        # A member that was started again has lost its workers, but is there.
+        # A restarted member has lost its workers, but is connected.
         away = {rank: name for rank, name in world.absent().items() if not self._is_there(name)}
         rank = min(away, default=None)
         name = "unknown" if rank is None else away[rank]
@@ -362,7 +340,6 @@ class Takeover:
         return node_lost(rank, name.rpartition("/")[0] or name, "", why)
 
     def _who_returned(self, world: ClaimedWorld) -> str:
-        """Say which members are there without workers of the round, the first by name."""
         named = [(rank, self._roster.get(name)) for rank, name in sorted(world.absent().items())]
         rank, node = next(((rank, node) for rank, node in named if node is not None), (0, None))
         if node is None:
@@ -383,11 +360,11 @@ def _age(claim: Claim) -> tuple[int, int]:
 
 
 def _has_failed(claim: Claim) -> bool:
-    """Return whether a failure ended the round, rather than its stop some workers."""
+    """Return whether a failure ended the round, rather than a stop of the round ending workers."""
     return any(not failure.after_stop for failure in claim.failures)
 
 
 def _has_own_failure(world: ClaimedWorld) -> bool:
-    """Return whether a failure is known that cannot follow from the loss of a member."""
+    """Return whether there is a failure that cannot be a consequence of a lost member."""
     failures = (failure for claim in world.members.values() for failure in claim.failures)
     return world.has_failed and any(evidence(failure) is Evidence.OWN for failure in failures)

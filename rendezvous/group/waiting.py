@@ -1,4 +1,4 @@
-"""Waiting for nodes: time limits, and the messages to waiting nodes. Pure."""
+"""Waiting for nodes: time limits, and the messages to waiting nodes. No I/O, no clock."""
 
 from itertools import islice
 
@@ -16,28 +16,28 @@ _MISSING_NAMED = 8
 _ANNOUNCE_EVERY_S = 1.0
 _REMIND_EVERY_S = 60.0
 _ANNOUNCED_PER_S = 1000
-"""Bounds the cost of telling all which are still missing while thousands of nodes join."""
+"""Limits the cost of sending all nodes the missing ones while thousands of nodes join."""
 
 
 class WaitingNodes:
-    """The wait before a world is formed. All times are those of the group's clock, in seconds."""
+    """The wait before a world is formed. All times are in seconds of the group's clock."""
 
     def __init__(self, state: JobState, out: Outbox) -> None:
         self._state = state
         self._settings = state.settings
         self._out = out
         self.since: float | None = None
-        """When the present wait began; None while a round runs or before the first node."""
+        """When the current wait started; None while a round is running or before the first node."""
         self.announce_at: float | None = None
         self.not_before = 0.0
-        """When the next round may be formed: ``--restart-backoff``."""
+        """Earliest time of the next round, because of ``--restart-backoff``."""
         self._last_arrival = 0.0
         self._newcomers: list[Node] = []
-        """Nodes that have become ready and have not yet been told what for."""
+        """Nodes that have become ready and have not yet received what they wait for."""
 
     @property
     def opens_at(self) -> float:
-        """The time at which the next round may be formed."""
+        """Earliest time of the next round."""
         return max(self.not_before, self._state.starts_from)
 
     # --- time limits --------------------------------------------------------------------------
@@ -48,11 +48,11 @@ class WaitingNodes:
         self.announce_at = now + _ANNOUNCE_EVERY_S
 
     def close(self) -> None:
-        """Stop waiting: a world has been formed, or the job is over."""
+        """Stop waiting: a world has been formed, or the job has ended."""
         self.since = self.announce_at = None
 
     def arrived(self, now: float) -> None:
-        """Record a new node; the others are notified soon, but not of every one."""
+        """Record a new node; the others are notified soon, but not of each one."""
         self._last_arrival = now
         if self.since is None:
             return
@@ -60,7 +60,7 @@ class WaitingNodes:
         self.announce_at = min(self.announce_at or now + interval, now + interval)
 
     def join_deadline(self) -> float | None:
-        """Return the time at which the wait is given up."""
+        """Return when the wait is given up."""
         return None if self.since is None else self.since + self._settings.join_timeout_s
 
     def overdue(self, now: float) -> bool:
@@ -69,17 +69,17 @@ class WaitingNodes:
         return deadline is not None and deadline <= now
 
     def last_call(self) -> float:
-        """Return the time until which the first world waits for more than its minimum."""
+        """Return until when the first world waits for more nodes than its minimum."""
         return self._last_arrival + self._settings.last_call_timeout_s
 
     # --- messages -----------------------------------------------------------------------------
 
     def add(self, node: Node) -> None:
-        """Add a ready node: it receives what it waits for when that is known."""
+        """Add a ready node, which receives what it waits for when that is known."""
         self._newcomers.append(node)
 
     def forget_newcomers(self) -> None:
-        """Forget new ready nodes: all have received another message."""
+        """Forget new ready nodes, which have received another message."""
         self._newcomers = []
 
     def tell_newcomers(self, now: float) -> None:
@@ -88,7 +88,7 @@ class WaitingNodes:
         if isinstance(self._state.phase, Ending):
             return
         for node in nodes:
-            # A stopped node receives nothing while it waits for the others. If it received that it
+            # A stopped node receives nothing while it waits for the others. If it were told that it
             # is a spare, it would forget its part in the round and its failures, which a later
             # master needs.
             is_stopping = isinstance(self._state.phase, Stopping)
@@ -124,7 +124,7 @@ class WaitingNodes:
         return waiting
 
     def not_enough(self) -> str:
-        """Return a text with the reason why the wait was given up."""
+        """Return a message on why the wait was given up."""
         job, roster = self._state.job, self._state.roster
         assert job is not None
         missing = ", ".join(self._missing())
@@ -134,7 +134,6 @@ class WaitingNodes:
         )
 
     def _missing(self) -> tuple[str, ...]:
-        """Return the missing nodes, where known: former members, or ranks."""
         job, roster = self._state.job, self._state.roster
         assert job is not None
         gone = (name for name in self._state.former_ranks if roster.get(name) is None)

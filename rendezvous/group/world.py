@@ -1,15 +1,13 @@
 """The world: which nodes are in a round and with which ranks. Pure functions.
 
-Rules (docs/reference/faults.md): a survivor keeps its node rank whenever the world's size allows, a
-replacement takes the vacant rank, ``--node-rank`` pins a rank that no survivor without a pin has,
-and of newcomers the order is that of their hosts, numbers in names compared as numbers, then of
-their arrival.
+Rules (docs/reference/faults.md): a survivor keeps its node rank if the world's size allows it, a
+replacement takes the vacant rank, ``--node-rank`` pins a rank that no unpinned survivor has, and
+new nodes are ordered by host, with numbers in names compared as numbers, then by arrival.
 
-A segment is an NVLink domain, a rack or a block of Slurm: nodes with the same label. With
-``--node-unit N``, each N consecutive node ranks are of one segment. In a first world the units of
-a segment are neighbours. Later, survivors keep their ranks as long as their unit is whole, and a
-vacant rank goes to a node of its segment if there is one. Nodes without a label are of one segment
-like all others.
+A segment is an NVLink domain, a rack or a Slurm block: nodes with the same label. With
+``--node-unit N``, each N consecutive node ranks are in one segment. In a first world, the units of
+a segment are neighbors. Later, survivors keep their ranks as long as their unit is complete, and a
+vacant rank goes to a node of its segment if there is one. Nodes without a label form one segment.
 """
 
 import re
@@ -34,28 +32,25 @@ def natural_key(host: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def largest_size(max_nodes: int, unit: int) -> int:
-    """Return the number of nodes beyond which no world grows."""
+    """Return the maximum number of nodes in a world."""
     return max_nodes // unit * unit
 
 
 def in_units(sizes: Sizes, unit: int) -> int:
-    """Return how many nodes are in whole units of one segment each."""
+    """Return how many nodes are in complete units of one segment each."""
     if unit == 1:
         return sizes.total()
     return sum(size // unit for size in sizes.values()) * unit
 
 
 def usable_size(sizes: Sizes, min_nodes: int, max_nodes: int, unit: int) -> int:
-    """Return how many of so many nodes of each segment a world takes; 0 when they are too few.
-
-    As many whole units of one segment each as there are, and as ``max_nodes`` allows.
-    """
+    """Return how many of these nodes a world takes, in whole units; 0 if they are too few."""
     size = min(in_units(sizes, unit), largest_size(max_nodes, unit))
     return size if size >= min_nodes else 0
 
 
 def _preference(node: Node) -> tuple[object, ...]:
-    """Return a sort key: survivors by rank, then pinned newcomers, then others by host."""
+    """Sort key: survivors by rank, then pinned newcomers, then others by host."""
     previous, wanted = node.rank, node.spec.wanted_rank
     return (
         previous is None,
@@ -70,13 +65,9 @@ def _preference(node: Node) -> tuple[object, ...]:
 def order_by_segment(
     candidates: Sequence[Node], size: int, unit: int, last: Mapping[int, str]
 ) -> list[Node]:
-    """Choose ``size`` of the candidates and return them by node rank.
+    """Choose ``size`` candidates, a result of ``usable_size``; return them by node rank.
 
-    Args:
-        candidates: the nodes that could be in the world.
-        size: a result of ``usable_size`` for them.
-        unit: ``--node-unit``.
-        last: the segments of the last world by node rank, where they are known.
+    ``last`` has the known segments of the last world, by node rank.
     """
     if not any(candidate.spec.segment for candidate in candidates):
         return order(candidates, size)
@@ -135,7 +126,7 @@ def _assigned(
 
 
 def order(candidates: Sequence[Node], size: int) -> list[Node]:
-    """Return the same where no node has a segment."""
+    """Choose like ``order_by_segment``, for nodes without segments."""
     chosen = sorted(candidates, key=_preference)[:size]
     slots: list[Node | None] = [None] * size
     unplaced = chosen
@@ -157,7 +148,7 @@ def _survivors_pin(node: Node) -> int | None:
 
 
 def _unpinned_rank(node: Node) -> int | None:
-    """A newcomer's pin takes no rank from a survivor that has none."""
+    """A newcomer's pin does not take a rank from a survivor without a pin."""
     return node.rank if node.spec.wanted_rank is None else None
 
 
@@ -170,7 +161,7 @@ def _previous_rank(node: Node) -> int | None:
 
 
 def form(base: Assignment, members: Sequence[Node]) -> list[Assignment]:
-    """Return the part of a world that each member gets."""
+    """Return each member's part of a world."""
     role_sizes: Counter[str] = Counter()
     for node in members:
         role_sizes[node.spec.role] += node.spec.local_world_size
