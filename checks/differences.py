@@ -1,4 +1,4 @@
-"""Compares the system information of nodes and reports those that differ. Pure."""
+"""Reports nodes whose system information differs from the others. No I/O, no clock."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -9,22 +9,20 @@ COMPARED_FACTS: Final = (
     *("ft_run", "python", "torch", "cuda", "hip", "nccl", "driver", "script_sha256"),
     *("gpus", "gpu_models", "nvlinks_up", "ib_ports_active"),
 )
-"""Values that must be the same on all nodes."""
 
 _COMPARED: Final = frozenset(COMPARED_FACTS)
 
 CLOCKS_APART_S: Final = 10.0
-"""The clock difference that is reported. An order reaches all nodes at once. A node that does
-not answer for a few seconds is lost (``node_timeout``), so that the transit of an order explains
-less."""
+"""The clock difference to report. Orders reach all nodes immediately. A node that does not answer
+for a few seconds is lost (``node_timeout``), so the transit of an order explains less."""
 
 
 def different_facts(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
     """Yield a node and the value in which it differs from most others.
 
-    Where no value has the majority, every node is reported except those of a group larger than any
-    other: no value is known to be right. A value that only some nodes have differs, too. Nodes
-    without any of the values are not compared: an earlier leader has received theirs.
+    Without a majority value, the right one is unknown: every node is reported, except the nodes of
+    a group that is larger than all others. A value that only some nodes have differs, too. Nodes
+    without any of the values are not compared: an earlier leader has received them.
     """
     facts = {node: mine for node, mine in facts.items() if not mine.keys().isdisjoint(_COMPARED)}
     for name in COMPARED_FACTS:
@@ -55,10 +53,9 @@ def _word(value: Fact | None) -> str:
 
 
 def different_clocks(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
-    """Yield a node and how far its clock is from the median, the farther one of two.
+    """Yield a node and how far its clock is from the median, the farther of two.
 
-    Args:
-        facts: of the nodes that were asked at the same moment, by name.
+    All clocks must have been read at the same time.
     """
     by_node = {
         node: float(value)

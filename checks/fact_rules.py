@@ -1,6 +1,6 @@
-"""The table of system information that counts against a node. Pure.
+"""The table of system information that counts against a node. No I/O, no clock.
 
-A missing value (no permission, another kind of device) counts neither for nor against the node.
+A missing value (no permission, different kind of device) counts neither for nor against the node.
 """
 
 import re
@@ -11,26 +11,26 @@ from typing import Final, NamedTuple
 from .records import Fact
 
 WARNINGS: Final = "warnings"
-"""The name of the value that holds, as text, a warning that does not exclude the node."""
+"""The name of a value whose text is a warning that does not exclude the node."""
 
 UNDER_LOAD: Final = "local_rank"
-"""The name prefix of values that a phase with load reports."""
+"""The name prefix of values that are reported by a phase with load."""
 
 
 class Finding(NamedTuple):
     """A value that counts against the node."""
 
     is_fatal: bool
-    """Whether the node would ruin the run. Otherwise it would run, perhaps slower."""
+    """Whether the node would make the run fail. Otherwise it would run, perhaps slower."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A rule: ``name`` counts against a node when ``is_bad``.
+    """A rule: ``name`` counts against a node if ``is_bad``.
 
-    ``name`` is a pattern for the whole name of the value. In ``text``, ``{0}`` is what the pattern
-    captures, ``{value}`` is the value, and ``{facts[name]}`` is any other value.
+    ``name`` is a pattern for the whole name of the value. In ``text``, ``{0}`` is the group of the
+    pattern, ``{value}`` is the value, and ``{facts[name]}`` is any other value.
     """
 
     name: str
@@ -57,7 +57,7 @@ def _is_text(value: Fact, _: Mapping[str, Fact]) -> bool:
 
 
 def _shares_memory(value: Fact, facts: Mapping[str, Fact]) -> bool:
-    """Several workers with GPUs on one node use /dev/shm where they have no direct connection."""
+    """NCCL uses /dev/shm between several workers of a node whose GPUs have no direct connection."""
     workers = _number(facts, "local_world_size", 1)
     needed = workers * SHM_PER_WORKER_GB
     return workers > 1 and not isinstance(value, str) and value < needed
@@ -83,7 +83,7 @@ LOG_DIR_FULL_GB: Final = 0.01
 LOG_DIR_LOW_GB: Final = 1.0
 OPEN_FILES_LEAST: Final = 1024
 GPU_FOREIGN_GB: Final = 2.0
-"""Memory that is in use on a GPU before any process of the job runs there."""
+"""Memory in use on a GPU before any process of the job runs there."""
 
 _FATAL, _WARNING = True, False
 _SHM = "/dev/shm has {value:g} GB free, too little for {facts[local_world_size]} workers"  # noqa: S108 - text only, no file is created there
@@ -221,7 +221,6 @@ RULES: Final = (
         "the limit of locked memory is {value:g} GB (ulimit -l), too low for InfiniBand",
     ),
 )
-"""All rules that can count against a node."""
 
 
 def findings(facts: Mapping[str, Fact]) -> tuple[Finding, ...]:

@@ -1,6 +1,6 @@
 """Collects system information without torch: limits, space, versions, health of devices.
 
-Everything is read below an injectable root. A value that cannot be read is left out.
+Files are read below an injectable root. Values that cannot be read are omitted.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ _PORT_ERRORS: Final = (
 )
 _PEER_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
 _XIDS_OF_PROGRAMS: Final = frozenset({13, 31, 43, 45})
-"""Errors that a program causes itself: a fault of its kernel, and its end. NVIDIA's "XID
-errors"."""
+"""Errors that a program causes itself: a fault of its kernel, and its end. Source: NVIDIA, "XID
+Errors"."""
 
 
 def collect_facts(
@@ -55,11 +55,10 @@ def collect_facts(
     """Return the system information by name; units are in the names, GB are 10^9 bytes.
 
     Args:
-        config: of the check worker.
-        environ: in which the GPUs of all workers of the node are visible.
-        unix_time_s: this node's clock when the other nodes read theirs; 0: now.
-        root: the directory below which ``proc``, ``sys`` and ``dev`` are looked up.
-        nvml: returns NVML.
+        environ: environment that exposes all GPUs of the node's workers.
+        unix_time_s: this node's clock when the other nodes read theirs; 0 for now.
+        root: parent of ``proc``, ``sys`` and ``dev``.
+        nvml: factory for the NVML interface.
     """
     facts: dict[str, Fact] = {"local_world_size": config.local_world_size}
     facts |= _versions(config.script)
@@ -111,12 +110,7 @@ def _torch_build(gpus_shown: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def kind_of_gpus(cuda: object, hip: object) -> str | None:
-    """Return the kind of GPUs that torch was built for, as in ``--accelerator``; None for none.
-
-    Args:
-        cuda: the version of CUDA that it was built with; None or empty for none.
-        hip: that of ROCm.
-    """
+    """Return the kind of GPUs that torch was built for, as in ``--accelerator``; None for none."""
     if hip:
         return "amd.com/gpu"
     return "nvidia.com/gpu" if cuda else None
@@ -146,7 +140,7 @@ def _memory_limit(directory: Path) -> float:
 
 
 def _disks(root: Path, log_dir: str | None) -> dict[str, Fact]:
-    """Return the free space. A file system of no blocks has no limit, or does not report it."""
+    """Return the free space. A file system without blocks has no limit, or does not report it."""
     facts: dict[str, Fact] = {}
     with suppress(OSError):
         shm = os.statvfs(root / "dev/shm")
@@ -155,7 +149,7 @@ def _disks(root: Path, log_dir: str | None) -> dict[str, Fact]:
             facts["dev_shm_free_gb"] = _gb(shm.f_frsize * shm.f_bavail)
     folder = Path(log_dir or tempfile.gettempdir()).absolute()
     while not folder.exists() and folder != folder.parent:
-        folder = folder.parent  # the folder is created when the job starts
+        folder = folder.parent  # the directory is created when the job starts
     try:
         disk = os.statvfs(folder)
     except OSError as error:
@@ -169,10 +163,7 @@ def _disks(root: Path, log_dir: str | None) -> dict[str, Fact]:
 
 
 def _infiniband(root: Path) -> dict[str, Fact]:
-    """Return state, rate and errors of each InfiniBand or RoCE port.
-
-    Of active ports also by how much they are slower than the fastest of the same board.
-    """
+    """Return each InfiniBand or RoCE port's state, rate, errors, and lag to its board's fastest."""
     facts: dict[str, Fact] = {}
     rates: dict[str, dict[str, float]] = {}
     states = []
@@ -200,7 +191,7 @@ def _infiniband(root: Path) -> dict[str, Fact]:
 
 
 def _port_errors(port: Path, name: str) -> dict[str, Fact]:
-    """Return the errors of a port since its driver was loaded; a cable that was pulled is none."""
+    """Return the errors of a port since its driver was loaded; a pulled cable is not an error."""
     counts = []
     for counter in _PORT_ERRORS:
         with suppress(OSError, ValueError):
@@ -209,10 +200,10 @@ def _port_errors(port: Path, name: str) -> dict[str, Fact]:
 
 
 def _gpudirect(root: Path) -> dict[str, Fact]:
-    """Return whether NVIDIA's GPUs and network cards can exchange data without the host's memory.
+    """Return whether NVIDIA GPUs and network cards can exchange data without the host's memory.
 
     Source: NCCL's documentation, "GPU Direct RDMA": ``nvidia_peermem``, or DMA-BUF with the open
-    kernel modules. Cards of other makers use other modules.
+    kernel modules. Network cards from other vendors use other modules.
     """
     adapters = root.glob("sys/class/infiniband/*/hca_type")
     with suppress(OSError):
@@ -229,10 +220,10 @@ def _word(path: Path) -> str:
 
 
 def collect_xids(root: Path) -> dict[str, Fact]:
-    """Return the XID errors that the NVIDIA driver wrote to the kernel log since it started.
+    """Return the XID errors in the kernel log since the NVIDIA driver started.
 
-    This works only where this process may read ``/dev/kmsg``. Errors that a program causes itself
-    are not a fault of a GPU and are left out.
+    This requires permission to read ``/dev/kmsg``. Errors that a program causes itself are not a
+    fault of a GPU and are omitted.
     """
     numbers: dict[str, None] = {}
     try:

@@ -1,6 +1,6 @@
 """Fault injection into check workers: for tests, and for drills on a real cluster.
 
-``FT_RUN_CHECK_FAULT`` holds one or several faults, separated by semicolons:
+``FT_RUN_CHECK_FAULT`` contains one or several faults, separated by semicolons:
 
     KIND[=FACTOR][@KEY=VALUE[,KEY=VALUE]...]
 
@@ -51,17 +51,17 @@ class Fault:
 
     kind: FaultKind
     factor: float = 1.0
-    """The slowdown factor, for the slow kinds."""
+    """The slowdown factor of the slow kinds."""
     node: str | None = None
     local_rank: int | None = None
     phase: Phase | None = None
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Parse the value of ``FT_RUN_CHECK_FAULT``; an empty value holds no fault.
+    """Parse the value of ``FT_RUN_CHECK_FAULT``; an empty value contains no fault.
 
     Raises:
-        FaultError: the value is invalid; the message says what is expected.
+        FaultError: if the value is invalid; the message says what is expected.
     """
     return tuple(_parse_fault(part.strip()) for part in text.split(";") if part.strip())
 
@@ -107,11 +107,7 @@ class ActiveFaults:
         }
 
     def strike(self, end_process: Callable[[], None]) -> None:
-        """Apply the faults that end a measurement before it starts.
-
-        Raises:
-            InjectedError: for the fault ``fail``.
-        """
+        """Apply faults that end a measurement before it starts; may raise ``InjectedError``."""
         if FaultKind.FAIL in self._faults:
             raise InjectedError(f"the device failed (injected by {VARIABLE})")
         if FaultKind.EXIT in self._faults:
@@ -126,11 +122,11 @@ class ActiveFaults:
 
     @property
     def compute_factor(self) -> float:
-        """How many times as long as measured this rank's products and copies take."""
+        """Factor by which the time of this rank's products and copies is multiplied."""
         return self._factor(FaultKind.SLOW_COMPUTE)
 
     def slow_communication(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return ``run``, slowed down where this rank communicates slowly: its partners wait."""
+        """Return ``run``, slowed down if this rank communicates slowly: its partners wait."""
         share = self._factor(FaultKind.SLOW_COMMUNICATION) - 1.0
         if not share:
             return run

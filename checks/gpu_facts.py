@@ -29,16 +29,14 @@ _THROTTLE_REASONS: Final = {
 """Bits of ``nvmlDeviceGetCurrentClocksThrottleReasons`` that healthy hardware does not set.
 
 Idle (0x1), application clocks (0x2) and the power cap under load (0x4) are normal. Source: nvml.h,
-``nvmlClocksThrottleReason…``.
-"""
+``nvmlClocksThrottleReason…``."""
 
 
 def collect_gpu_facts(environ: Mapping[str, str], load: NvmlLoader = load_nvml) -> dict[str, Fact]:
     """Return the system information of every GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible.
 
-    ``gpus`` is their number; ``gpu0_…`` is the first of those that this process may use, in the
-    order of NVML. Without a driver the result is empty. MIG devices are judged by the GPU that they
-    are a part of.
+    ``gpus`` is their number; ``gpu0_…`` is the first GPU of this process in NVML's order. Without a
+    driver the result is empty. MIG devices are judged by their GPU.
     """
     try:
         nvml = load()
@@ -56,12 +54,7 @@ def collect_gpu_facts(environ: Mapping[str, str], load: NvmlLoader = load_nvml) 
 
 
 def throttled_by(uuid: str, load: NvmlLoader = load_nvml) -> str:
-    """Return what throttles a GPU at this moment, as text; empty for nothing or unknown.
-
-    Args:
-        uuid: of the GPU, ``GPU-…``.
-        load: returns NVML.
-    """
+    """Return what currently throttles the GPU with this UUID; empty for nothing or unknown."""
     with suppress(NvmlFailedError):
         nvml = load()
         if nvml is None:
@@ -105,30 +98,26 @@ def _compared(facts: Mapping[str, Fact], chosen: Sequence[int]) -> dict[str, Fac
 
 
 def _gpu(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
-    """Yield the values of one GPU; values that its generation or driver lacks are left out."""
+    """Yield the values of one GPU, without values that its generation or driver lacks."""
     for collect in (_memory, _memory_health, _pace, _pcie, _nvlink):
         yield from collect(nvml, handle)
 
 
 def _memory(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
-    """Yield name and memory. A driver that fails to return one of them fails with everything.
-
-    Raises:
-        NVMLError: it fails, e.g. with a time-out.
-    """
+    """Yield name and memory; raise ``NVMLError`` if it fails, as every other call would."""
     yield "name", text(nvml.nvmlDeviceGetName(handle))
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
         if code_of(error) != NOT_SUPPORTED:
             raise
-    else:  # GPUs that share the memory of the host have no such value
+    else:  # GPUs that share the host's memory do not have this value
         yield "memory_gb", round(memory.total / 1e9, 1)
         yield "used_gb", round(memory.used / 1e9, 1)
 
 
 def _memory_health(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
-    """Uncorrected errors since the driver was loaded; rows (A100 on) or pages to be replaced."""
+    """Yield uncorrected errors since the driver was loaded; rows (A100 on) or pages to replace."""
     # 1: uncorrected; 0: volatile, since the driver was loaded.
     errors = ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, 1, 0)
     if errors is not None:
@@ -137,7 +126,7 @@ def _memory_health(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
     if rows is not None:
         corrected, uncorrected, pending, failed = rows[:4]
         yield "rows_remapped", int(corrected) + int(uncorrected)
-        # A row whose errors could all be corrected has lost no data, and is replaced in due course.
+        # A row whose errors were all corrected has not lost data, and is replaced in due course.
         lost_data = bool(uncorrected or errors)
         yield "row_remap_pending", int(pending and lost_data)
         yield "row_remap_pending_corrected", int(pending and not lost_data)
@@ -170,7 +159,7 @@ def _throttle_words(nvml: Nvml, handle: Any) -> str | None:
 
 
 def _pcie(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Fact]]:
-    """Lanes, and the generation, which an idle GPU lowers to save power."""
+    """Yield the lanes, and the generation, which an idle GPU lowers to save power."""
     lanes = ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle)
     most = ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle)
     if lanes is not None and most is not None:

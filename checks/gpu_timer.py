@@ -1,6 +1,6 @@
 """Measures the time of work on a GPU with the clock of the GPU. Imports torch.
 
-The host only waits, so that a CPU quota or a busy core changes no result. It waits by polling, so
+The host only waits, so a CPU quota or a busy core does not change a result. It waits by polling, so
 that work that never ends can time out with its name; a wait in the driver would not end.
 """
 
@@ -13,8 +13,7 @@ import torch
 
 _ASK_AGAIN_S: Final = 50e-6
 _BUSY_CYCLES: Final = 500_000
-"""0.25 ms at 2 GHz; where cycles are counted by a clock of 100 MHz, as on some GPUs of AMD, 5 ms.
-"""
+"""0.25 ms at 2 GHz; if a 100 MHz clock counts cycles, as on some AMD GPUs, 5 ms."""
 
 
 class TimedOutError(Exception):
@@ -27,23 +26,18 @@ class GpuTimer:
     def __init__(
         self, give_up_at: float = math.inf, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create a timer.
-
-        Args:
-            give_up_at: deadline on the clock, after which unfinished work has timed out.
-            clock: seconds.
-        """
+        """After ``give_up_at`` on the clock, in seconds, unfinished work has timed out."""
         self._give_up_at = give_up_at
         self._clock = clock
 
     def time_s(self, launch: Callable[[], object], what: str) -> float:
-        """Launch work, wait for it and return the GPU's time for it.
+        """Launch work, wait for it and return its time on the GPU.
 
-        The GPU is kept busy until the work is queued: an idle one would record the first event at
-        once, and then wait for the host, whose time would count.
+        The GPU is kept busy until the work is queued: an idle GPU would record the first event
+        immediately and then wait for the host, whose time would count.
 
         Raises:
-            TimedOutError: the work does not end.
+            TimedOutError: if the work does not end.
         """
         begin, end = (_event(enable_timing=True) for _ in range(2))
         _keep_busy()
@@ -56,7 +50,7 @@ class GpuTimer:
         """Wait for all launched work.
 
         Raises:
-            TimedOutError: the work does not end.
+            TimedOutError: if the work does not end.
         """
         self._wait(_event(), what)
 
@@ -71,12 +65,12 @@ class GpuTimer:
 
 
 def _keep_busy() -> None:
-    spin: Any = getattr(torch.cuda, "_sleep", None)  # what torch's own tests use
+    spin: Any = getattr(torch.cuda, "_sleep", None)  # as in torch's own tests
     if spin is not None:
         spin(_BUSY_CYCLES)
 
 
 def _event(**options: bool) -> Any:
-    """Return an event on the GPU's clock; torch declares no types for it."""
+    """Return an event on the GPU's clock; torch has no types for it."""
     kind: Any = torch.cuda.Event
     return kind(**options)

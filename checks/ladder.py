@@ -1,7 +1,7 @@
-"""The master's side of the ladder: the orders to nodes and the conclusion for each. Pure.
+"""The master's side of the ladder: orders to nodes, and the conclusion for each. No I/O, no clock.
 
-It is an ``Examination`` of ``rendezvous``. The master passes in the answers of the nodes and the
-time. The plan and the verdict are those of ``plan`` and ``verdict``.
+It is an ``Examination`` of ``rendezvous``: the master passes in the nodes' answers and the time.
+``plan`` and ``verdict`` make the decisions.
 """
 
 import dataclasses
@@ -21,27 +21,26 @@ from .results import MEETING_METRICS, Answered, Known, Results, Rules, Step
 from .verdict import Standing, Verdicts, exit_code, metric_words, verdict
 
 _SHARES = {
-    Phase.FACTS: 1 / 2,  # check workers that have been started import torch before they answer
+    Phase.FACTS: 1 / 2,  # running check workers import torch before they answer
     Phase.SOLO: 1 / 2,
     Phase.PAIR: 1 / 6,
     Phase.SUSPECTS: 1 / 8,
     Phase.ALL: 1 / 6,
 }
-"""Maximum part of the time for the whole ladder that one step may take.
+"""Maximum share of the total time limit per step.
 
-If everything hangs from the pairs on, two thirds of the time are used. The earlier phases take a
-few seconds of their own.
+If every step from PAIR on hangs, they use two thirds of it. The earlier phases take a few seconds.
 """
 
 _LEAST_SHARE = 1 / 20
 """Minimum time limit of a meeting."""
 
 _LEAST_GPUS_S = 15.0
-"""The same with GPUs, in seconds: NCCL creates a communicator in the first call, and connects
-each algorithm when it is first used."""
+"""The same with GPUs, in seconds: NCCL creates a communicator in the first call, and connects each
+algorithm on its first use."""
 
 _PER_GPU_S = 0.005
-"""Additional time for each GPU that takes part."""
+"""Additional time per participating GPU."""
 
 _GPUS_PER_NODE = 8
 """Assumed number of workers of a node that has not reported it."""
@@ -60,14 +59,13 @@ class Ladder:
         """Start the ladder.
 
         Args:
-            spec: the checks that the job requests.
             nodes: the nodes to check, by identity, in the order in which they meet.
-            vouched: those of them that have passed before.
-            known: the results of nodes that passed before; the results of nodes that pass now are
-                added to it.
+            vouched: the nodes among them that have passed before.
+            known: the results of nodes that passed before; results of nodes that pass now are
+                added.
 
         Raises:
-            ValueError: a minimum of the spec is invalid.
+            ValueError: if a minimum of the spec is invalid.
         """
         self._spec = spec
         self._level = Level(spec.level)
@@ -78,22 +76,22 @@ class Ladder:
         self._step: Step | None = None
         self._records: dict[str, Record] = {}
         self._workers: dict[str, int] = {}
-        """By node."""
+        """Number of workers by node."""
         self._has_gpus: bool | None = None
-        """Whether GPUs are checked; None: nothing is known of the nodes."""
+        """Whether GPUs are checked; None if no node has reported it."""
         for node in self._results.vouched & self._known.keys():
             self._learn_devices(self._known[node].facts, self._known[node].metrics)
         self._alone_s = {Phase.FACTS: 0.0, Phase.SOLO: 0.0}
-        """The time of the slowest node that passed in these phases, including the import of
-        torch: the maximum for a node whose check workers have to be restarted."""
+        """Time of the slowest node that passed in each phase, including the import of torch: the
+        maximum for a node whose check workers must be restarted."""
         self._revived_s = 0.0
-        """The time of the slowest node that had to restart them; 0 before it is known."""
+        """Time of the slowest node that had to restart them; 0 if unknown."""
 
     def next_step(self, remaining_s: float) -> CheckStep | None:
-        """Return the next step; None when there is a conclusion."""
+        """Return the next step; None if there is a conclusion."""
         self._close_step()
         if not self._spec.timeout_s:
-            # The master provides what GPUs may need.
+            # The master provides the time that GPUs may need.
             remaining_s -= defaults.CHECK_TIMEOUT_GPUS_S - self._timeout_s
         if remaining_s <= 0:
             return None
@@ -103,7 +101,7 @@ class Ladder:
             return None
         limit_s = min(remaining_s, self._limit_s(step, remaining_s))
         if limit_s < needed_s(self._level, step.phase):
-            return None  # its result would give no information
+            return None  # its result would not give any information
         self._step = step
         text = _progress(self._results, step) + _slowest(self._results)
         return CheckStep(step.phase.value, step.meetings, limit_s, text)
@@ -112,7 +110,7 @@ class Ladder:
 
     @property
     def _restart_s(self) -> float:
-        """How long a node whose check workers were killed takes to be ready for a meeting."""
+        """Time that a node needs to be ready for a meeting after its check workers were killed."""
         return self._revived_s or sum(self._alone_s.values())
 
     @property
@@ -129,44 +127,43 @@ class Ladder:
         least_s = max(1.5 * needed_s(self._level, Phase.PAIR), self._timeout_s * _LEAST_SHARE)
         if self._has_gpus is False:
             return least_s
-        # A node that ran alone created a communicator as well; its other time there is not counted.
+        # A node that ran alone also created a communicator; its other time there is not counted.
         alone_s = min(self._alone_s[Phase.SOLO], self._timeout_s * _SHARES[Phase.PAIR])
         ranks = nodes * max(self._workers.values(), default=_GPUS_PER_NODE)
         return max(least_s, _LEAST_GPUS_S, alone_s) + _PER_GPU_S * ranks
 
     @property
     def _last_meetings_s(self) -> float:
-        """The minimum time for a meeting of two and a meeting of all after it."""
+        """The minimum time for a meeting of two followed by a meeting of all."""
         return self._least_s(2) + self._least_s(len(self._results.sound))
 
     def _has_time_for_a_round(self, remaining_s: float) -> bool:
-        """Whether all can still meet after one more round of meetings in which a node hangs.
+        """Whether there is time for a round of pairs in which a node hangs, and a meeting of all.
 
-        A good node passes by that meeting. A bad node is excluded by it even if it is not yet known
-        to be bad.
+        The last meeting clears good nodes and excludes bad ones, even if not known to be bad.
         """
         starts = 2 if just_failed(self._results) else 1
         return remaining_s >= starts * self._restart_s + self._last_meetings_s
 
     def _limit_s(self, step: Step, remaining_s: float) -> float:
-        """Return the time limit of a step; for a single node, all that is left."""
+        """Return the time limit of a step; for a single node, all remaining time."""
         is_alone = len(self._results.nodes) == 1
         if step.phase is Phase.FACTS:
-            # Whether there are GPUs is not yet known: if there are none, less time is left.
+            # Whether there are GPUs is not known yet: if there are none, less time is left.
             known_s = self._timeout_s if self._has_gpus else defaults.CHECK_TIMEOUT_S
             return (self._spec.timeout_s or known_s) * (1.0 if is_alone else _SHARES[step.phase])
         if is_alone:
             return remaining_s
         share_s = self._timeout_s * _SHARES[step.phase]
         if step.phase is Phase.SOLO:
-            # After meetings, it must not use up the time of the others.
+            # After meetings, it must not use up the time of the other steps.
             later_s = remaining_s - self._last_meetings_s if self._results.rounds else share_s
             enough_s = max(1.5 * self._restart_s, 2 * needed_s(self._level, Phase.SOLO))
             return max(enough_s, min(share_s, later_s))
         least_s = self._least_s(max(map(len, step.meetings)))
         limit_s = max(share_s, least_s)
         if step.phase is not Phase.ALL:
-            # A node that hangs may do so in each remaining round, and is restarted after each.
+            # A node that hangs may do so in each remaining round, and is restarted each time.
             rounds = min(MAX_ROUNDS - self._results.rounds, len(self._results.sound) - 1)
             all_s = self._least_s(len(self._results.sound))
             fair_s = (remaining_s - all_s) / rounds - self._restart_s
@@ -179,7 +176,7 @@ class Ladder:
     # --- answers -----------------------------------------------------------------------------
 
     def answered(self, node_id: str, report: str, took_s: float) -> None:
-        """Record a node's answer to the present step, and its time in seconds."""
+        """Record a node's answer to the current step, and its time in seconds."""
         try:
             record = record_from_json(report)
         except RecordError as error:
@@ -207,15 +204,15 @@ class Ladder:
         self._has_gpus = self._has_gpus or shown
 
     def silent(self, node_id: str, why: str) -> None:
-        """Record that a node has not answered in the present step, which counts as its failure."""
+        """Record that a node has not answered in the current step, which counts as its failure."""
         self._take(node_id, Record(node_id, Phase.FACTS, failure=why))
 
     def lost(self, node_id: str) -> None:
-        """Record that a node is lost, which gives no information on its partners."""
+        """Record that a node is lost, which does not give any information on its partners."""
         self._results = replace(self._results, lost=self._results.lost | {node_id})
 
     def conclude(self) -> Conclusion:
-        """Return the conclusion; before the last step, what is not yet known has failed."""
+        """Return the conclusion; before the last step, missing results count as failures."""
         self._close_step()
         verdicts = verdict(self._results)
         self._remember(verdicts)
@@ -256,7 +253,7 @@ class Ladder:
 
 
 def _progress(results: Results, step: Step) -> str:
-    """Return what a step is, after the results of those before it: its phase, its nodes."""
+    """Return a description of a step, after the results of the previous ones: phase and nodes."""
     if step.phase is Phase.ALL:
         return f"{step.phase.title}: all {len(step.meetings[0])} together"
     total = len(step.meetings)
@@ -267,7 +264,7 @@ def _progress(results: Results, step: Step) -> str:
 
 
 def _slowest(results: Results) -> str:
-    """Return the slowest node so far, as text; empty where none can be determined."""
+    """Return the slowest node so far, as text; empty if none can be determined."""
     for metric in (*reversed(MEETING_METRICS), "compute_tflops"):
         values = results.best[metric]
         if len(values) > 1:

@@ -1,9 +1,9 @@
-"""Measures a speed on a shared machine: bounded in time, best of many. No torch.
+"""Measures a speed on a shared machine: limited in time, best of many. Does not import torch.
 
 Work is divided into pieces of about a millisecond, less than a scheduler's time slice, and the best
-piece counts. A neighbour that shares a core interrupts some pieces but never all, so that it does
-not make the node fail. The node's own limits count: a CPU quota (cgroup) lowers the speed to what
-it allows in the long run (``cpu_share``), also where a busy machine leaves less than that.
+piece counts. A neighbor on the same core interrupts some pieces but never all, so it does not make
+the node fail. The node's own limits count: a CPU quota (cgroup) lowers the speed to its sustained
+value (``cpu_share``), even if a busy machine leaves less than that.
 """
 
 import math
@@ -33,8 +33,8 @@ class Budget:
     message_max_bytes: int
     """The largest all-reduce."""
     memory_bytes: int
-    """The buffer that is copied, on a CPU. Its pages and those of the copy are touched first,
-    which takes several times as long as the measurement where many nodes share a host."""
+    """The buffer to copy on a CPU. Its pages and those of the copy are touched first, which takes
+    several times as long as the measurement if many nodes share a host."""
 
 
 BUDGETS: Final = {
@@ -59,19 +59,16 @@ def needed_s(level: Level, phase: Phase) -> float:
 
 
 def cpu_share(workers: int) -> float:
-    """Return the sustained fraction of a CPU that each of so many busy workers gets, at most 1."""
+    """Return the sustained fraction of a CPU, at most 1, for each of this many busy workers."""
     return min(1.0, (quota_cpus() or math.inf) / workers)
 
 
 def best_time_s(
     run: Callable[[], object], budget_s: float, *, clock: Clock = time.perf_counter
 ) -> float:
-    """Return the time of one ``run``: the best of as many as fit the budget.
+    """Return the time of one ``run``, the best of all that fit the budget; ``clock`` is in seconds.
 
-    Args:
-        run: one piece of work, complete when it returns.
-        budget_s: time limit of the repetitions in seconds; at least three are made.
-        clock: seconds from any origin.
+    At least three are made. ``run`` must be complete when it returns.
     """
     times: list[float] = []
     start = before = clock()
@@ -96,10 +93,9 @@ def settled_time_s(
     speed.
 
     Args:
-        timed: carries out one piece and returns its seconds.
-        budget_s: time limit in seconds; at least three pieces are made.
+        timed: runs one piece and returns its seconds.
+        budget_s: time limit in seconds; at least three pieces are run.
         after: is called after each piece, and not timed.
-        clock: seconds from any origin.
     """
     times: list[float] = []
     start = clock()

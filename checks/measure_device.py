@@ -1,4 +1,4 @@
-"""One device alone: matrix product, memory, copy from the host. Imports torch."""
+"""Measures a single device: matrix product, memory, copy from the host. Imports torch."""
 
 import itertools
 from collections.abc import Callable
@@ -25,9 +25,9 @@ _PINNED_BYTES: Final = 64 << 20
 _PRODUCT: Final = "a matrix product"
 
 _TOLERANCES: Final = {torch.bfloat16: 0.02, torch.float32: 1e-4}
-"""Maximum error of the sum of a row, as a fraction of n, by precision. bfloat16: 2⁻⁹, the
-rounding of one entry, times the five standard deviations that ten thousand rows of normally
-distributed errors reach, doubled."""
+"""Maximum error of the sum of a row, as a fraction of n, by precision. bfloat16: 2⁻⁹, the rounding
+of one entry, times the five standard deviations that ten thousand rows of normally distributed
+errors reach, doubled."""
 
 
 class WrongValueError(Exception):
@@ -45,7 +45,7 @@ class DeviceProbe:
         faults: ActiveFaults,
         timer: GpuTimer | None = None,
     ) -> None:
-        """Measure nothing yet; ``share`` is the fraction of a CPU that this process gets."""
+        """``share`` is the fraction of a CPU that this process gets."""
         self._device = device
         self._timer = timer or GpuTimer()
         self._budget = budget
@@ -53,8 +53,8 @@ class DeviceProbe:
         self._faults = faults
         self._on_gpu = device.type == "cuda"
         if not self._on_gpu:
-            # Threads that wait for each other at the end of each piece are fast only while all of
-            # them run: one busy neighbour would slow down every piece, including the best.
+            # Threads that wait for each other after each piece are fast only while all of them run:
+            # one busy neighbor would slow down every piece, including the best.
             torch.set_num_threads(1)
 
     def compute_tflops(self) -> float:
@@ -64,7 +64,7 @@ class DeviceProbe:
         smallest of a few sizes whose product takes about a millisecond (5 ms on a GPU).
 
         Raises:
-            WrongValueError: the product is wrong, or differs between two runs.
+            WrongValueError: if the product is wrong, or differs between two runs.
         """
         sizes = _GPU_SIZES if self._on_gpu else _CPU_SIZES
         target_s = _GPU_PIECE_S if self._on_gpu else _CPU_PIECE_S
@@ -145,7 +145,7 @@ class DeviceProbe:
         return 2.0 * _GPU_COPIES * _GPU_MEMORY_BYTES / time_s / 1e9
 
     def _run(self, work: Callable[[], object], what: str = _PRODUCT) -> None:
-        """Do a piece of work, which is complete then."""
+        """Run a piece of work to completion."""
         work()
         if self._on_gpu:
             self._timer.finish(what)
@@ -160,12 +160,8 @@ class DeviceProbe:
     ) -> float:
         """Return the time of a piece of work.
 
-        Args:
-            work: on a GPU it is only launched: the host may be delayed, since the GPU's clock
-                counts.
-            budget_s: time limit in seconds.
-            what: name of the work.
-            after: is called after each piece on a GPU, and not timed.
+        On a GPU, ``work`` only launches it: the GPU's clock counts, so a delay of the host does not
+        matter. ``after`` is called after each piece on a GPU, and not timed.
         """
         if self._on_gpu:
             time_s = settled_time_s(lambda: self._timer.time_s(work, what), budget_s, after=after)
@@ -175,7 +171,7 @@ class DeviceProbe:
 
 
 def _pci_address(device: torch.device) -> str | None:
-    """Return the address of a GPU in ``/sys/bus/pci/devices``; None where torch is too old."""
+    """Return the address of a GPU in ``/sys/bus/pci/devices``; None if torch is too old."""
     about: Any = torch.cuda.get_device_properties(device)
     try:
         return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
@@ -184,7 +180,7 @@ def _pci_address(device: torch.device) -> str | None:
 
 
 class Product:
-    """A product of two square matrices whose result can be checked at little cost."""
+    """A product of two square matrices whose result can be verified at a low cost."""
 
     def __init__(
         self,
@@ -195,14 +191,13 @@ class Product:
         repeats_exactly: bool = False,
         is_wrong: bool = False,
     ) -> None:
-        """Create the matrices; nothing is multiplied yet.
+        """Create the matrices without multiplying them.
 
         Args:
-            size: rows and columns of each.
-            device: where they are stored.
+            size: number of rows and of columns of each matrix.
             dtype: bfloat16 or float32.
             repeats_exactly: whether the device guarantees the same result, bit for bit, each time.
-            is_wrong: puts a wrong value into each result, as an injected fault.
+            is_wrong: whether to put a wrong value into each result, as an injected fault.
         """
         generator = torch.Generator(device).manual_seed(size)
         self._left, self._right = (
@@ -221,14 +216,14 @@ class Product:
             self.result[0, 0] += self.result.shape[0]
 
     def verify(self) -> None:
-        """Compare the sum of the columns of A·B with A·(B·1), as Freivalds' algorithm does.
+        """Compare the sum of the columns of A·B with A·(B·1), as in Freivalds' algorithm.
 
         The sum of n entries of the order of √n, each rounded separately, has an error of the order
-        of n. Where the device repeats exactly, the product must also be identical, bit for bit, to
-        the first one: cuBLAS guarantees that on one stream.
+        of n. If the device repeats exactly, the product must also be identical, bit for bit, to the
+        first one: cuBLAS guarantees that on one stream.
 
         Raises:
-            WrongValueError: the product is wrong.
+            WrongValueError: if the product is wrong.
         """
         size = self.result.shape[0]
         ones = torch.ones(size, 1, device=self.result.device)
@@ -244,10 +239,10 @@ class Product:
             self._compare_with(self._first)
 
     def compare(self) -> None:
-        """Check one more result at the lowest cost: against the first one, or as ``verify`` does.
+        """Verify one more result at the lowest cost: against the first one, or like ``verify``.
 
         Raises:
-            WrongValueError: the product is wrong.
+            WrongValueError: if the product is wrong.
         """
         if self._first is None or not self._repeats_exactly:
             self.verify()

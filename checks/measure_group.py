@@ -26,11 +26,11 @@ HOST: Final = torch.device("cpu")
 _LATENCY_BYTES: Final = 8 * 4
 _SMALL_CALLS: Final = 20
 """All-reduces of a few bytes between two events: a GPU's clock ticks every 0.5 µs, and the workers
-do not begin at once."""
+do not start simultaneously."""
 _FIRST_BYTES: Final = 512 << 10
 _PIECE_S: Final = 0.004
-"""A message large enough for bandwidth takes this long. On a busy machine, not every one of this
-length is interrupted."""
+"""Duration of a message that is large enough for bandwidth. On a busy machine, some messages of
+this duration are not interrupted."""
 _LEAST_REPETITIONS: Final = 5
 _MOST_REPETITIONS: Final = 1000
 _WARM_UP: Final = 3
@@ -76,8 +76,8 @@ class GroupProbe:
         )
         try:
             # torch counts the groups of a process and puts the number into the keys of the store. A
-            # group that failed to form stays counted: workers whose numbers differ would never find
-            # each other.
+            # group that failed to form stays counted: workers with different numbers would never
+            # find each other.
             dist.distributed_c10d._world.group_count = 0
             with gloo_towards(order.master_addr):
                 dist.init_process_group(
@@ -95,10 +95,10 @@ class GroupProbe:
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if self._on_gpu and error_type is not None:
-            # NCCL would wait for kernels that never end, and a broken context would replace the
-            # reason with another one. The process exits instead.
+            # NCCL would wait for kernels that never end, and a broken context would hide the
+            # reason. The process exits instead.
             return
-        # The store may have closed before a late peer finished: the measurements still count.
+        # The store may have closed before a late peer finished: the measurements are still valid.
         with suppress(RuntimeError):
             if error_type is None:
                 self._leave_together()
@@ -119,8 +119,8 @@ class GroupProbe:
     def bandwidth_gb_per_s(self) -> float:
         """Return the bus bandwidth of a large all-reduce: size / time × 2 (n - 1) / n / 10^9.
 
-        Source: nccl-tests, PERFORMANCE.md. The size grows until one takes 4 ms, which also
-        uses up what a traffic shaper lets through in a burst.
+        Source: nccl-tests, PERFORMANCE.md. The size grows until one takes 4 ms, which also uses up
+        the burst allowance of a traffic shaper.
         """
         size = _FIRST_BYTES
         while size < self._budget.message_max_bytes and self._piece_s(size) < _PIECE_S:
@@ -131,8 +131,8 @@ class GroupProbe:
 
     def _piece_s(self, size: int) -> float:
         piece = self._all_reduce(size)
-        # The first call creates the communicator, and each algorithm connects when it is first
-        # used. That takes seconds, which are unrelated to the size.
+        # The first call creates the communicator, and each algorithm connects on its first use.
+        # This takes seconds, regardless of the size.
         piece.timed()
         return self._slowest(piece.timed())
 
@@ -161,12 +161,12 @@ class GroupProbe:
         return _AllReduce(size, self._rank, workers, self._device, self._faults, timer)
 
     def _bound_device(self) -> dict[str, Any]:
-        """Return the argument that makes NCCL connect at once; torch supports it from 2.3 on."""
+        """Return the argument that makes NCCL connect immediately (since torch 2.3)."""
         knows = "device_id" in inspect.signature(dist.init_process_group).parameters
         return {"device_id": self._device} if self._on_gpu and knows else {}
 
     def _leave_together(self) -> None:
-        """Rank 0, which hosts the store, leaves last: no rank finds it gone in the middle."""
+        """Let rank 0, which hosts the store, leave last: no rank loses the store too early."""
         if self._store is None:
             return
         if self._store.add("left", 1) == self._order.world_size:
@@ -177,7 +177,7 @@ class GroupProbe:
 
 
 class _AllReduce:
-    """An all-reduce of known values. Every rank adds its number times a pattern."""
+    """An all-reduce of known values: every rank adds its number times a pattern."""
 
     def __init__(
         self,
@@ -209,8 +209,8 @@ class _AllReduce:
         """Run once and return its time in seconds.
 
         Raises:
-            WrongValueError: the sum is wrong.
-            TimedOutError: a GPU does not finish in time.
+            WrongValueError: if the sum is wrong.
+            TimedOutError: if a GPU does not finish in time.
         """
         self._buffer.copy_(self._mine)
         if self._timer is None:

@@ -1,4 +1,4 @@
-"""The record of a node from the answers of its check workers. Pure."""
+"""Combines the answers of check workers into the record of their node. No I/O, no clock."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -10,14 +10,14 @@ from .records import LOWER_IS_BETTER, METRICS, Fact, Metrics, Phase, Record
 
 
 class Blame(IntEnum):
-    """How likely a worker's failure is its own; the lowest value determines the node's reason."""
+    """How likely a worker caused its own failure; the lowest value determines the node's reason."""
 
     OWN = 0
-    """It exited by itself, hung alone, or reported an error."""
+    """It exited on its own, hung alone, or reported an error."""
     HELD_UP = 1
-    """It gave no answer, and another worker may be the cause."""
+    """It did not answer, and another worker may be the cause."""
     PEER = 2
-    """It reports that it lost another worker."""
+    """It reported that it lost another worker."""
 
 
 class WorkerAnswer(Struct, frozen=True):
@@ -26,8 +26,8 @@ class WorkerAnswer(Struct, frozen=True):
     local_rank: int
     failure: str = ""
     held_up: bool = False
-    """It gave no answer, but another worker may be the cause: it was waiting for others, or they
-    had failed before its time was over."""
+    """Whether it did not answer, but another worker may be the cause: it was waiting for others, or
+    they had failed before its time expired."""
     metrics: Metrics = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
@@ -46,10 +46,9 @@ def merge(node: str, phase: Phase, answers: list[WorkerAnswer], workers: int) ->
     Its metrics are those of its slowest worker; its failure is the most informative one.
 
     Args:
-        node: identity of the node.
-        phase: the phase of the order.
         answers: one for each worker that received the order; not empty.
-        workers: number of workers of the node: the local rank is named where there are several.
+        workers: number of workers of the node; the failure names the local rank if there are
+            several.
     """
     failed = sorted((a for a in answers if a.failure), key=lambda a: (a.blame, a.local_rank))
     failure = ""

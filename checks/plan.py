@@ -1,9 +1,9 @@
-"""Decides which nodes meet next, as a function of the results so far. Pure.
+"""Decides which nodes meet next, from the results so far. No I/O, no clock.
 
 The ladder is facts, solo, pair, suspects, all (docs/internals/check-method.md). A node that fails
-with one partner is not yet bad. It meets other nodes, known to be good where available, until it
-has passed with one, or until only a fault of its own can explain its failures. There are at most
-four rounds of meetings, whatever the number of nodes; the meetings of a round run at the same time.
+with one partner is not bad yet. It meets other nodes, known to be good if available, until it has
+passed with one, or only its own fault can explain its failures. There are at most four rounds of
+meetings for any number of nodes; the meetings of a round run simultaneously.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,30 +14,24 @@ from .records import Phase
 from .results import SOLO_METRICS, Meeting, MeetingOutcome, Results, Step
 
 MAX_ROUNDS = 4
-"""Maximum number of rounds of meetings of two."""
 
 FAULTS = 3
-"""With up to this many bad nodes and bad links in all, no node is blamed for another's fault."""
+"""With up to this many bad nodes and bad links in total, no node is blamed for another's fault."""
 
 ENOUGH_NODES = 6
-"""From this many nodes on, one that fails with three may be healthy: a bad one fails with a
+"""From this many nodes on, a node that fails with three may be healthy: a bad one fails with a
 fourth."""
 
 PARTNERS_OF_THE_SLOW = 3
-"""The number of partners with which a node that seems slow is measured, where nothing else needs
-the time: on a busy machine a healthy node may seem slow with two of them."""
+"""The number of partners with which a seemingly slow node is measured, if nothing else needs the
+time: on a busy machine a healthy node may seem slow with two of them."""
 
 _ALL_STEPS = 2
-"""The number of meetings of all: once more if the first has shown a bad link."""
+"""The number of meetings of all: one more if the first has shown a bad link."""
 
 
 def plan(results: Results, rounds: int = MAX_ROUNDS) -> Step | None:
-    """Return the next step; None when the verdict can be given.
-
-    Args:
-        results: all results so far.
-        rounds: after this many rounds of meetings there is no time for another one.
-    """
+    """Return the next step, within ``rounds`` rounds of meetings; None if a verdict is possible."""
     step = _next_step(results, min(rounds, MAX_ROUNDS))
     return step if step is None else _revived(results, step)
 
@@ -46,7 +40,8 @@ def _revived(results: Results, step: Step) -> Step:
     """Order nodes that failed together to run alone once more before they meet others.
 
     Check workers that hang are killed, including those of the healthy partner, and new ones import
-    torch. The time for that gives no information on a node, and must not count as a failed meeting.
+    torch. The time for that does not tell anything about a node, and must not count as a failed
+    meeting.
     """
     if len(step.meetings[0]) == 1:
         return step
@@ -108,13 +103,7 @@ def _is_slow_alone(results: Results, node: str) -> bool:
 
 
 def is_slow(results: Results, metric: str, node: str) -> bool:
-    """Return whether a node is below a minimum or worse than the median of its peers allows.
-
-    Args:
-        results: all results so far.
-        metric: the name of a metric.
-        node: whose value is judged; its peers are the other sound nodes.
-    """
+    """Return whether a node misses a minimum, or is a straggler among the sound nodes."""
     value = results.best[metric].get(node)
     if value is None:
         return False
@@ -138,7 +127,7 @@ def _first_pairs(results: Results) -> tuple[Meeting, ...]:
 
 
 class _Pairing:
-    """The meetings of one round: no node is in two of them, and none meets a partner again."""
+    """The meetings of one round: no node is in two of them, or meets a partner again."""
 
     def __init__(self, results: Results) -> None:
         self._results = results
@@ -147,7 +136,7 @@ class _Pairing:
         self.meetings: list[Meeting] = []
 
     def pool(self, nodes: Iterable[str]) -> Iterable[str]:
-        """Return the free ones of these nodes; a node that finds a partner is removed later, too.
+        """Return the free nodes among these; a node that finds a partner is removed later, too.
 
         This avoids a scan of thousands of nodes for each of thousands.
         """
@@ -172,14 +161,14 @@ class _Pairing:
 
 
 def _second_meetings(results: Results) -> tuple[Meeting, ...]:
-    """Pair each node that is not yet judged with another one."""
+    """Pair each node without a judgment with another one."""
     pairing = _Pairing(results)
     needy = [node for node in results.sound if _needs_partner(results, node)]
     fast = results.trusted - results.slow_in_meetings
     good = pairing.pool(node for node in results.sound if node in fast)
     for node in _most_urgent_first(results, needy):
         pairing.pair(node, good)
-    # Nodes for which no good partner is left meet each other.
+    # Nodes without a good partner meet each other.
     free = pairing.pool(needy)
     for node in needy:
         pairing.pair(node, free)
@@ -199,7 +188,7 @@ def _second_meetings(results: Results) -> tuple[Meeting, ...]:
 def _most_urgent_first(results: Results, needy: Sequence[str]) -> list[str]:
     """Return the nodes in the order in which they get a good partner.
 
-    Nodes that may be bad come before nodes that may be slow, and those with fewer failures first.
+    Nodes that may be bad precede nodes that may be slow, and nodes with fewer failures come first.
     The two nodes of a failed pair are separated: each that passes is a partner for the next.
     """
     order = {node: position for position, node in enumerate(results.sound)}
@@ -233,7 +222,7 @@ def _slow_ones_could_hide(results: Results) -> bool:
     """Whether a few slow nodes could be in all meetings that passed, so that these look alike.
 
     Then no meeting shows the speed of the others. This takes a minority that is in every pair:
-    impossible when an even number has met in pairs, or more than seven with three slow ones.
+    impossible if an even number has met in pairs, or more than seven with three slow ones.
     """
     nodes = [node for node in results.sound if results.passed[node]]
     if results.slow_in_meetings or not 3 <= len(nodes) <= 2 * FAULTS + 1 or results.vouched:
@@ -254,7 +243,7 @@ def bad_links(nodes: int) -> int:
 
 
 def is_surely_bad(results: Results, node: str) -> bool:
-    """Return whether a node is bad, since nothing else explains its failures.
+    """Return whether a node is bad because nothing else explains its failures.
 
     It must have failed with two nodes that pass with others. In addition, either it has failed with
     all others, or ``FAULTS`` faults cannot explain the failures if it is not one of them.
@@ -272,8 +261,8 @@ def _failures_to_explain(results: Results, node: str) -> frozenset[Meeting]:
     """Return the failed meetings that a node may have caused.
 
     These are all failed meetings, if ``FAULTS`` faults can explain them. Otherwise there are more
-    faults. They may be anywhere among many nodes, but not around one: only failures that are
-    connected with the node's own count.
+    faults, anywhere among many nodes but not around a single one: only failures that are connected
+    with the node's own count.
     """
     if len(results.failures) <= _EXPLAINED_MAX:
         failures = frozenset(results.failures)
@@ -287,7 +276,7 @@ _EXPLAINED_MAX = FAULTS * MAX_ROUNDS
 
 
 def _around(results: Results, node: str) -> frozenset[Meeting]:
-    """Return the failed meetings that are connected with those of a node, up to a limit."""
+    """Return the failed meetings that are connected with a node's own, up to a limit."""
     edges: set[Meeting] = set()
     near, todo = {node}, [node]
     while todo and len(edges) <= _EXPLAINED_MAX:
@@ -303,15 +292,12 @@ def _around(results: Results, node: str) -> frozenset[Meeting]:
 def _can_be_explained(results: Results, failures: frozenset[Meeting], innocent: str = "") -> bool:
     """Return whether ``FAULTS`` bad nodes and links can explain all these failed meetings.
 
-    Args:
-        results: all results so far; a node that has passed is not bad.
-        failures: the failed meetings.
-        innocent: another node that is not bad.
+    Nodes that have passed are not bad, nor is ``innocent``.
     """
     could_be_bad = {name for meeting in failures for name in meeting} - results.trusted - {innocent}
 
     def explained(failures: frozenset[Meeting], faults: int, links: int) -> bool:
-        """Whether this many faults, this many of them links, are enough."""
+        """Return whether this many faults, including this many links, are enough."""
         if not failures:
             return True
         if len(failures) > faults * MAX_ROUNDS:  # no node is in more of them
@@ -334,7 +320,7 @@ def _next_for_all(results: Results, rounds: int) -> Step | None:
     nodes = together(results)
     done = results.all_steps()
     if len(nodes) < 2 or results.before.issuperset(nodes):
-        return None  # no new node would be in their world
+        return None  # their world would not have a new node
     if not done:
         has_met = len(nodes) == 2 and nodes[1] in results.passed[nodes[0]]
         return None if has_met else Step(Phase.ALL, (nodes,))
@@ -364,7 +350,7 @@ def _unmet_pairs(results: Results, nodes: tuple[str, ...]) -> Iterator[Meeting]:
 
 
 def together(results: Results) -> tuple[str, ...]:
-    """Return which nodes could be in one world: the trusted, without one end of each bad link.
+    """Return the nodes that could be in one world: trusted nodes, without one end of each bad link.
 
     Of the two ends, the one that has not passed before is left out; otherwise the one with more bad
     links; otherwise the later one in the order.

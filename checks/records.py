@@ -1,8 +1,7 @@
-"""The results of a check: plain values and their JSON. Pure.
+"""The results of a check, and their JSON format. No I/O, no clock.
 
 Check workers write records as JSON lines, agents send them to the master, and reports contain them.
-Only this module knows their format. Input may come from a network, so that everything is validated
-before it is used.
+Input may come from a network, so everything is validated before use.
 """
 
 import enum
@@ -16,7 +15,7 @@ Fact = str | int | float
 CLOCK_FACT: Final = "unix_time_s"
 """A node's clock when it received the order, in seconds since 1970."""
 Metrics = Mapping[str, float]
-"""The measurements of one node in one order, by name (``METRICS``), without those not made."""
+"""The measurements of one node in one order, by name (``METRICS``), if they were made."""
 
 METRICS: Final = {
     # Matrix product in the training precision, of the slowest device, in 10^12 operations/s.
@@ -32,16 +31,16 @@ METRICS: Final = {
     # Large all-reduce among the nodes of a meeting: bus bandwidth.
     "bandwidth_gb_per_s": ("inter-node bandwidth", "GB/s"),
 }
-"""All metrics in the order of a report: the name in a sentence, and the unit."""
+"""All metrics in the order of a report: the name in messages, and the unit."""
 LOWER_IS_BETTER: Final = frozenset({"latency_us"})
 
 
 class RecordError(ValueError):
-    """Raised when a text is not the JSON of a record."""
+    """Raised if a text is not the JSON of a record."""
 
 
 class Phase(enum.Enum):
-    """The steps of the ladder, in this order (docs/internals/check-method.md)."""
+    """The steps of the ladder, in order (docs/internals/check-method.md)."""
 
     FACTS = "facts"
     """System information of the node, without torch."""
@@ -56,12 +55,12 @@ class Phase(enum.Enum):
 
     @property
     def title(self) -> str:
-        """The phase's display name; the enum value is that of messages and reports."""
+        """The phase's display name; the enum value is used in messages and reports."""
         return "system information" if self is Phase.FACTS else self.value
 
 
 class Level(enum.Enum):
-    """How much is measured: ``--check-level``."""
+    """The amount of measurements: ``--check-level``."""
 
     LIGHT = "light"
     FULL = "full"
@@ -72,17 +71,16 @@ class Record:
     """The result of one order on one node."""
 
     node: str
-    """Identity of the node."""
     phase: Phase
     failure: str = ""
-    """Empty when the node passed, else the reason as text."""
+    """The reason as text; empty if the node passed."""
     metrics: Metrics = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
     """System information by name; units are in the names."""
 
 
 def record_to_json(record: Record) -> str:
-    """Return a record as one line; empty and unmeasured values are left out."""
+    """Return a record as one line, without empty and unmeasured values."""
     parts: dict[str, Any] = {"node": record.node, "phase": record.phase.value}
     parts |= {"failure": record.failure} if record.failure else {}
     parts |= {"metrics": dict(record.metrics)} if record.metrics else {}
@@ -95,7 +93,7 @@ def record_from_json(text: str | bytes) -> Record:
     """Return the record of a line.
 
     Raises:
-        RecordError: the line is not a record; the message says why.
+        RecordError: if the line is not a record; the message gives the reason.
     """
     try:
         parts = {"failure": "", "metrics": {}, "facts": {}} | json.loads(text)
@@ -125,7 +123,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not 0 <= value < math.inf:  # also for NaN
+    if isinstance(value, bool) or not 0 <= value < math.inf:  # includes NaN
         raise ValueError(f"invalid value {value!r}: expected a finite number >= 0")
     return float(value)
 

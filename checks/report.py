@@ -1,4 +1,4 @@
-"""The verdict on all nodes as JSON, for ``--check-report`` and the table. Pure."""
+"""The verdicts on all nodes as JSON, for ``--check-report`` and the table. No I/O, no clock."""
 
 import json
 from collections.abc import Mapping
@@ -17,11 +17,10 @@ def report_to_json(verdicts: Verdicts, most_bytes: int | None = None) -> str:
     """Return a report; units are in the names of the metrics.
 
     Args:
-        verdicts: the verdicts on all nodes.
-        most_bytes: maximum size. A report that would be larger leaves out the system information
-            of nodes that passed without a warning. If that is not enough, it has first the nodes
-            with something to report, then the others, up to this size. The report counts what is
-            left out. None: no limit.
+        most_bytes: maximum size; None for no limit. To fit, a report leaves out the system
+            information of nodes that passed without a warning. If that is not enough, it includes
+            nodes with something to report, then others, up to this size. It counts what is left
+            out.
     """
     entries = [_entry(found) for found in verdicts.nodes]
     frame: dict[str, Any] = {
@@ -72,10 +71,10 @@ def _dump(part: Any) -> str:
 
 
 def report_from_json(text: str) -> Verdicts:
-    """Return the verdicts of a report that ``report_to_json`` has written.
+    """Return the verdicts of a report from ``report_to_json``.
 
     Raises:
-        ValueError: the text is not such a report.
+        ValueError: if the text is not such a report.
     """
     try:
         report = json.loads(text)

@@ -1,6 +1,6 @@
-"""The results of the ladder so far: the only input of its plan and its verdict. Pure.
+"""The results of the ladder so far: the only input of its plan and its verdict. No I/O, no clock.
 
-A *meeting* is a few nodes that carry out one order together; a *step* is all meetings at one time.
+A *meeting* is a few nodes that execute one order together; a *step* is all simultaneous meetings.
 This module derives what the outcomes mean for single nodes, for both the plan and the verdict.
 """
 
@@ -23,14 +23,14 @@ MEETING_METRICS = ("latency_us", "bandwidth_gb_per_s")
 
 
 class Rules(Struct, frozen=True):
-    """The rules by which the results are judged."""
+    """The rules for judging the results."""
 
     straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
     """A node is a straggler if it is worse than the median of its peers by this factor."""
     minimums: Metrics = field(default_factory=dict)
     """The minimum of each metric; for a latency, the maximum."""
     compute_threshold: float = 0.0
-    """The threshold of the matrix product, which varies less than the others; 0: the same
+    """The threshold of the matrix product, which varies less than other metrics; 0 for the same
     threshold."""
 
     @staticmethod
@@ -38,7 +38,7 @@ class Rules(Struct, frozen=True):
         """Return the rules that a job requests.
 
         Raises:
-            ValueError: a minimum does not name a metric or is not a number.
+            ValueError: if a minimum does not name a metric or is not a number.
         """
         minimums = {}
         for text in spec.minimums:
@@ -51,7 +51,7 @@ class Rules(Struct, frozen=True):
 
 
 class Step(Struct, frozen=True):
-    """The next orders, all at the same time."""
+    """The next orders, all simultaneous."""
 
     phase: Phase
     meetings: tuple[Meeting, ...]
@@ -70,8 +70,8 @@ class MeetingOutcome(enum.Enum):
     PASSED = 1
     FAILED = 2
     UNKNOWN = 3
-    """One of its nodes was lost or could not start: the meeting gives no information on the
-    others."""
+    """A node was lost or could not start: the meeting does not give any information on the others.
+    """
 
 
 class Known(Struct, frozen=True):
@@ -87,21 +87,20 @@ class Results(Struct, frozen=True, dict=True):
     """All results of the nodes of one ladder."""
 
     nodes: tuple[str, ...]
-    """The nodes that are checked, in the order in which they meet."""
+    """The nodes to check, in the order in which they meet."""
     vouched: frozenset[str] = frozenset()
-    """Those of the nodes that have passed before: they only meet others."""
+    """The nodes that have passed before: they only meet others."""
     steps: tuple[Answered, ...] = ()
     lost: frozenset[str] = frozenset()
     rules: Rules = field(default_factory=Rules)
     known: Mapping[str, Known] = field(default_factory=dict)
-    """Values for the comparison of nodes that passed before; empty where another master checked
-    them."""
+    """Values of nodes that passed before, for comparison; empty if another master checked them."""
 
     # --- phases that a node goes through alone -----------------------------------------------
 
     @cached_property
     def solo_failures(self) -> dict[str, tuple[Phase, str]]:
-        """Nodes that failed alone: the phase and the reason, by node."""
+        """The phase and reason of each node that failed alone."""
         found: dict[str, tuple[Phase, str]] = {}
         passed: set[str] = set()
         for phase, _, record in self._records(Phase.FACTS, Phase.SOLO):
@@ -119,7 +118,7 @@ class Results(Struct, frozen=True, dict=True):
         return found
 
     def is_bad_alone(self, node: str) -> bool:
-        """Return whether a node has failed alone, and not for want of time or a process."""
+        """Return whether a node has failed alone, and not for lack of time or a process."""
         return NOT_CARRIED_OUT not in self.solo_failures.get(node, ("", NOT_CARRIED_OUT))[1]
 
     def _unmeasured(self, metrics: Metrics) -> str:
@@ -149,7 +148,7 @@ class Results(Struct, frozen=True, dict=True):
         }
 
     def median_of_peers(self, metric: str, node: str) -> float | None:
-        """Return the median of the values of all sound nodes but one; None without any.
+        """Return the median of the values of all other sound nodes; None if there are none.
 
         It takes O(log n), since it is called for each of thousands of nodes.
         """
@@ -188,7 +187,7 @@ class Results(Struct, frozen=True, dict=True):
         return MeetingOutcome.FAILED if failed else MeetingOutcome.PASSED
 
     def reason(self, answered: Answered, meeting: Meeting) -> str:
-        """Return why a meeting failed, as given by the first node that reports a reason."""
+        """Return why a meeting failed, according to the first node that reports a reason."""
         reasons = (answered.records[node].failure for node in meeting if node in answered.records)
         return next((words for words in reasons if words), "")
 
@@ -246,9 +245,9 @@ class Results(Struct, frozen=True, dict=True):
 
     @property
     def before(self) -> frozenset[str]:
-        """Nodes that pass whatever the results of the others: their world has passed before.
+        """Nodes that pass regardless of the others' results: their world has passed before.
 
-        None, where all have passed before: they are being checked because they have not met.
+        Empty if all have passed before: they are being checked because they have not met.
         """
         return self.vouched if len(self.vouched) < len(self.nodes) else frozenset()
 
@@ -267,7 +266,8 @@ class Results(Struct, frozen=True, dict=True):
     def best(self) -> dict[str, dict[str, float]]:
         """The best value of each metric that each node has reached, by metric and node.
 
-        A meeting is as fast as its slowest node, so a node's own speed is that of its best meeting.
+        A meeting is as fast as its slowest node, so a node's own speed is the speed of its best
+        meeting.
         """
         found: dict[str, dict[str, float]] = {metric: {} for metric in METRICS}
         for node in self.vouched & self.known.keys():
@@ -287,9 +287,9 @@ class Results(Struct, frozen=True, dict=True):
 
     @cached_property
     def slow_in_meetings(self) -> frozenset[str]:
-        """Nodes that may be slow: worse, by the threshold, than the fastest, or below a minimum.
+        """Nodes that may be slow: worse than the fastest by the threshold, or below a minimum.
 
-        The reference is the fastest rather than the median: where slow nodes are in most pairs, few
+        The reference is the fastest rather than the median: if slow nodes are in most pairs, few
         pairs show the speed of the others. This decides only which nodes meet again.
         """
         found = set()

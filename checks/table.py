@@ -1,4 +1,4 @@
-"""The verdict on all nodes as text: a table, the reasons, the conclusion."""
+"""The verdicts on all nodes as text: a table, the reasons, the conclusion."""
 
 import io
 from collections.abc import Iterable
@@ -22,16 +22,16 @@ _STYLES: Final = {
     Standing.LOST: "red",
 }
 _WIDE: Final = 120
-"""From this terminal width in columns on, the reasons have a column of their own."""
+"""From this terminal width in columns on, the reasons have their own column."""
 _OUTLIER: Final = "!"
 _MANY: Final = 32
-"""Number of nodes; more than a person reads one by one before a job starts."""
+"""Number of nodes that is more than a person reads one by one before a job starts."""
 
 
 def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
     """Write the table, a line for each reason that does not fit into it, and the conclusion.
 
-    Metrics that no node has are left out. A cell that makes its node a straggler is marked by ``!``
+    Metrics that no node has are left out. Cells of a straggler's slow metrics are marked by ``!``
     and by color. Text that a person would search for line by line is not wrapped.
     """
     from rich.table import Table
@@ -64,7 +64,7 @@ def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
 
 
 def table_text(verdicts: Verdicts, width: int, *, colour: bool) -> str:
-    """Return the output of ``print_verdicts`` for a terminal of this many columns."""
+    """Return the output of ``print_verdicts`` for a terminal with this many columns."""
     from rich.console import Console
 
     file = io.StringIO()
@@ -77,7 +77,7 @@ def table_text(verdicts: Verdicts, width: int, *, colour: bool) -> str:
 
 
 def noteworthy_nodes(verdicts: Verdicts) -> Verdicts:
-    """Return the verdicts without the nodes that have nothing to report, where there are many."""
+    """Return the verdicts; of many nodes, only those with something to report."""
     if len(verdicts.nodes) <= _MANY:
         return verdicts
     nodes = tuple(filter(has_to_tell, verdicts.nodes))

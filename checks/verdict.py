@@ -1,4 +1,4 @@
-"""Derives the verdict on each node from the results, with the reason as text. Pure.
+"""Derives the verdict on each node from the results, with the reason as text. No I/O, no clock.
 
 Fail closed: only a node known to be good passes. Only a node known to be bad is excluded. A failure
 that cannot be distinguished from a bad link or a bad partner is undecided, and worth a retry.
@@ -29,9 +29,9 @@ class Standing(enum.Enum):
     """Healthy, but a straggler."""
     FAULTY = "faulty"
     UNDECIDED = "undecided"
-    """It failed, or its checks were not completed, and others may be to blame."""
+    """It failed, or its checks were not completed, and other nodes may be the cause."""
     LEFT_OUT = "left out"
-    """Healthy, but it and another healthy node cannot connect to each other."""
+    """Healthy, but it cannot connect to another healthy node."""
     LOST = "lost"
     """It disconnected during the checks."""
 
@@ -50,7 +50,7 @@ class NodeVerdict(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     """Warnings on a node that passed."""
     facts: Mapping[str, Fact] = field(default_factory=dict)
-    """System information, if the node was asked for it."""
+    """System information, if it was requested from the node."""
 
     @property
     def text(self) -> str:
@@ -64,7 +64,6 @@ class Verdicts(Struct, frozen=True):
     nodes: tuple[NodeVerdict, ...]
     bad_links: tuple[tuple[str, str], ...]
     sentence: str
-    """The conclusion."""
     left_out: int = 0
     """The number of nodes that did not fit into the report."""
 
@@ -74,7 +73,7 @@ class Verdicts(Struct, frozen=True):
 
 
 def verdict(results: Results) -> Verdicts:
-    """Return the verdicts; ``plan`` must have no further step."""
+    """Return the verdicts; ``plan`` must not have another step."""
     fit = frozenset(together(results))
     all_failure = _failure_of_all(results)
     unclear = _unclear_metrics(results)
@@ -171,7 +170,7 @@ def _link_words(results: Results, node: str) -> str:
 
 
 def _failure_of_all(results: Results) -> str:
-    """Return why the fit nodes could not work together; empty where they could."""
+    """Return why the fit nodes could not work together; empty if they could."""
     nodes = together(results)
     if len(nodes) < 2 or results.before.issuperset(nodes):
         return ""
@@ -217,8 +216,8 @@ def _stragglers(results: Results, node: str, unclear: frozenset[str]) -> list[st
 def _unclear_metrics(results: Results) -> frozenset[str]:
     """Return the metrics by which half of the nodes are slower than their peers.
 
-    Which nodes are slow is then unknown, except for a minimum. One slow meeting lowers the values
-    of two nodes.
+    The slow nodes are then unknown, except for a minimum. One slow meeting lowers the values of two
+    nodes.
     """
     return frozenset(metric for metric in MEETING_METRICS if _are_many_slow(results, metric))
 
@@ -291,7 +290,7 @@ def _warnings(
 
 
 def exit_code(found: NodeVerdict, spec: CheckSpec) -> int:
-    """Return the exit code of a node; 0: it is accepted."""
+    """Return the exit code of a node; 0 if it is accepted."""
     match found.standing:
         case Standing.FAULTY:
             return exit_codes.NODE_EXCLUDED
@@ -325,7 +324,7 @@ def _sentence(
     passed = sum(v.standing in (Standing.PASSED, Standing.SLOW) for v in nodes)
     for standing in (Standing.FAULTY, Standing.UNDECIDED, Standing.SLOW, Standing.LOST):
         names = [verdict.node for verdict in nodes if verdict.standing is standing]
-        # Where no node passes, the reason is sufficient.
+        # If no node passes, the reason is sufficient.
         if names and (passed or standing is not Standing.UNDECIDED or not all_failure):
             parts.append(f"{standing.value}: {_names(names)}")
     if all_failure:

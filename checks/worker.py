@@ -1,9 +1,9 @@
-"""A check worker: one process per local worker, for as long as the node is being checked.
+"""A check worker: one process per local worker, as long as the node is being checked.
 
 It reads orders from its standard input and answers on its standard output (``worker_config``
-defines the messages). End-of-file ends it. It imports torch once, while it is idle. Each order that
-needs other workers has a process group of its own. Output of libraries to standard output is
-redirected to standard error. The crew keeps the end of that output for its reports.
+defines the messages); end-of-file ends it. It imports torch once, while it is idle. Each order that
+needs other workers has a separate process group. Libraries' standard output is redirected to
+standard error, whose last part the crew keeps for its reports.
 """
 
 import importlib
@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from .measure_group import GroupProbe
 
 _PATIENCE: Final = 0.85
-"""The fraction of an order's time after which a collective times out: its reason still counts."""
+"""The fraction of an order's time after which a collective times out, early enough to report why.
+"""
 
 
 class CheckError(Exception):
-    """Raised when a check cannot be carried out, or its result is implausible."""
+    """Raised if a check cannot be carried out, or its result is implausible."""
 
 
 class CheckWorker:
@@ -63,9 +64,9 @@ class CheckWorker:
         self._stage = ""
         self._has_torch = False
         self._on_gpu = False
-        """Whether the present order has opened a GPU."""
+        """Whether the current order has opened a GPU."""
         self._give_up_at = math.inf
-        """When the operations of the present order time out, on ``time.monotonic``."""
+        """Time on ``time.monotonic`` when the operations of the current order time out."""
         self._must_end = False
         """The state of this process can no longer be trusted: the crew starts another one."""
 
@@ -142,7 +143,8 @@ class CheckWorker:
             meeting = self._group(order, device, faults)
         with meeting as group:
             if group is not None:
-                # Workers share PCIe: the bandwidth left to each shows only if all copy at once.
+                # Workers share PCIe: the bandwidth left to each shows only if all copy
+                # simultaneously.
                 group.meet()
             if device.type != "cpu":
                 self._enter("copy to the device")
@@ -184,8 +186,7 @@ class CheckWorker:
 
         budget = BUDGETS[Level(order.level)]
         if order.phase == Phase.ALL.value:
-            # Only success and correct values count here: the speed of all together is not a node's
-            # own speed.
+            # Only success and correct values count here: the joint speed is not a node's own speed.
             budget = replace(budget, latency_s=0.0, bandwidth_s=0.0)
         self._enter(MEETING)
         if self._config.mig_devices:
@@ -196,11 +197,7 @@ class CheckWorker:
             yield group
 
     def _begin(self, order: Order) -> "tuple[torch.device, ActiveFaults]":
-        """Return the device and the faults of this order.
-
-        Raises:
-            Exception: the device or torch is not available, or a fault was injected.
-        """
+        """Return the order's device and faults; raise if torch or the device is unavailable."""
         self._import_torch()
         import torch
         import torch.distributed
@@ -241,7 +238,7 @@ class CheckWorker:
 
 
 def _environ_of_node(config: CheckWorkerConfig) -> Mapping[str, str]:
-    """Return the environment in which the GPUs of all workers of the node are visible."""
+    """Return the environment that exposes the GPUs of all workers of the node."""
     if config.devices is None:
         return os.environ
     return os.environ | {"CUDA_VISIBLE_DEVICES": config.devices}
@@ -251,13 +248,12 @@ def has_gpu(config: CheckWorkerConfig, gpus: Any, built_for: str | None) -> bool
     """Return whether a worker checks its GPU; otherwise it checks a CPU.
 
     Args:
-        config: the worker's GPU, the requested accelerator and the GPUs that the machine shows.
         gpus: ``torch.cuda``.
         built_for: the kind of GPUs that torch was built for; None for none.
 
     Raises:
-        CheckError: torch can use no GPU although one was requested or torch was built for those
-            that the machine shows; or there are GPUs, but none for this worker.
+        CheckError: if torch cannot use a GPU although one was requested or torch was built for the
+            machine's GPUs; or if there are GPUs, but none for this worker.
     """
     if config.accelerator == "cpu":
         return False
@@ -299,10 +295,10 @@ def _why_no_gpu(gpus: Any) -> str:
 
 
 def plausible(metrics: Metrics) -> Metrics:
-    """Return ``metrics`` if they are numbers that a measurement can give.
+    """Return ``metrics`` if they are possible results of a measurement.
 
     Raises:
-        CheckError: a value is zero, infinite or not a number.
+        CheckError: if a value is zero, infinite or not a number.
     """
     for name, value in metrics.items():
         if not (value > 0 and math.isfinite(value)):

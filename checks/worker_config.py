@@ -1,6 +1,6 @@
-"""The protocol between a crew and its check workers: orders and answers. Pure.
+"""The protocol between a crew and its check workers: orders and answers. No I/O.
 
-An order goes to a worker's standard input, as a line of JSON. The worker writes to its standard
+An order is sent to a worker's standard input, as a line of JSON. The worker writes to its standard
 output:
 
     stage TEXT              what it is about to do: names the step in which it hung
@@ -46,8 +46,8 @@ def no_answer(stage: str, limit_s: float, had_s: float, needed_s: float) -> str:
     Args:
         stage: what it was about to do.
         limit_s: time limit of the order.
-        had_s: the part of it that was left after the import of torch.
-        needed_s: minimum time of the measurements: a node that had less is not to blame.
+        had_s: the time left after the import of torch.
+        needed_s: minimum time of the measurements; with less, the node is not the cause.
     """
     failure = f"{NO_ANSWER} {limit_s:.3g} s ({stage})"
     return (
@@ -86,7 +86,7 @@ class Delivery:
 
     order: Order
     unix_time_s: float = 0.0
-    """The node's clock when the order arrived there; 0 where it was not read."""
+    """The node's clock when the order arrived there; 0 if it was not read."""
 
     @property
     def age_s(self) -> float:
@@ -108,30 +108,29 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class CheckWorkerConfig:
-    """The configuration with which a check worker is started."""
+    """The configuration of a check worker."""
 
     node: str
     """Identity of the node, as in records."""
     local_rank: int = 0
     local_world_size: int = 1
     device_index: int = 0
-    """The index of its GPU among the visible ones."""
     accelerator: str = "auto"
-    """``cpu``: do not use GPUs; otherwise they are used where available."""
+    """If ``cpu``, GPUs are not used; otherwise they are used if available."""
     gpus_asked_by: str = ""
-    """The option that requests GPUs, if any: a CPU is then not checked instead."""
+    """The option that requests GPUs, if any: then a CPU is not checked instead."""
     gpus_shown: Mapping[str, str] = field(default_factory=dict)
-    """The kinds of GPUs that the machine shows to the workers, as values of ``--accelerator``,
+    """The kinds of GPUs that the machine exposes to the workers, as values of ``--accelerator``,
     and how they were counted, as text."""
     devices: str | None = None
-    """All GPUs of the node's workers, in the format of ``CUDA_VISIBLE_DEVICES``, where each
-    worker can see only one; None: those that this worker can see."""
+    """All GPUs of the node's workers, in the format of ``CUDA_VISIBLE_DEVICES``, if each worker can
+    see only one; None for the GPUs that this worker can see."""
     log_dir: str | None = None
     script: str | None = None
 
     @property
     def mig_devices(self) -> int:
-        """The number of MIG devices where several workers use one each, else 0.
+        """The number of MIG devices if several workers use one each, otherwise 0.
 
         NCCL before 2.30 does not connect two of one GPU ("Duplicate GPU detected").
         """

@@ -107,8 +107,7 @@ class RendezvousOptions(Struct, frozen=True):
         values.backend,
     )
     """True or False if the user decided (``is_host``, ``--node-rank`` with ``--master-addr``). If
-    None, the node that the endpoint names hosts the master.
-    """
+    None, the node that the endpoint names hosts the master."""
     node_rank: int | None = RENDEZVOUS.option(
         None,
         "--node-rank N",

@@ -13,8 +13,7 @@ from ..startup import unblock
 
 SAME_S = 0.2
 """A signal repeated within this time is a duplicate: ``timeout`` signals its child and its process
-group, and wrappers forward a Ctrl-C that the terminal has sent to all processes.
-"""
+group, and wrappers forward a Ctrl-C that the terminal has sent to all processes."""
 
 _acts: dict[int, Callable[[], object]] = {}
 """The current action of each signal."""

@@ -20,14 +20,12 @@ from .lifecycle import StopWorkers
 
 SETTLE_S = 0.2
 """Delay of SIGTERM if the known failure may be a consequence of the failure of a worker that is
-just exiting: SIGTERM would hide that worker's exit code.
-"""
+just exiting: SIGTERM would hide that worker's exit code."""
 HUNG_S = 2.0
 """Time from SIGTERM to SIGKILL for workers that hang or wait for a hung one; they save nothing."""
 LEFTOVERS_S = 5.0
 """Time from SIGTERM to SIGKILL for processes that workers left running, unless the rest of
-``--shutdown-timeout`` is shorter.
-"""
+``--shutdown-timeout`` is shorter."""
 
 
 class TimeOver(Struct, frozen=True):

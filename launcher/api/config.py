@@ -16,8 +16,7 @@ from ..flags.values import BadValue, refuse
 StreamsSpec = int | str | Mapping[int, int]
 """0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all local ranks, or a mapping from local rank.
 
-torch's ``Std`` is such an integer. A string is parsed like ``--redirects``.
-"""
+torch's ``Std`` is such an integer. A string is parsed like ``--redirects``."""
 
 
 @dataclass
@@ -55,8 +54,7 @@ class LaunchConfig:
     """``host[:port]``, the same on every node; empty for a single node without an open port."""
     rdzv_backend: str = "grpc"
     """``grpc``, ``c10d`` or ``static``, all of which mean the master of ft-run; torch's default
-    ``etcd`` would need another service and is refused.
-    """
+    ``etcd`` would need another service and is refused."""
     rdzv_configs: dict[str, Any] = field(default_factory=dict)
     """The keys of ``--rdzv-conf``; ``rank``, a key of torch's static backend, is the node rank."""
     rdzv_timeout: int = -1

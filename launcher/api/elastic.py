@@ -63,8 +63,7 @@ class ProcessFailure:
         default_factory=lambda: {"message": "<NONE>"}, compare=False
     )
     """The content of the ``@record`` file, with a long traceback shortened; without a file, the
-    same as in torch.
-    """
+    same as in torch."""
 
     def signal_name(self) -> str:
         """Return the name of the signal that ended the worker; ``<N/A>`` if none did."""

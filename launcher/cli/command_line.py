@@ -98,8 +98,7 @@ class HelpText(Struct, frozen=True):
     after: str
     common: Sequence[str] = ()
     """Keys of the flags that ``--help`` shows, in this order; ``--help-all`` shows all flags. If
-    empty, ``--help`` shows all flags, too.
-    """
+    empty, ``--help`` shows all flags, too."""
     after_common: str = ""
     """Replaces ``after`` if only the common flags are shown."""
 

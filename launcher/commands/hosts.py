@@ -29,8 +29,7 @@ _SSH_OPTIONS: Final = (
 )
 """No prompts, no terminal; a lost connection is detected within 30 s. An existing shared connection
 is used, but none is left running, which would keep the output open. Options of the user's own
-command take precedence.
-"""
+command take precedence."""
 
 _NOT_IN_THE_JOB: Final = (LOST, exit_codes.USAGE, exit_codes.REFUSED, 126, 127)
 """Exit codes of a host without a node: no connection, usage error, no such program."""

@@ -19,8 +19,7 @@ from .rehearsal_jobs import Jobs, Run
 
 Row = tuple[str, str, list[tuple[Place, int]], list[int | None], Callable[[History], str]]
 """Name for display, kind of the failures, step and rank of each, number of workers of each job
-(None for the given number), and the comparison, which returns the first difference.
-"""
+(None for the given number), and the comparison, which returns the first difference."""
 _ALONE: Final = "restarts alone were tried: without a Checkpointer, nothing can be compared"
 
 

@@ -35,16 +35,14 @@ class Environment(Struct, frozen=True):
     """The name in messages: ``Slurm``."""
     flags: Mapping[str, Found] = field(default_factory=dict)
     """The ones that the environment sets of ``nnodes``, ``node_rank``, ``rdzv_endpoint``,
-    ``rdzv_id``, ``nproc_per_node``, ``segment``.
-    """
+    ``rdzv_id``, ``nproc_per_node``, ``segment``."""
     start: str = "ft-run --auto-config"
     """The command that starts a node here."""
     why_no_count: str = ""
     """Why the number of nodes is unknown, and what is expected; empty if it is known."""
     pods: str = ""
     """The endpoint of any node, with ``{}`` for its rank, if the number of nodes is unknown;
-    ``rdzv_endpoint`` is the endpoint of the first node.
-    """
+    ``rdzv_endpoint`` is the endpoint of the first node."""
 
     @property
     def nodes(self) -> int | None:

@@ -63,8 +63,7 @@ class Accounting:
         self._is_restarting = False
         self.restart: dict[Spent, float] = {}
         """Seconds of the last restart or regroup so far, from the end of training. Another failure
-        before the first step starts another restart.
-        """
+        before the first step starts another restart."""
         self.is_restart_over = True
         """Whether the job has trained since, or unwatched workers have started."""
         self._before_hang = Phase.RUNNING

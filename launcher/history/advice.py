@@ -17,8 +17,7 @@ _LEAST_COUNT: Final = 20
 _DATA_WAIT: Final = 0.05
 _RARE: Final = 0.5
 """With a starved loader of w processes, training waits for at least one of w batches; with a loader
-that is fast enough on average, for less than this share of that.
-"""
+that is fast enough on average, for less than this share of that."""
 _PREFETCH_MAX: Final = 32
 _BUSY: Final = 0.8
 """Share of ``OMP_NUM_THREADS`` in use from which more threads may help."""
