@@ -68,7 +68,7 @@ from ..preflight.show import show_finding, unfit
 from ..reporting.display import Display
 from ..reporting.live_status import LiveStatus
 from ..saver.saves import Saves
-from ..spawner.client import (
+from ..spawner.messages import (
     Empty,
     Exited,
     Fenced,

@@ -26,7 +26,7 @@ from ..machine import shortage
 from ..machine.gpu_memory import GpuMemory
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
-from ..spawner.client import Exited, Spawned
+from ..spawner.messages import Exited, Spawned
 from ..stacks.collect import AskedWorker
 from ..workers.failure_record import SHORTAGE, FailureRecords, ended_by_timer
 from ..workers.worker_group import WorkerGroup, WorkerGroupState

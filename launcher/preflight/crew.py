@@ -30,16 +30,8 @@ from ...checks.worker_config import (
 from ...rendezvous.protocol.check_messages import CheckOrder
 from ..machine.network import PortReservation
 from ..processes import RUN_MODULE
-from ..spawner.client import (
-    Empty,
-    Exited,
-    ForkServerEvent,
-    Spawned,
-    SpawnerClient,
-    SpawnerEvent,
-    SpawnerGone,
-    WorkerCommand,
-)
+from ..spawner.client import SpawnerClient, WorkerCommand
+from ..spawner.messages import Empty, Exited, ForkServerEvent, Spawned, SpawnerEvent, SpawnerGone
 from .check_worker import CheckMember
 
 _LOOPBACK: Final = "127.0.0.1"

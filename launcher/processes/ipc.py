@@ -1,6 +1,8 @@
 """Messages between the processes of one node: length-prefixed JSON with file descriptors.
 
-Agent, spawner and fork server use them. Both ends have the same version.
+Agent, spawner, fork server and saver use them. Both ends have the same version, but a module that
+the fork server imports can write to any file descriptor. Typed messages are in ``typed_messages``:
+the fork server does not load msgspec.
 """
 
 import contextlib
@@ -9,16 +11,20 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 _HEADER = struct.Struct("!I")
 _MAX_FDS = 253  # SCM_MAX_FD of Linux
 _READ_BYTES = 1 << 20
+_MAX_BYTES = 1 << 28
+"""The maximum length of a message; the first four bytes of any text are a larger number."""
+
+_T = TypeVar("_T")
 
 
-def send(channel: socket.socket, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-    """Send a message over a blocking socket; the receiver gets duplicates of ``fds``.
+def send(channel: socket.socket, message: object, fds: Sequence[int] = ()) -> None:
+    """Send a value of JSON over a blocking socket; the receiver gets duplicates of ``fds``.
 
     Raises:
         ConnectionError: If the other end is closed.
@@ -48,20 +54,27 @@ def close_all_but(*kept: int) -> None:
                 os.close(int(name))
 
 
-class Incoming:
+class Incoming(Generic[_T]):
     """Reads the messages and file descriptors of one socket."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
+    def __init__(self, channel: socket.socket, read: Callable[[bytes], _T]) -> None:
+        """Initialize an empty buffer.
+
+        Args:
+            channel: The socket.
+            read: Converts the JSON text of a message; raises ``ValueError`` if it is invalid.
+        """
+        self._channel, self._read = channel, read
         self._buffer = bytearray()
         self._fds: list[int] = []
         self._has_lost_fds = False
 
-    def receive(self) -> list[dict[str, Any]] | None:
+    def receive(self) -> list[_T] | None:
         """Return the messages that are complete after one read; None at end-of-file.
 
         Raises:
             BlockingIOError: If the socket is non-blocking and there is no data.
+            ValueError: If a message is invalid.
         """
         try:
             data, fds, flags, _ = socket.recv_fds(self._channel, _READ_BYTES, _MAX_FDS)
@@ -77,10 +90,15 @@ class Incoming:
         messages = []
         while len(self._buffer) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._buffer)
+            if length > _MAX_BYTES:
+                raise ValueError(f"invalid length {length} of a message")
             end = _HEADER.size + length
             if len(self._buffer) < end:
                 break
-            messages.append(json.loads(bytes(self._buffer[_HEADER.size : end])))
+            try:
+                messages.append(self._read(bytes(self._buffer[_HEADER.size : end])))
+            except RecursionError as error:
+                raise ValueError(str(error)) from error
             del self._buffer[:end]
         return messages
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from .prctl import die_with_parent
 from .worker_watch import starter_env
@@ -19,6 +19,30 @@ class NotBoundError(OSError):
     """Raised if a process cannot be bound to its CPUs."""
 
 
+class Worker(NamedTuple):
+    """The process to start, as the agent requests it."""
+
+    position: int
+    """In the request; of a training process its local rank."""
+    argv: list[str]
+    env: dict[str, str]
+    """Variables on top of the environment of this process."""
+    targets: list[int]
+    """The descriptors of its standard streams that are sent; it inherits the others."""
+    default_signals: list[int]
+    blocked_signals: list[int]
+    is_watched: bool = False
+    """Whether its page and its file for stacks follow its standard streams."""
+    captures_errors: bool = False
+    service: bool = False
+    cpus: list[int] | None = None
+
+    @property
+    def fds(self) -> int:
+        """The number of descriptors that are sent for it."""
+        return len(self.targets) + (2 if self.is_watched else 0)
+
+
 class Started(NamedTuple):
     """The result of starting workers."""
 
@@ -29,24 +53,23 @@ class Started(NamedTuple):
     or it could not execute its program and exits with 127."""
 
 
-def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Started:
+def start_workers(workers: Sequence[Worker], fds: Sequence[int]) -> Started:
     """Start workers by executing their programs.
 
-    ``workers`` contains the request of ``SpawnerClient.spawn`` for each worker. ``fds`` are their
-    standard streams, in the order of the workers; for a watched worker, its page and its file for
-    stacks follow.
+    ``fds`` are their standard streams, in the order of the workers; for a watched worker, its page
+    and its file for stacks follow.
     """
     pids: list[int] = []
     errors: list[tuple[int, int]] = []
     pipes: list[tuple[int, int]] = []
     streams = iter(fds)
     for worker in workers:
-        pid, mine = 0, list(islice(streams, worker["fds"]))
+        pid, mine = 0, list(islice(streams, worker.fds))
         try:
             pid, errors_from = fork_worker(worker, mine)
-            pipes.append((worker["index"], errors_from))
+            pipes.append((worker.position, errors_from))
         except OSError as error:
-            errors.append((worker["index"], error.errno or errno.EIO))
+            errors.append((worker.position, error.errno or errno.EIO))
         pids.append(pid)
     for index, pipe in pipes:
         # End-of-file means that the program was started; otherwise four bytes are the error code.
@@ -57,14 +80,12 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
     return Started(pids, errors)
 
 
-def fork_worker(
-    worker: dict[str, Any], fds: Sequence[int], keep: Sequence[int] = ()
-) -> tuple[int, int]:
+def fork_worker(worker: Worker, fds: Sequence[int], keep: Sequence[int] = ()) -> tuple[int, int]:
     """Fork and execute one worker; return its process ID and a pipe.
 
     End-of-file on the pipe means that the program was started; otherwise four bytes are the error
-    code (``code_from``). ``worker`` and ``fds`` are as in ``start_workers``; the program also gets
-    the file descriptors ``keep``, under the same numbers.
+    code (``code_from``). ``fds`` are as in ``start_workers``; the program also gets the file
+    descriptors ``keep``, under the same numbers.
 
     Raises:
         OSError: If no process or no descriptor for the pipe could be created.
@@ -96,19 +117,18 @@ def fork_with_pipe() -> tuple[int, int]:
     return pid, mine
 
 
-def set_up(worker: dict[str, Any], fds: Sequence[int]) -> None:
+def set_up(worker: Worker, fds: Sequence[int]) -> None:
     """Set up the streams and the CPU affinity of a worker in this process.
 
     Raises:
         NotBoundError: If the kernel refused the CPUs.
         OSError: If anything else failed.
     """
-    targets = worker["targets"]
-    for fd, target in zip(fds[: len(targets)], targets, strict=True):
+    for fd, target in zip(fds, worker.targets, strict=False):
         os.dup2(fd, target)  # the copy is inheritable
-    if worker["cpus"]:
+    if worker.cpus:
         try:
-            os.sched_setaffinity(0, worker["cpus"])
+            os.sched_setaffinity(0, worker.cpus)
         except OSError as error:
             raise NotBoundError(error.errno, error.strerror) from error
 
@@ -132,9 +152,7 @@ def explained(code: int, program: str) -> str:
     return f"{program}: {os.strerror(code)}"
 
 
-def _become_worker(
-    worker: dict[str, Any], fds: Sequence[int], parent: int, errors_to: int
-) -> NoReturn:
+def _become_worker(worker: Worker, fds: Sequence[int], parent: int, errors_to: int) -> NoReturn:
     """Turn this process into a worker. Never returns or raises."""
     try:
         os.setsid()
@@ -143,22 +161,19 @@ def _become_worker(
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Python ignores these two signals; other programs expect the default.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
         # The spawner ignores signals of a terminal; a worker gets the dispositions with which its
         # agent was started.
-        for number in worker["default_signals"]:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, *worker.default_signals):
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, worker["blocked_signals"])
-        environment = {**os.environ, **worker["env"]}
-        shared = (fds[-2], fds[-1]) if worker.get("is_watched") else ()
+        signal.pthread_sigmask(signal.SIG_SETMASK, worker.blocked_signals)
+        environment = {**os.environ, **worker.env}
+        shared = (fds[-2], fds[-1]) if worker.is_watched else ()
         for fd in shared:
             os.set_inheritable(fd, True)
-        captures = worker.get("captures_errors")
-        if shared or captures:
-            environment |= starter_env(environment, shared, os.getpid() if captures else 0)
-        argv = worker["argv"]
-        os.execvpe(argv[0], argv, environment)
+        if shared or worker.captures_errors:
+            captured_pid = os.getpid() if worker.captures_errors else 0
+            environment |= starter_env(environment, shared, captured_pid)
+        os.execvpe(worker.argv[0], worker.argv, environment)
     except OSError as error:
         os.write(errors_to, error_code(error))
     except BaseException as error:

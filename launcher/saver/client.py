@@ -7,13 +7,12 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from msgspec.structs import replace
 
-from ...events.record import json_value
 from ..processes import RUN_MODULE
 from ..processes.ipc import Incoming, send
+from ..processes.typed_messages import as_json, reader
 from .order import WriteOrder, WriteResult
 
 
@@ -55,7 +54,7 @@ class SaverClient:
         if answer is None:
             self.close()
             return WriteResult("the saver process was killed")
-        return WriteResult(**answer)
+        return answer
 
     def close(self) -> None:
         """Kill the saver."""
@@ -84,16 +83,16 @@ class _Process:
             except OSError:
                 self._channel.close()
                 raise
-        self._incoming = Incoming(self._channel)
-        self._answers: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._incoming = Incoming[WriteResult](self._channel, reader(WriteResult))
+        self._answers: asyncio.Queue[WriteResult | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._readable)
 
-    async def ask(self, order: WriteOrder, fds: Sequence[int]) -> "dict[str, Any] | None":
+    async def ask(self, order: WriteOrder, fds: Sequence[int]) -> WriteResult | None:
         """Return the answer; None if the process has exited."""
         self._channel.setblocking(True)  # the saver is reading: this does not block for long
         try:
-            send(self._channel, json_value(order), fds)
+            send(self._channel, as_json(order), fds)
         except ConnectionError:
             return None
         finally:

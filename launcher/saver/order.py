@@ -1,7 +1,4 @@
-"""The messages between agent and saver; ``events.record.json_value`` converts them to JSON."""
-
-from collections.abc import Mapping
-from typing import Any
+"""The messages between agent and saver."""
 
 from msgspec import Struct
 
@@ -47,13 +44,6 @@ class WriteOrder(Struct, frozen=True):
     def is_first(self) -> bool:
         """Whether this node has the shard of rank 0, and makes the checkpoint visible."""
         return file_rank(self.entries[0]) == 0
-
-    @staticmethod
-    def of(fields: Mapping[str, Any]) -> "WriteOrder":
-        """Return the order with these fields, which are values of JSON."""
-        entries = tuple(page.Entry(*entry) for entry in fields["entries"])
-        destination = page.Destination(*fields["destination"])
-        return WriteOrder(**{**fields, "entries": entries, "destination": destination})
 
 
 def file_rank(entry: page.Entry) -> int:

@@ -11,10 +11,10 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
-from ...events.record import json_value
 from ...training.worker import snapshot_page as page
 from ..processes.ipc import Incoming, send
 from ..processes.prctl import die_with_parent
+from ..processes.typed_messages import as_json, reader
 from .order import WriteOrder, WriteResult
 from .writing import write
 
@@ -29,17 +29,17 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # the agent handles them
     die_with_parent(agent)
     os.nice(_NICENESS)
-    incoming = Incoming(channel)
+    incoming = Incoming[WriteOrder](channel, reader(WriteOrder))
     try:
-        while (messages := incoming.receive()) is not None:
-            for message in messages:
-                send(channel, json_value(_done(WriteOrder.of(message), incoming)))
+        while (orders := incoming.receive()) is not None:
+            for order in orders:
+                send(channel, as_json(_done(order, incoming)))
     except ConnectionError:
         pass  # the agent has exited
     return 0
 
 
-def _done(order: WriteOrder, incoming: Incoming) -> WriteResult:
+def _done(order: WriteOrder, incoming: Incoming[WriteOrder]) -> WriteResult:
     try:
         fds = incoming.take_fds(len(order.entries) + order.pages)
     except OSError as error:

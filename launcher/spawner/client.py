@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ...errors import NoProcessError
 from ...events.preload import PreloadSource, PreloadState
-from ..machine.shortage import is_shortage, no_process
+from ..machine.shortage import no_process
 from ..processes.ipc import Incoming, send
 from ..processes.tree import (
     children,
@@ -23,10 +23,30 @@ from ..processes.tree import (
     is_zombie,
     kill_all,
 )
-from ..processes.worker_exec import explained
+from ..processes.typed_messages import as_json, reader
+from ..processes.worker_exec import Worker
 from ..processes.worker_watch import WorkerWatch
 from .exits import ExitWatch, Key
 from .guard import MOST_S, guard_main
+from .messages import (
+    Empty,
+    Event,
+    Exited,
+    Fence,
+    ForkServerEvent,
+    Hello,
+    KillAll,
+    LastWords,
+    Preload,
+    Request,
+    SignalWorkers,
+    Spawn,
+    Spawned,
+    SpawnerEvent,
+    SpawnerGone,
+    StopAll,
+    TerminateAll,
+)
 
 _SEND_S = 5.0
 """Time limit for the spawner to read messages when the buffer of the socket is full."""
@@ -53,69 +73,6 @@ class WorkerCommand(Struct, frozen=True):
     """The file by which it is watched; None if it is not watched."""
     captures_errors: bool = False
     """Whether it is a Python process that writes an uncaught exception to its error file."""
-
-
-class Spawned(Struct, frozen=True):
-    """The workers of a round have been started."""
-
-    round: int
-    pids: tuple[int, ...]
-    """Process IDs, by local rank; 0 if no process was created."""
-    errors: Mapping[int, int] = field(default_factory=dict)
-    """The code (``worker_exec.error_code``) of each worker, by local rank, that was not started;
-    such a worker exits with 127."""
-
-    def why_not(self, programs: Sequence[str]) -> dict[int, str]:
-        """Return the reason for each worker, by local rank, that could not be started."""
-        return {
-            rank: explained(code, programs[rank])
-            if self.pids[rank]
-            else no_process(OSError(code, os.strerror(code)))
-            for rank, code in self.errors.items()
-        }
-
-    def is_shortage(self, local_rank: int) -> bool:
-        """Return whether a worker could not be started for lack of a resource."""
-        return not self.pids[local_rank] or is_shortage(self.errors.get(local_rank, 0))
-
-
-class Exited(Struct, frozen=True):
-    """A worker has exited."""
-
-    round: int
-    local_rank: int
-    exit_code: int
-    """In the format of ``subprocess``: the exit code, or minus the signal's number."""
-    has_spared: bool = False
-    """Whether it had child processes that ``stop`` did not signal."""
-
-
-class Empty(Struct, frozen=True):
-    """After ``kill`` or ``terminate_all``: workers and their descendants have all exited."""
-
-
-class SpawnerGone(Struct, frozen=True):
-    """The spawner died; the kernel has killed the workers with it."""
-
-
-class ForkServerEvent(Struct, frozen=True):
-    """The state of the fork server has changed."""
-
-    state: PreloadState
-    pid: int
-    """0 if no fork server is currently running."""
-    text: str = ""
-    """READY: how long the start took. STALE: the file that changed. FAILED: the reason."""
-
-
-class Fenced(Struct, frozen=True):
-    """The workers were killed, or not started, because the time set by ``fence`` had passed."""
-
-    late_s: float
-    """The delay between that time and the action, in seconds."""
-
-
-SpawnerEvent = Spawned | Exited | Empty | Fenced | ForkServerEvent | SpawnerGone
 
 
 class SpawnerClient:
@@ -151,7 +108,7 @@ class SpawnerClient:
             guard_main(theirs)
         theirs.close()
         self._channel = ours
-        self._incoming = Incoming(ours)
+        self._incoming = Incoming[Event](ours, reader(Event))
         self._spawner_pid = 0
         """0 if not yet reported, or the spawner has exited."""
         self._fork_server_pid = 0
@@ -197,42 +154,39 @@ class SpawnerClient:
             source: ``WORKERS`` imports in the background; until that ends, workers start normally.
                 ``TUNE_FILE`` does too, but the first workers wait for it.
         """
-        order = {"modules": list(modules), "argv": list(argv), "env": dict(env)}
-        more = {"differing": list(differing), "secluded": secluded}
-        more |= {"source": source.value}
         self.preloading = source is not PreloadSource.WORKERS
-        self._send({"do": "preload", **order, **more, **self._signals()})
+        lists = list(modules), list(argv), dict(env), list(differing)
+        signals = self._default_signals, self._blocked
+        self._send(Preload(*lists, secluded, source, *signals))
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
         """Start the workers of a round; ``Spawned`` follows. The positions are the local ranks."""
         self._thaw()
-        requests: list[dict[str, object]] = []
+        requests: list[Worker] = []
         fds: list[int] = []
         for index, worker in enumerate(workers):
             given = {0: worker.stdin, 1: worker.stdout, 2: worker.stderr}
             mine = {target: fd for target, fd in given.items() if fd is not None}
-            watch = worker.watch
-            watched_by = () if watch is None else watch.fds
-            fds += (*mine.values(), *watched_by)
+            fds += (*mine.values(), *(worker.watch.fds if worker.watch is not None else ()))
             requests.append(
-                {
-                    "index": index,
-                    "argv": worker.argv,
-                    "env": dict(worker.env),
-                    "fds": len(mine) + len(watched_by),
-                    "is_watched": watch is not None,
-                    "captures_errors": worker.captures_errors,
-                    "targets": list(mine),
-                    "service": worker.service,
-                    "cpus": sorted(worker.cpus) if worker.cpus else None,
-                    **self._signals(),
-                }
+                Worker(
+                    index,
+                    list(worker.argv),
+                    dict(worker.env),
+                    list(mine),
+                    self._default_signals,
+                    self._blocked,
+                    is_watched=worker.watch is not None,
+                    captures_errors=worker.captures_errors,
+                    service=worker.service,
+                    cpus=sorted(worker.cpus) if worker.cpus else None,
+                )
             )
-        self._send({"do": "spawn", "round": round_number, "workers": requests}, fds)
+        self._send(Spawn(round_number, requests), fds)
 
     def signal(self, number: int) -> None:
         """Send a signal to the processes of workers that handle it, but not to services."""
-        self._send({"do": "signal", "signal": int(number)})
+        self._send(SignalWorkers(int(number)))
 
     def stop(self, number: int) -> None:
         """Send workers the signal to end; workers that wait for the fork server end immediately.
@@ -240,17 +194,17 @@ class SpawnerClient:
         SIGTERM is not sent to the children of a process that handles it.
         """
         self._thaw()
-        self._send({"do": "stop", "signal": int(number)})
+        self._send(StopAll(int(number)))
 
     def terminate_all(self) -> None:
         """Send SIGTERM to all descendants of workers; ``Empty`` follows when they have exited."""
         self._thaw()
-        self._send({"do": "terminate", "number": self._next_clearing()})
+        self._send(TerminateAll(self._next_clearing()))
 
     def kill(self) -> None:
         """Send SIGKILL to all descendants of workers; ``Empty`` follows when they have exited."""
         self._thaw()
-        self._send({"do": "kill", "number": self._next_clearing()})
+        self._send(KillAll(self._next_clearing()))
         kill_all(self.left())  # even if the spawner does not respond
 
     def fence(self, at: float) -> None:
@@ -259,7 +213,7 @@ class SpawnerClient:
         ``at`` is in seconds of CLOCK_BOOTTIME.
         """
         self._thaw()
-        self._send({"do": "fence", "at": at})
+        self._send(Fence(at))
 
     def give_up(self) -> None:
         """Abandon a spawner that does not answer; ``SpawnerGone`` follows."""
@@ -268,7 +222,7 @@ class SpawnerClient:
 
     def set_last_words(self, text: str) -> None:
         """Set the text that the spawner writes to the terminal if the agent is killed."""
-        self._send({"do": "last-words", "text": text})
+        self._send(LastWords(text))
 
     def close(self) -> None:
         """End the spawner, which kills the remaining processes. Returns when it has been reaped."""
@@ -313,15 +267,12 @@ class SpawnerClient:
         self._clearings += 1
         return self._clearings
 
-    def _signals(self) -> dict[str, object]:
-        return {"default_signals": self._default_signals, "blocked_signals": self._blocked}
-
-    def _send(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+    def _send(self, request: Request, fds: Sequence[int] = ()) -> None:
         # The spawner reads at once, so a blocking write is short. It cannot deadlock, because the
         # messages of the spawner are small and fit the socket's buffer.
         self._channel.settimeout(_SEND_S)
         try:
-            send(self._channel, request, fds)
+            send(self._channel, as_json(request), fds)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the reader reports its end
         except TimeoutError:
@@ -341,41 +292,25 @@ class SpawnerClient:
             self._spawner_pid = 0
             self._on_event(SpawnerGone())
             return
-        for message in events:
-            if message["event"] == "hello":
-                self._spawner_pid = message["pid"]
-                continue
-            if message["event"] == "empty" and message["number"] != self._clearings:
-                continue
-            event = _parse(message)
-            if isinstance(event, Spawned):
-                limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-                for index, pid in enumerate(event.pids):
-                    self._exits.started((event.round, index), pid, limit)
+        for event in events:
             match event:
+                case Hello(pid):
+                    self._spawner_pid = pid
+                    continue
+                case Empty(number) if number != self._clearings:
+                    continue
+                case Spawned(number, pids):
+                    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+                    for index, pid in enumerate(pids):
+                        self._exits.started((number, index), pid, limit)
                 case Exited(number, index) if not self._exits.reported((number, index)):
                     continue  # it was reported while the spawner was stopped
-            if isinstance(event, ForkServerEvent):
-                self._fork_server_pid = event.pid
-                loads = event.state in (PreloadState.LOADING, PreloadState.STALE)
-                self.preloading = loads and not message["in_background"]
+                case ForkServerEvent(state, pid, _, in_background):
+                    self._fork_server_pid = pid
+                    loads = state in (PreloadState.LOADING, PreloadState.STALE)
+                    self.preloading = loads and not in_background
             self._on_event(event)
 
     def _report_exit(self, key: Key, exit_code: int) -> None:
         if self._on_event is not None:
             self._on_event(Exited(*key, exit_code))
-
-
-def _parse(event: dict[str, object]) -> SpawnerEvent:
-    match event:
-        case {"event": "spawned", "round": int(number), "pids": list(pids), "errors": list(errors)}:
-            return Spawned(number, tuple(pids), dict(errors))
-        case {"event": "exited", "round": int(number), "index": int(index), "status": int(status)}:
-            return Exited(number, index, status, bool(event["spared"]))
-        case {"event": "empty"}:
-            return Empty()
-        case {"event": "fenced", "late_s": float(late_s)}:
-            return Fenced(late_s)
-        case {"event": "fork-server", "state": str(state), "pid": int(pid), "text": str(text)}:
-            return ForkServerEvent(PreloadState(state), pid, text)
-    raise AssertionError(f"unknown event of the spawner: {event}")

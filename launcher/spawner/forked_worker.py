@@ -23,7 +23,7 @@ from ...training.worker.starter import capture
 from ..processes.ipc import close_all
 from ..processes.prctl import die_with_parent
 from ..processes.title import set_process_title
-from ..processes.worker_exec import set_up
+from ..processes.worker_exec import Worker, set_up
 from . import rank_at_import
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -109,7 +109,7 @@ def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) ->
 
 def become(
     parent: int,
-    worker: dict[str, Any],
+    worker: Worker,
     streams: list[int],
     environ: dict[str, str],
     path0: str | None,
@@ -118,7 +118,7 @@ def become(
 
     Args:
         parent: process ID of the spawner.
-        worker: its request of ``SpawnerClient.spawn``.
+        worker: the worker.
         streams: its descriptors; they are closed when they have their final numbers.
         environ: the variables that the preload found; changes that the preload made are kept.
         path0: the head of ``sys.path`` in the fork server.
@@ -126,24 +126,24 @@ def become(
     Raises:
         OSError: If the kernel refused a resource that the worker needs.
     """
-    argv: list[str] = worker["argv"]
+    argv = worker.argv
     die_with_parent(parent)
     _freshen()
     _renew_main()
     set_up(worker, streams)
-    if worker["is_watched"]:
+    if worker.is_watched:
         sys.modules.setdefault("faulthandler", faulthandler)  # to import it again takes 0.3 ms
         start.install_or_say(streams[-2], streams[-1], lambda: install_hooks)
     else:
         store_wait.await_store()
     close_all(streams)
-    for name, value in worker["env"].items():
+    for name, value in worker.env.items():
         if environ.get(name) != value:
             os.environ[name] = value
     if _CHECKED_FOR_LEAKS in sys.modules:
         atexit.register(gc.unfreeze)  # the first one registered runs last
     rank_at_import.read_again()
-    if worker["captures_errors"]:
+    if worker.captures_errors:
         capture.install_or_say(os.environ["TORCHELASTIC_ERROR_FILE"])
     set_process_title(argv)
     _set_arguments(argv)

@@ -19,6 +19,7 @@ preload imported.
 """
 
 import gc
+import json
 import os
 import re
 import select
@@ -32,7 +33,7 @@ from ...exit_codes import SIGNAL_BASE
 from ...training.worker.phases import find_joining
 from ..processes.ipc import Incoming, close_all, send
 from ..processes.tree import children
-from ..processes.worker_exec import NOT_EXECUTED, code_from, error_code, explained
+from ..processes.worker_exec import NOT_EXECUTED, Worker, code_from, error_code, explained
 from . import forked_worker, rank_at_import
 from .double_fork import double_fork
 from .environ_watch import EnvironmentWatch
@@ -74,7 +75,7 @@ class ForkServer:
 
     def __init__(self, channel: socket.socket, bare: Bare) -> None:
         self._channel = channel
-        self._incoming = Incoming(channel)
+        self._incoming = Incoming[dict[str, Any]](channel, json.loads)
         self._spawner = os.getppid()
         self._bare = bare
         self._environ: dict[str, str] = {}
@@ -95,7 +96,7 @@ class ForkServer:
                 if message["do"] == "preload":
                     self._preload(message)
                     continue
-                program = self._fork(message)
+                program = self._fork([Worker(*fields) for fields in message["workers"]])
                 if program is not None:
                     return program
 
@@ -131,11 +132,10 @@ class ForkServer:
 
     # --- fork --------------------------------------------------------------------------------
 
-    def _fork(self, order: dict[str, Any]) -> Program | None:
-        workers = order["workers"]
+    def _fork(self, workers: list[Worker]) -> Program | None:
         assert self._files is not None
         try:
-            fds = self._incoming.take_fds(1 + sum(worker["fds"] for worker in workers))
+            fds = self._incoming.take_fds(1 + sum(worker.fds for worker in workers))
         except OSError as error:
             send(self._channel, {"cold": _not_forked(error)})
             return None
@@ -154,22 +154,22 @@ class ForkServer:
         send(self._channel, answer)
         return None
 
-    def _unlike(self, worker: dict[str, Any]) -> str | None:
+    def _unlike(self, worker: Worker) -> str | None:
         """Return why a worker would differ from one that imported the modules itself, or None."""
-        env = worker["env"]
+        env = worker.env
         for name, value in env.items():
             if self._environ.get(name) != value and (
                 name in self._watch.reads or READ_BY_LIBRARIES.fullmatch(name)
             ):
                 return f"importing reads {name}, which is different for the workers"
-        stream = forked_worker.detoured(worker["targets"])
+        stream = forked_worker.detoured(worker.targets)
         if stream is not None:
             return f"importing reopens {stream}, and it would not write to the workers' files"
-        if worker["cpus"] and "OMP_NUM_THREADS" not in {**self._environ, **env}:
+        if worker.cpus and "OMP_NUM_THREADS" not in {**self._environ, **env}:
             return "the workers are bound to CPUs and OMP_NUM_THREADS is not set"
         if self._is_secluded:
             return None  # workers will not search there either
-        path0 = forked_worker.first_path(worker["argv"])
+        path0 = forked_worker.first_path(worker.argv)
         return None if path0 in (None, self._path0) else self._shadowed(str(path0))
 
     def _shadowed(self, folder: str) -> str | None:
@@ -186,7 +186,7 @@ class ForkServer:
                 return f"{folder} has a module {name} of its own"
         return None
 
-    def _fork_all(self, workers: list[dict[str, Any]], fds: list[int]) -> Program | dict[str, Any]:
+    def _fork_all(self, workers: list[Worker], fds: list[int]) -> Program | dict[str, Any]:
         try:
             forked = double_fork(len(workers))
         except OSError as error:
@@ -195,7 +195,7 @@ class ForkServer:
             return self._become_worker(workers[forked], _own_fds(forked, workers, fds))
         return {"pids": forked} if forked else {"cold": "a forked worker was killed"}
 
-    def _become_worker(self, worker: dict[str, Any], fds: list[int]) -> Program:
+    def _become_worker(self, worker: Worker, fds: list[int]) -> Program:
         try:
             self._channel.close()
             go, *streams = fds
@@ -204,20 +204,20 @@ class ForkServer:
             os.close(go)
             return forked_worker.become(self._spawner, worker, streams, self._environ, self._path0)
         except OSError as error:
-            why = explained(code_from(error_code(error)), worker["argv"][0])
+            why = explained(code_from(error_code(error)), worker.argv[0])
             os.write(2, f"ft-run: the worker cannot be started: {why}\n".encode())
         except BaseException:
             sys.excepthook(*sys.exc_info())
         os._exit(NOT_EXECUTED)
 
 
-def _own_fds(index: int, workers: list[dict[str, Any]], fds: list[int]) -> list[int]:
+def _own_fds(index: int, workers: list[Worker], fds: list[int]) -> list[int]:
     """Return the release pipe and the streams of one worker, after closing the streams of others.
 
     ``fds`` contains the release pipe, then the streams of all workers.
     """
-    start = 1 + sum(worker["fds"] for worker in workers[:index])
-    end = start + workers[index]["fds"]
+    start = 1 + sum(worker.fds for worker in workers[:index])
+    end = start + workers[index].fds
     close_all([*fds[1:start], *fds[end:]])
     return [fds[0], *fds[start:end]]
 

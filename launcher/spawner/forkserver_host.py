@@ -16,22 +16,21 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
-from ...events.preload import PreloadSource
+from ...events.preload import PreloadSource, PreloadState
 from ..machine.shortage import no_process
 from ..processes.ipc import Incoming, close_all, send
 from ..processes.tree import family
-from ..processes.worker_exec import fork_worker
+from ..processes.typed_messages import reader
+from ..processes.worker_exec import Worker, fork_worker
+from .messages import ForkServerEvent, ForkServerReply, Preload, Spawn
 
 _LOADING_MAX_S = 120.0
 """Time limit for the import of modules that the user has not named."""
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_main.py")
-
-Request = dict[str, Any]
 
 
 class ForkServerState(enum.Enum):
@@ -52,32 +51,27 @@ class ForkServerHost:
 
     def __init__(
         self,
-        tell: Callable[[dict[str, Any]], None],
-        released: Callable[[Request, list[int], list[int]], None],
+        tell: Callable[[ForkServerEvent], None],
+        released: Callable[[Spawn, list[int], list[int]], None],
     ) -> None:
         self._tell, self._released = tell, released
-        self._order: Request = {}
-        self._waiting: tuple[Request, list[int]] | None = None
+        self._order: Preload
+        self._waiting: tuple[Spawn, list[int]] | None = None
         self._is_of_use = False
-        self._is_named = False
-        self._in_background = False
-        """Whether workers do not wait for the modules."""
         self._go: int | None = None
         self.state = ForkServerState.GONE
         self.pid = 0
         self.channel: socket.socket | None = None
 
-    def preload(self, order: Request) -> None:
-        """Start a fork server.
-
-        ``order`` contains ``modules`` to preload; ``argv`` of a worker, the first word of which is
-        the interpreter; ``env`` and the signals as for a worker; ``secluded`` and ``source``, see
-        ``SpawnerClient.preload``.
-        """
+    def preload(self, order: Preload) -> None:
+        """Start a fork server."""
         self._order, self._is_of_use = order, True
-        self._is_named = order["source"] == PreloadSource.OPTION.value
-        self._in_background = order["source"] == PreloadSource.WORKERS.value
         self._start()
+
+    @property
+    def _in_background(self) -> bool:
+        """Whether workers do not wait for the modules."""
+        return self._order.source is PreloadSource.WORKERS
 
     def spared(self, found: list[int]) -> set[int]:
         """Return which of some processes do not belong to workers.
@@ -92,22 +86,22 @@ class ForkServerHost:
 
     # --- requests of the spawner -------------------------------------------------------------
 
-    def takes(self, request: Request) -> bool:
+    def takes(self, request: Spawn) -> bool:
         """Return whether the workers can be forked: their command is ``<its python> -u …``."""
         is_ready = self.state in (ForkServerState.READY, ForkServerState.FORKING)
         if not self._is_of_use or (self._in_background and not is_ready):
             return False
-        python = self._order["argv"][0]
-        return all(_is_program(worker["argv"], python) for worker in _forked(request))
+        python = self._order.argv[0]
+        return all(_is_program(worker.argv, python) for worker in _forked(request))
 
-    def spawn(self, request: Request, fds: list[int]) -> None:
+    def spawn(self, request: Spawn, fds: list[int]) -> None:
         """Fork workers as soon as the fork server is ready; the spawner takes them over."""
         assert self._waiting is None
         self._waiting = request, fds
         if self.state is ForkServerState.READY:
             self._fork()
 
-    def cancel(self) -> Request | None:
+    def cancel(self) -> Spawn | None:
         """Discard the workers that have not started; return their request."""
         if self._waiting is None:
             return None
@@ -128,7 +122,8 @@ class ForkServerHost:
 
     def loading_left_s(self) -> float:
         """Return the time until ``give_up_late`` gives up the import; infinite if it never does."""
-        if self.state is not ForkServerState.LOADING or self._is_named:
+        is_loading = self.state is ForkServerState.LOADING
+        if not is_loading or self._order.source is PreloadSource.OPTION:
             return math.inf
         return self._started + _LOADING_MAX_S - time.monotonic()
 
@@ -136,12 +131,16 @@ class ForkServerHost:
         """Give up an import that takes too long."""
         if self.loading_left_s() <= 0:
             self.kill()
-            modules = ", ".join(self._order["modules"])
-            self._give_up(f"importing {modules} takes longer than {_LOADING_MAX_S:g} s")
+            self._give_up(f"importing {self._modules} takes longer than {_LOADING_MAX_S:g} s")
 
     def receive(self) -> None:
         """Handle messages of the fork server, or end-of-file."""
-        messages = self._incoming.receive()
+        try:
+            messages = self._incoming.receive()
+        except ValueError as error:
+            self.kill()
+            self._give_up(f"the process that imports {self._modules} sends: {error}")
+            return
         if messages is None:
             self._hang_up()
             self.kill()
@@ -162,7 +161,7 @@ class ForkServerHost:
         wanted = self._waiting is not None
         if state is ForkServerState.LOADING or (state is ForkServerState.FORKING and wanted):
             end = f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
-            self._give_up(f"the process that imports {', '.join(self._order['modules'])} {end}")
+            self._give_up(f"the process that imports {self._modules} {end}")
         else:
             self._start()
 
@@ -174,6 +173,10 @@ class ForkServerHost:
 
     # --- the fork server ---------------------------------------------------------------------
 
+    @property
+    def _modules(self) -> str:
+        return ", ".join(self._order.modules)
+
     def _start(self) -> None:
         self._started = time.monotonic()
         try:
@@ -181,17 +184,18 @@ class ForkServerHost:
         except OSError as error:
             self._give_up(no_process(error))
             return
-        self._incoming = Incoming(self.channel)
+        self._incoming = Incoming[ForkServerReply](self.channel, reader(ForkServerReply))
         self.state = ForkServerState.LOADING
-        self._report_state("loading")
+        self._report_state(PreloadState.LOADING)
         keys = ("modules", "argv", "secluded", "differing")
-        self._send({"do": "preload", **{key: self._order[key] for key in keys}})
+        self._send({"do": "preload", **{key: getattr(self._order, key) for key in keys}})
 
     def _start_process(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        argv = [self._order["argv"][0], "-u", _MAIN, str(theirs.fileno())]
-        targets = [0, 1, 2] if self._order["secluded"] else []
-        process = {**self._order, "argv": argv, "cpus": None, "targets": targets}
+        order = self._order
+        argv = [order.argv[0], "-u", _MAIN, str(theirs.fileno())]
+        targets = [0, 1, 2] if order.secluded else []
+        process = Worker(0, argv, order.env, targets, order.default_signals, order.blocked_signals)
         try:
             with open(os.devnull, "r+b", buffering=0) as nothing:
                 streams = [nothing.fileno()] * len(targets)
@@ -213,25 +217,25 @@ class ForkServerHost:
             except BlockingIOError:
                 return
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: ForkServerReply) -> None:
         match message:
-            case {"ready": int(mib)}:
+            case ForkServerReply(ready=int(mib)):
                 self.state = ForkServerState.READY
                 text = f"{time.monotonic() - self._started:.1f} s"
                 if mib:
                     text += f" ({mib} MiB)"
-                self._report_state("ready", text)
+                self._report_state(PreloadState.READY, text)
                 if self._waiting is not None:
                     self._fork()
-            case {"pids": list(pids)}:
+            case ForkServerReply(pids=list(pids)):
                 self._release(pids)
-            case {"stale": str(path)}:
+            case ForkServerReply(stale=str(path)):
                 self._forget()
                 self.state = ForkServerState.GONE  # it exits, and a new one is started
-                self._report_state("stale", path)
+                self._report_state(PreloadState.STALE, path)
                 if self._in_background:
                     self._start_normally()
-            case {"failed": str(reason)} | {"cold": str(reason)}:
+            case ForkServerReply(failed=str(reason)) | ForkServerReply(cold=str(reason)):
                 self._give_up(reason)
 
     def _fork(self) -> None:
@@ -244,7 +248,7 @@ class ForkServerHost:
             return
         self.state = ForkServerState.FORKING
         workers = _forked(request)
-        count = sum(worker["fds"] for worker in workers)
+        count = sum(worker.fds for worker in workers)
         self._send({"do": "fork", "workers": workers}, [go_from, *fds[:count]])
         os.close(go_from)
 
@@ -271,7 +275,7 @@ class ForkServerHost:
         self._forget()
         self._hang_up()
         self.state = ForkServerState.GONE
-        self._report_state("failed", reason)
+        self._report_state(PreloadState.FAILED, reason)
         self._start_normally()
 
     def _start_normally(self) -> None:
@@ -286,14 +290,13 @@ class ForkServerHost:
             self.channel.close()
             self.channel = None
 
-    def _report_state(self, state: str, text: str = "") -> None:
-        about = {"state": state, "text": text, "in_background": self._in_background}
-        self._tell({"event": "fork-server", "pid": self.pid, **about})
+    def _report_state(self, state: PreloadState, text: str = "") -> None:
+        self._tell(ForkServerEvent(state, self.pid, text, self._in_background))
 
-    def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    def _send(self, message: dict[str, object], fds: Sequence[int] = ()) -> None:
         assert self.channel is not None
         with suppress(ConnectionError):  # reading detects its end
-            send(self.channel, message, fds or ())
+            send(self.channel, message, fds)
 
 
 def _is_program(argv: list[str], python: str) -> bool:
@@ -302,5 +305,5 @@ def _is_program(argv: list[str], python: str) -> bool:
     return len(argv) > 3 if argv[2] in ("-m", "-c") else not argv[2].startswith("-")
 
 
-def _forked(request: Request) -> list[dict[str, Any]]:
-    return [worker for worker in request["workers"] if not worker["service"]]
+def _forked(request: Spawn) -> list[Worker]:
+    return [worker for worker in request.workers if not worker.service]

@@ -6,22 +6,11 @@ exits, even by SIGKILL, the spawner reads end-of-file and kills every descendant
 remain. If the spawner itself is killed, the workers get SIGKILL through PR_SET_PDEATHSIG. Its
 parent, the guard (``guard``), adopts and ends the processes that the workers started.
 
-Agent and spawner use ``processes.ipc`` over a socket pair (``client``).
+Agent and spawner send each other ``messages`` over a socket pair (``client``).
 
-    agent → spawner                              spawner → agent
-                                                 {"event": "hello", "pid"}
-    {"do": "spawn", "round", "workers": […]}     {"event": "spawned", "round", "pids", …}
-    {"do": "signal", "signal"}                   {"event": "exited", "round", "index", "status", …}
-    {"do": "stop", "signal"}
-    {"do": "terminate", "number"}                {"event": "empty", "number"}
-    {"do": "kill", "number"}                     {"event": "empty", "number"}
-    {"do": "fence", "at"}                        {"event": "fenced", "late_s"}
-    {"do": "last-words", "text"}
-    {"do": "preload", …}                         {"event": "fork-server", "pid", "state", …}
+``Preload`` starts a fork server (``forkserver_host``), from which later workers are forked.
 
-``preload`` starts a fork server (``forkserver_host``), from which later workers are forked.
-
-``fence`` sets the time until which workers may live (seconds of CLOCK_BOOTTIME) if the agent does
+``Fence`` sets the time until which workers may live (seconds of CLOCK_BOOTTIME) if the agent does
 not extend it: the agent may be stopped, or get no CPU time. After that time the spawner kills the
 workers and starts none.
 """
@@ -34,9 +23,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..processes.ipc import Incoming, close_all, send
 from ..processes.prctl import become_subreaper
@@ -48,8 +37,26 @@ from ..processes.tree import (
     signal_parents,
     signal_session,
 )
+from ..processes.typed_messages import as_json, reader
 from ..processes.worker_exec import NOT_EXECUTED, start_workers
 from .forkserver_host import ForkServerHost
+from .messages import (
+    Empty,
+    Event,
+    Exited,
+    Fence,
+    Fenced,
+    Hello,
+    KillAll,
+    LastWords,
+    Preload,
+    Request,
+    SignalWorkers,
+    Spawn,
+    Spawned,
+    StopAll,
+    TerminateAll,
+)
 
 _KILL_AGAIN_MS = 20
 """The interval at which remaining processes are counted while killed ones are still ending."""
@@ -74,7 +81,7 @@ class Spawner:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._incoming = Incoming(channel)
+        self._incoming = Incoming[Request](channel, reader(Request))
         self._workers: dict[int, tuple[int, int]] = {}
         """Process ID → (round, index) of each worker that has not been reaped."""
         self._services: set[int] = set()
@@ -99,7 +106,7 @@ class Spawner:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # a parent may block it
-        self.send({"event": "hello", "pid": os.getpid()})
+        self.send(Hello(os.getpid()))
         while True:
             ready = self._wait()
             if self._wake in ready:
@@ -146,39 +153,39 @@ class Spawner:
         """Read the agent's messages; return False at end-of-file."""
         requests = self._incoming.receive()
         for request in requests or ():
-            if request["do"] == "fence":  # the latest message also applies to the earlier ones
+            if isinstance(request, Fence):  # the latest message also applies to the earlier ones
                 # The agent repeats a deadline that has passed: the workers were killed then.
-                self._is_fenced &= request["at"] == self._fence_at
-                self._fence_at = request["at"]
+                self._is_fenced &= request.at == self._fence_at
+                self._fence_at = request.at
         self._fence()
         for request in requests or ():
             self._do(request)
         return requests is not None
 
-    def _do(self, request: dict[str, Any]) -> None:
-        match request["do"]:
-            case "preload":
+    def _do(self, request: Request) -> None:
+        match request:
+            case Preload():
                 self._fork_server.preload(request)
-            case "spawn":
+            case Spawn():
                 self._spawn(request)
-            case "signal":
+            case SignalWorkers(number):
                 for pid in self._workers.keys() - self._services:
-                    signal_handlers(pid, request["signal"], os.getpid())
-            case "stop":
-                self._cancel(request["signal"])
-                self._stop(request["signal"])
-            case "terminate":
+                    signal_handlers(pid, number, os.getpid())
+            case StopAll(number):
+                self._cancel(number)
+                self._stop(number)
+            case TerminateAll(number):
                 self._watching = True
-                self._clearing = request["number"]
+                self._clearing = number
                 for pid in self._left():
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGTERM)
-            case "kill":
+            case KillAll(number):
                 self._cancel(signal.SIGKILL)
                 self._killing = self._watching = True
-                self._clearing = request["number"]
-            case "last-words":
-                self._last_words = request["text"].encode()
+                self._clearing = number
+            case LastWords(text):
+                self._last_words = text.encode()
 
     # --- the fence ---------------------------------------------------------------------------
 
@@ -190,58 +197,55 @@ class Spawner:
         is_alive = self._fork_server.is_awaited or bool(self._left())
         if is_alive or self._reaped_at >= self._fence_at:
             late_s = late_s if is_alive else self._reaped_at - self._fence_at
-            self.send({"event": "fenced", "late_s": late_s})
+            self.send(Fenced(late_s))
             self._cancel(signal.SIGKILL)
             self._killing = self._watching = True
             self._clear()
 
-    def send(self, event: dict[str, Any]) -> None:
+    def send(self, event: Event) -> None:
         """Send an event to the agent."""
         with suppress(ConnectionError):
-            send(self._channel, event)
+            send(self._channel, as_json(event))
 
     # --- workers -----------------------------------------------------------------------------
 
-    def _spawn(self, request: dict[str, Any]) -> None:
+    def _spawn(self, request: Spawn) -> None:
+        workers = request.workers
         try:
-            fds = self._incoming.take_fds(sum(worker["fds"] for worker in request["workers"]))
+            fds = self._incoming.take_fds(sum(worker.fds for worker in workers))
         except OSError as error:
-            code, workers = error.errno or errno.EIO, request["workers"]
-            errors = [(worker["index"], code) for worker in workers]
+            errors = {worker.position: error.errno or errno.EIO for worker in workers}
             self._spawned(request, [0] * len(workers), errors)
             return
         if _now() >= self._fence_at:
             close_all(fds)
-            self.send({"event": "fenced", "late_s": 0.0})
+            self.send(Fenced(0.0))
         elif self._fork_server.takes(request):
             self._fork_server.spawn(request, fds)
         else:
             self.released(request, fds, [])
 
-    def released(self, request: dict[str, Any], fds: list[int], pids: list[int]) -> None:
+    def released(self, request: Spawn, fds: list[int], pids: list[int]) -> None:
         """Supervise forked workers, and start the remaining ones by executing their programs.
 
         ``fds`` are the descriptors of all workers; they are closed. ``pids`` are the first workers,
         which were forked from the fork server.
         """
-        workers = request["workers"]
-        used = sum(worker["fds"] for worker in workers[: len(pids)])
+        workers = request.workers
+        used = sum(worker.fds for worker in workers[: len(pids)])
         started = start_workers(workers[len(pids) :], fds[used:])
         close_all(fds)
-        self._spawned(request, [*pids, *started.pids], started.errors)
+        self._spawned(request, [*pids, *started.pids], dict(started.errors))
 
-    def _spawned(
-        self, request: dict[str, Any], pids: list[int], errors: Sequence[tuple[int, int]]
-    ) -> None:
-        number, workers = request["round"], request["workers"]
-        self.send({"event": "spawned", "round": number, "pids": pids, "errors": errors})
-        for pid, worker in zip(pids, workers, strict=True):
+    def _spawned(self, request: Spawn, pids: Sequence[int], errors: Mapping[int, int]) -> None:
+        self.send(Spawned(request.round, tuple(pids), errors))
+        for pid, worker in zip(pids, request.workers, strict=True):
             if pid:
-                self._workers[pid] = (number, worker["index"])
-                if worker["service"]:
+                self._workers[pid] = (request.round, worker.position)
+                if worker.service:
                     self._services.add(pid)
             else:
-                self._send_exit(number, worker["index"], NOT_EXECUTED)
+                self.send(Exited(request.round, worker.position, NOT_EXECUTED))
 
     def _stop(self, number: int) -> None:
         for pid in self._workers.keys() - self._services:
@@ -254,13 +258,9 @@ class Spawner:
         """Report workers that have not started as ended by the signal."""
         if (request := self._fork_server.cancel()) is None:
             return
-        for worker in request["workers"]:
-            if not worker["service"]:
-                self._send_exit(request["round"], worker["index"], -number)
-
-    def _send_exit(self, number: int, index: int, status: int, *, spared: bool = False) -> None:
-        where = {"round": number, "index": index}
-        self.send({"event": "exited", **where, "status": status, "spared": spared})
+        for worker in request.workers:
+            if not worker.service:
+                self.send(Exited(request.round, worker.position, -number))
 
     def _reap(self) -> None:
         while True:
@@ -274,7 +274,7 @@ class Spawner:
             if pid in self._workers:
                 self._services.discard(pid)
                 self._reaped_at = _now()
-                self._send_exit(*self._workers.pop(pid), code, spared=pid in self._parents)
+                self.send(Exited(*self._workers.pop(pid), code, pid in self._parents))
                 self._parents.discard(pid)
             elif pid == self._fork_server.pid:
                 self._fork_server.reaped(code)
@@ -291,7 +291,7 @@ class Spawner:
             self._reap()
         if not self._left():
             self._killing = self._watching = False
-            self.send({"event": "empty", "number": self._clearing})
+            self.send(Empty(self._clearing))
 
 
 def _now() -> float:

@@ -13,7 +13,8 @@ from ..machine.accelerators import gpus_asked_by
 from ..options import LaunchOptions, ScriptMode
 from ..preflight.crew import CheckCrew, CrewPlan
 from ..reporting.display import Display
-from ..spawner.client import ForkServerEvent, SpawnerClient
+from ..spawner.client import SpawnerClient
+from ..spawner.messages import ForkServerEvent
 from .worker_command import worker_python
 from .worker_starter import WorkerStarter
 

@@ -15,7 +15,7 @@ from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_of_exit
 from ..machine.oom import OomWatch
-from ..spawner.client import Exited
+from ..spawner.messages import Exited
 from .smaller_parts import propose, read_samples
 from .worker_group import WorkerGroup
 

@@ -16,7 +16,7 @@ from ...events.preload import NothingToPreload, PreloadChanged, PreloadSource, P
 from ...training.worker.imported import names_of
 from ..flags.values import AUTO_PRELOAD, shown
 from ..options import LaunchOptions, ScriptMode
-from ..spawner.client import ForkServerEvent
+from ..spawner.messages import ForkServerEvent
 
 if TYPE_CHECKING:
     from .worker_group import WorkerGroup

@@ -20,7 +20,8 @@ from ..logs.log_dir import AttemptLogs, console_prefix
 from ..logs.log_file import Route, Stream, StreamPlan, open_log
 from ..processes.regular_file import tail_of_file
 from ..processes.worker_watch import WorkerWatch
-from ..spawner.client import Exited, Spawned, WorkerCommand
+from ..spawner.client import WorkerCommand
+from ..spawner.messages import Exited, Spawned
 from ..stacks.collect import AskedWorker
 from .worker_command import WorkerCommands
 from .worker_starter import WorkerStarter

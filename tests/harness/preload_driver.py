@@ -16,14 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ft_run.launcher.processes.worker_watch import WorkerWatch
-from ft_run.launcher.spawner.client import (
-    Exited,
-    ForkServerEvent,
-    Spawned,
-    SpawnerClient,
-    SpawnerEvent,
-    WorkerCommand,
-)
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Exited, ForkServerEvent, Spawned, SpawnerEvent
 
 
 def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:

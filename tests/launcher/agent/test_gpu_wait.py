@@ -13,7 +13,8 @@ from ft_run.launcher.agent.lifecycle import Signalled
 from ft_run.launcher.machine.gpu_memory import GpuMemory
 from ft_run.launcher.machine.gpu_watch import Used
 from ft_run.launcher.processes.worker_watch import WorkerWatch
-from ft_run.launcher.spawner.client import Empty, Exited, Spawned, SpawnerClient
+from ft_run.launcher.spawner.client import SpawnerClient
+from ft_run.launcher.spawner.messages import Empty, Exited, Spawned
 from ft_run.rendezvous.protocol.claim import ClaimState, Progress
 from ft_run.rendezvous.protocol.messages import (
     Assignment,

@@ -13,7 +13,8 @@ from ft_run.launcher.logs.log_dir import LogDir
 from ft_run.launcher.machine.gpu_memory import GpuMemory
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.reporting.display import Display
-from ft_run.launcher.spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Exited, Spawned
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.launcher.workers.worker_group import WorkerGroupState
 from ft_run.launcher.workers.worker_starter import WorkerStarter

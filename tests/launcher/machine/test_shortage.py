@@ -6,7 +6,7 @@ import resource
 
 import pytest
 from ft_run.launcher.machine.shortage import explained
-from ft_run.launcher.spawner.client import Spawned
+from ft_run.launcher.spawner.messages import Spawned
 
 
 def error(code: int) -> OSError:

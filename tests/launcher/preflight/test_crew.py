@@ -10,13 +10,8 @@ import pytest
 from ft_run.checks.worker_config import CheckWorkerConfig
 from ft_run.launcher.preflight import crew as crew_module
 from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
-from ft_run.launcher.spawner.client import (
-    Empty,
-    Spawned,
-    SpawnerClient,
-    SpawnerEvent,
-    WorkerCommand,
-)
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Empty, Spawned, SpawnerEvent
 from ft_run.launcher.workers.worker_command import virtual_devices
 from ft_run.rendezvous.protocol.check_messages import CheckOrder
 

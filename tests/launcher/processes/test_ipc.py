@@ -1,6 +1,7 @@
 """Messages with file descriptors between two processes."""
 
 import errno
+import json
 import os
 import resource
 import socket
@@ -11,17 +12,17 @@ from typing import Any
 import pytest
 from ft_run.launcher.processes.ipc import Incoming, send
 
-Pair = tuple[socket.socket, Incoming]
+Pair = tuple[socket.socket, Incoming[Any]]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield ours, Incoming(theirs)
+        yield ours, Incoming[Any](theirs, json.loads)
 
 
-def message(incoming: Incoming) -> dict[str, Any]:
+def message(incoming: Incoming[Any]) -> Any:
     """Return the next message: one with descriptors comes in more than one piece."""
     while not (messages := incoming.receive()):
         assert messages is not None

@@ -4,15 +4,14 @@ import os
 from typing import Any
 
 import pytest
-from ft_run.launcher.processes.worker_exec import NOT_EXECUTED, start_workers
-from ft_run.launcher.spawner.client import Spawned
+from ft_run.launcher.processes.worker_exec import NOT_EXECUTED, Worker, start_workers
+from ft_run.launcher.spawner.messages import Spawned
 
 
 def started(**changes: Any) -> tuple[Spawned, int]:
     """Start one worker; return what the agent hears of it, and its exit code."""
-    worker: dict[str, Any] = {"index": 0, "fds": 0, "targets": [], "argv": ["true"], "env": {}}
-    worker |= {"cpus": None, "default_signals": [], "blocked_signals": [], "service": False}
-    found = start_workers([worker | changes], ())
+    worker = Worker(0, ["true"], {}, [], [], [])
+    found = start_workers([worker._replace(**changes)], ())
     _, status = os.waitpid(found.pids[0], 0)
     return Spawned(0, tuple(found.pids), dict(found.errors)), os.waitstatus_to_exitcode(status)
 

@@ -9,14 +9,15 @@ import pytest
 
 TWO_KILLS = """
 import asyncio, socket
-from ft_run.launcher.spawner.client import Exited, SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Exited
 
 client = SpawnerClient()
 heard = []
 
 def wait_for_answers(count):
     # They are there when this returns, and are not taken yet.
-    while client._channel.recv(4096, socket.MSG_PEEK).count(b"empty") < count:
+    while client._channel.recv(4096, socket.MSG_PEEK).count(b"Empty") < count:
         pass
 
 async def main():
@@ -49,7 +50,8 @@ def test_an_answer_to_an_earlier_kill_is_no_answer() -> None:
 
 FENCE = """
 import asyncio, os, sys, time
-from ft_run.launcher.spawner.client import Fenced, SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Fenced
 
 def now():
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -136,7 +138,8 @@ def test_workers_live_no_longer_than_the_fence_says(case: str, said: str) -> Non
 IN_BACKGROUND = """
 import asyncio, sys
 from ft_run.events.preload import PreloadSource
-from ft_run.launcher.spawner.client import Exited, ForkServerEvent, SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Exited, ForkServerEvent
 
 client = SpawnerClient()
 heard = asyncio.Queue()
@@ -189,7 +192,8 @@ HANGS = """
 import asyncio, sys
 from ft_run.events.preload import PreloadSource
 from ft_run.launcher.spawner import forkserver_host
-from ft_run.launcher.spawner.client import Exited, ForkServerEvent, SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Exited, ForkServerEvent
 
 forkserver_host._LOADING_MAX_S = 0.2
 client = SpawnerClient()
@@ -223,9 +227,101 @@ def test_the_first_workers_start_normally_if_modules_of_a_tune_file_hang(tmp_pat
     assert done.stdout.splitlines() == ["loading ", late, "ran"]
 
 
+WRITES = """
+import os, stat, sys
+for name in os.listdir("/proc/self/fd"):
+    if os.path.exists(f"/proc/self/fd/{name}") and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+        os.write(int(name), MESSAGE)
+"""
+WRITTEN = """
+import asyncio, sys
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Exited, ForkServerEvent
+
+client = SpawnerClient()
+heard = asyncio.Queue()
+WORKER = (sys.executable, "-u", "-c", "print('ran')")
+client.preload(["writes"], WORKER, {})
+client.spawn(0, [WorkerCommand(WORKER, {})])
+
+async def main():
+    client.listen(heard.put_nowait)
+    while not isinstance(event := await heard.get(), Exited):
+        if isinstance(event, ForkServerEvent):
+            print(event.state.value, event.text, flush=True)
+
+asyncio.run(main())
+client.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (b"hello", "invalid length 1751477356 of a message"),
+        (b"\0\0\0\2[]", "Expected `object`, got `array`"),
+        (b'\0\0\0\x0d{"pids":[{}]}', "Expected `int`, got `object` - at `$.pids[0]`"),
+        (b"\0\1\0\0" + 65536 * b"[", "maximum recursion depth exceeded"),
+    ],
+)
+def test_workers_start_normally_if_a_preloaded_module_writes_to_the_spawner(
+    tmp_path: Path, message: bytes, why: str
+) -> None:
+    (tmp_path / "writes.py").write_text(WRITES.replace("MESSAGE", repr(message)))
+    done = subprocess.run(
+        [sys.executable, "-c", WRITTEN],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loading, failed, ran = done.stdout.splitlines()
+    assert (loading, ran) == ("loading ", "ran")
+    assert failed.startswith(f"failed the process that imports writes sends: {why}")
+    assert done.stderr == ""
+
+
+NO_TEXT = """
+import asyncio, os, sys
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Exited
+
+client = SpawnerClient()
+heard = asyncio.Queue()
+SHOW = "import os, sys; print(os.fsencode(sys.argv[1]), os.environb[b'A'])"
+WORKER = (sys.executable, "-u", "-c", SHOW)
+if "warm" in sys.argv:
+    client.preload(["colorsys"], (*WORKER, "a"), {})
+
+async def main():
+    client.listen(heard.put_nowait)
+    byte = os.fsdecode(bytes([255]))
+    client.spawn(0, [WorkerCommand((*WORKER, byte), {"A": byte})])
+    while not isinstance(await heard.get(), Exited):
+        pass
+
+asyncio.run(main())
+client.close()
+"""
+
+
+@pytest.mark.parametrize("way", ["cold", "warm"])
+def test_bytes_that_are_no_text_reach_the_worker(way: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TEXT, way],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "b'\\xff' b'\\xff'\n"
+
+
 BOUND = """
 import asyncio, sys
-from ft_run.launcher.spawner.client import Exited, SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Exited
 
 client = SpawnerClient()
 heard = asyncio.Queue()

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ft_run.launcher.processes.worker_exec import fork_worker
+from ft_run.launcher.processes.worker_exec import Worker, fork_worker
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.stacks import collect as stacks_collect
 from ft_run.launcher.stacks.collect import AskedWorker, collect, uses_gpu
@@ -32,15 +31,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def run(*argv: str, watched: bool = True) -> AskedWorker:
         watch = WorkerWatch()
         here, there = os.pipe2(os.O_CLOEXEC)
-        worker: dict[str, Any] = {
-            "argv": argv,
-            "env": {},
-            "targets": [1],
-            "is_watched": watched,
-            "cpus": None,
-            "default_signals": [],
-            "blocked_signals": [],
-        }
+        worker = Worker(0, [*argv], {}, [1], [], [], is_watched=watched)
         files = (there, *watch.fds) if watched else (there,)
         pid, errors = fork_worker(worker, files)
         os.close(there)

@@ -7,7 +7,7 @@ import pytest
 from ft_run.events.event import Event
 from ft_run.events.preload import NothingToPreload, PreloadChanged, PreloadSource, PreloadState
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
-from ft_run.launcher.spawner.client import ForkServerEvent
+from ft_run.launcher.spawner.messages import ForkServerEvent
 from ft_run.launcher.workers.preload import Preload
 from ft_run.launcher.workers.tune_file import TunedValues
 from ft_run.launcher.workers.worker_command import WorkerCommands

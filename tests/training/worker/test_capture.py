@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from ft_run.launcher.logs.error_file import read_error_of_exit
-from ft_run.launcher.processes.worker_exec import fork_worker
+from ft_run.launcher.processes.worker_exec import Worker, fork_worker
 from ft_run.training.worker.starter.capture import SURVIVED_S, SURVIVED_SUFFIX
 
 RECORD = """
@@ -60,15 +60,9 @@ def run(tmp_path: Path, error_file: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
         script = tmp_path / "train.py"
         script.write_text(source)
         here, there = os.pipe2(os.O_CLOEXEC)
-        worker = {
-            "argv": [*(head or (sys.executable, "-u")), str(script)],
-            "env": {"TORCHELASTIC_ERROR_FILE": str(error_file), **env},
-            "targets": [1, 2],
-            "captures_errors": captures,
-            "cpus": None,
-            "default_signals": [],
-            "blocked_signals": [],
-        }
+        argv = [*(head or (sys.executable, "-u")), str(script)]
+        variables = {"TORCHELASTIC_ERROR_FILE": str(error_file), **env}
+        worker = Worker(0, argv, variables, [1, 2], [], [], captures_errors=captures)
         pid, errors = fork_worker(worker, (there, there))
         os.close(there)
         os.close(errors)
