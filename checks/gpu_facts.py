@@ -82,7 +82,6 @@ def _collect(nvml: Nvml, environ: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def _compared(facts: Mapping[str, Fact], chosen: Sequence[int]) -> dict[str, Fact]:
-    """Return the values that are compared between nodes, and the GPU models of this node."""
     models = [str(facts.get(f"gpu{index}_name", "unknown")) for index in chosen]
     found: dict[str, Fact] = {}
     if models:

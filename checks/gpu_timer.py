@@ -71,6 +71,5 @@ def _keep_busy() -> None:
 
 
 def _event(**options: bool) -> Any:
-    """Return an event on the GPU's clock; torch has no types for it."""
     kind: Any = torch.cuda.Event
     return kind(**options)

@@ -115,7 +115,6 @@ class Ladder:
 
     @property
     def _timeout_s(self) -> float:
-        """The time limit of all steps together."""
         if self._spec.timeout_s:
             return self._spec.timeout_s
         if self._has_gpus is False:
@@ -123,7 +122,6 @@ class Ladder:
         return defaults.CHECK_TIMEOUT_GPUS_S
 
     def _least_s(self, nodes: int) -> float:
-        """Return the minimum time limit of a meeting of this many nodes."""
         least_s = max(1.5 * needed_s(self._level, Phase.PAIR), self._timeout_s * _LEAST_SHARE)
         if self._has_gpus is False:
             return least_s
@@ -146,7 +144,6 @@ class Ladder:
         return remaining_s >= starts * self._restart_s + self._last_meetings_s
 
     def _limit_s(self, step: Step, remaining_s: float) -> float:
-        """Return the time limit of a step; for a single node, all remaining time."""
         is_alone = len(self._results.nodes) == 1
         if step.phase is Phase.FACTS:
             # Whether there are GPUs is not known yet: if there are none, less time is left.
@@ -264,7 +261,6 @@ def _progress(results: Results, step: Step) -> str:
 
 
 def _slowest(results: Results) -> str:
-    """Return the slowest node so far, as text; empty if none can be determined."""
     for metric in (*reversed(MEETING_METRICS), "compute_tflops"):
         values = results.best[metric]
         if len(values) > 1:

@@ -145,7 +145,6 @@ class DeviceProbe:
         return 2.0 * _GPU_COPIES * _GPU_MEMORY_BYTES / time_s / 1e9
 
     def _run(self, work: Callable[[], object], what: str = _PRODUCT) -> None:
-        """Run a piece of work to completion."""
         work()
         if self._on_gpu:
             self._timer.finish(what)

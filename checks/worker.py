@@ -156,7 +156,6 @@ class CheckWorker:
         return metrics, facts
 
     def _throttled(self, device: "torch.device") -> dict[str, Fact]:
-        """Return what throttles the GPU while it is hot from work."""
         if device.type == "cpu":
             return {}
         import torch
@@ -238,7 +237,6 @@ class CheckWorker:
 
 
 def _environ_of_node(config: CheckWorkerConfig) -> Mapping[str, str]:
-    """Return the environment that exposes the GPUs of all workers of the node."""
     if config.devices is None:
         return os.environ
     return os.environ | {"CUDA_VISIBLE_DEVICES": config.devices}

@@ -267,7 +267,6 @@ class Agent:
         return self._life.status()
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen for signals, process events and messages on the workers' sockets."""
         spawner, relay = self._starter.spawner, self._starter.relay
         signals = self._options.signals
         hear(loop, signals, lambda number: self.post(Signalled(number)), pass_on=spawner.signal)
@@ -373,7 +372,6 @@ class Agent:
                 self._live(event)
 
     def _renamed(self, node_id: str) -> None:
-        """Take the identity that the master assigned, because of a duplicate host name."""
         if node_id != self._identity.node_id:
             self._event(ThisNodeRenamed(self._identity.node_id, node_id))
             self._identity.given(node_id)
@@ -385,7 +383,6 @@ class Agent:
             self._event(ChecksProgressed(order.progress))
 
     async def _take_finding(self, found: CheckVerdict) -> None:
-        """Continue after the checks of this node, or leave."""
         if not self._checks.hear(found):
             return  # a duplicate message
         await self._rest_from_checks()

@@ -115,7 +115,6 @@ class AutoTune:
 
     @property
     def _gain(self) -> float:
-        """Return the total speedup of all accepted values, as a fraction."""
         accepted = [one.outcome.gain for one in self._tuner.tried if one.outcome.is_accepted]
         return round(prod(1 + one for one in accepted) - 1, 4)
 
@@ -175,7 +174,6 @@ class AutoTune:
         )
 
     def _report(self) -> None:
-        """Report the trials that have ended, and keep what was accepted."""
         ended, at = self._tuner.tried[self._reported :], self._at
         self._reported += len(ended)
         if at is None:

@@ -200,7 +200,6 @@ class Hosting:
             master.close()
 
     async def _become_candidate(self, own: Mapping[int, Endpoint]) -> None:
-        """Vote, and lead if elected, if one of the listed endpoints is this host."""
         endpoints = self._options.endpoints
         settings, new_master = self._settings(), self._new_master
         listed = await listed_host(endpoints, own, settings, new_master, self._note, self._trust)

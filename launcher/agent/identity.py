@@ -109,7 +109,6 @@ def machine_id() -> str:
 
 
 def _lock(path: Path) -> tuple[int, bool]:
-    """Open and lock a file; return its descriptor, and whether it is locked."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

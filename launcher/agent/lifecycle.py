@@ -332,7 +332,6 @@ class Lifecycle:
     # --- times -----------------------------------------------------------------------------------
 
     def _patience_s(self, now: float) -> float:
-        """Return how long workers have to exit after SIGTERM."""
         return max(PATIENCE_MIN_S, self._gone_at - now) if self._notice else PATIENCE_MIN_S
 
     def _shutdown_left_s(self, now: float) -> float:

@@ -120,7 +120,6 @@ class LinkNews:
 
 
 def _alone(claim: Claim | None) -> WorkersAlone:
-    """Return the state of this node's workers while there is no connection to the master."""
     if claim is None or not claim.nodes:
         return WorkersAlone.NONE
     if claim.failures:

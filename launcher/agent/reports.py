@@ -94,5 +94,4 @@ class NodeReports:
         return self._life.goes_on
 
     def _has_won(self) -> bool:
-        """Whether rank 0 decides and has succeeded here."""
         return self._claim.state is ClaimState.DONE and self._rank0_decides

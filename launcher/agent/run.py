@@ -175,7 +175,6 @@ async def _hosted(
 
 @contextlib.asynccontextmanager
 async def _shown_in_trainjob(agent: Agent, display: Display) -> AsyncIterator[None]:
-    """Show the progress in Kubeflow's TrainJob, if this node is a part of one."""
     if "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ:
         yield
         return
@@ -209,7 +208,6 @@ def advertised(rendezvous: RendezvousOptions, note: Callable[[Event], None]) -> 
 
 
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
-    """Host the master until the job is over, or until a signal asks this node to exit."""
     if hosting.serves_others:
         display.event(MasterKept(is_excluded=True))
         await unless_asked(hosting.stop(wait=True), options.signals)
@@ -231,7 +229,6 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
 def _show_verdict(
     verdict: Verdict, options: LaunchOptions, display: Display, log_dir: LogDir
 ) -> None:
-    """Print the result of the job, after all other output."""
     ended = JobEnded(verdict)
     display.record(ended)
     if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):

@@ -120,7 +120,6 @@ class GroupStop:
         return ()
 
     def _limit_leftovers(self) -> None:
-        """Limit the time for processes that workers left running, unless less time remains."""
         until = asyncio.get_running_loop().time() + LEFTOVERS_S
         if self._timer is None or until < self._timer.when():
             self._limit_s = LEFTOVERS_S
@@ -132,7 +131,6 @@ class GroupStop:
             self._timer.cancel()
 
     def _leftovers(self) -> tuple[int, ...]:
-        """Return the descendants of workers, except the store."""
         return tuple(pid for pid in self._spawner.left() if pid != self._group.store_pid)
 
     def _note_killed(self) -> None:

@@ -169,7 +169,6 @@ def launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any]) 
 
 
 def _program(folder: str, entrypoint: Entrypoint, args: list[Any]) -> list[str]:
-    """Return the flag and the arguments for the program that each worker runs."""
     if isinstance(entrypoint, str):
         how = [] if entrypoint.endswith(".py") else ["--no-python"]
         return [*how, "--", entrypoint, *map(_word, args)]
@@ -203,7 +202,6 @@ def _write_call(folder: str, function: Callable[..., Any], args: list[Any]) -> N
 
 
 def _run(words: list[str]) -> int:
-    """Run the agent with the arguments ``words``; return its exit code."""
     command = [sys.executable, RUN_MODULE, "api.agent_main", *words]
     with subprocess.Popen(command) as agent:
         try:
@@ -264,7 +262,6 @@ def _error_file_data(error_json: str) -> dict[str, Any]:
 
 
 def _name(entrypoint: Entrypoint) -> str:
-    """Return the name of the entry point in messages."""
     if isinstance(entrypoint, str):
         return entrypoint
     return str(getattr(entrypoint, "__qualname__", type(entrypoint).__name__))

@@ -351,7 +351,6 @@ class CommandLine:
 
 
 def _variable_set(flag: Flag, environ: Mapping[str, str]) -> str:
-    """Return the first of a flag's variables that is set, or the first if none is."""
     set_ones = [variable for variable in flag.variables if environ.get(variable)]
     return (set_ones or flag.variables)[0]
 

@@ -139,7 +139,6 @@ def _split(line: CommandLine, argv: Sequence[str]) -> tuple[Sequence[str], Seque
 def _read_job(
     line: CommandLine, job_line: CommandLine, job: Sequence[str]
 ) -> tuple[Given, Sequence[str]]:
-    """Return the options of the job, and the script with its arguments."""
     try:
         return job_line.read(job, {})
     except UnknownFlagError as error:

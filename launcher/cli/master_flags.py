@@ -151,7 +151,6 @@ Examples:
 
 
 def _command(name: str, kind: type, before: str, variable: str) -> CommandLine:
-    """Return a command with its own options and the options of the job's security."""
     own = flags_of(kind)
     after = f"Every option can be set by PET_<NAME>, e.g. {variable}.\n"
     common = [flag.key for flag in own]

@@ -104,7 +104,6 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
 def _question(
     line: CommandLine, kind: type[T], argv: Sequence[str], environ: Mapping[str, str]
 ) -> T:
-    """Return the options of a command that sends a request to a master."""
     given, rest = line.read_all(argv, environ, most=1, right="one JOB or HOST[:PORT]")
     found: dict[str, Any] = {}
     if rest:

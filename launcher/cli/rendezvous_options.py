@@ -79,7 +79,6 @@ def _backend(given: Given) -> str:
 
 
 def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
-    """Return the endpoint of the master; None for a single node that needs none."""
     single = max_nodes == 1
     if given["standalone"]:
         if not single:

@@ -72,7 +72,6 @@ class _Host:
         self.send(json.dumps(order))
 
     def send(self, line: str) -> None:
-        """Send a line; ignored if the host has ended."""
         stream = self._process.stdin
         assert stream is not None
         with contextlib.suppress(OSError, ValueError):
@@ -80,7 +79,6 @@ class _Host:
             stream.flush()
 
     def attend(self, console: "_Console", ended: "queue.SimpleQueue[tuple[_Host, int]]") -> None:
-        """Copy the output until its end, then report the exit code."""
         out, err = self._process.stdout, self._process.stderr
         assert out is not None
         assert err is not None
@@ -111,7 +109,6 @@ class _Console:
         self._lock = threading.Lock()
 
     def copy(self, name: str, lines: Iterable[bytes], target: int) -> None:
-        """Copy lines to a file descriptor, prefixed with the host's name."""
         prefix = f"[{name}] ".encode()
         for line in lines:
             self.write(target, prefix + line)

@@ -84,7 +84,6 @@ def _first_line(orders: int) -> tuple[bytes, bytes]:
 
 
 def _attend(job: "subprocess.Popen[bytes]", orders: int, rest: bytes) -> None:
-    """Forward signals until the job has ended or the connection is lost."""
     ended = os.pidfd_open(job.pid)
     while True:
         *lines, rest = rest.split(b"\n")

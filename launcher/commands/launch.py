@@ -121,7 +121,6 @@ class _Plan(Struct, frozen=True):
 
 
 def _check_host(options: LaunchOptions) -> None:
-    """Raise an ``FtRunError`` if the job cannot run with this host's paths and limits."""
     require_own_proc()
     if options.checks is not None:
         check_report_path(options.checks.report)
@@ -150,7 +149,6 @@ def _plan(options: LaunchOptions) -> _Plan:
 
 
 def _recordings(options: LaunchOptions, environ: dict[str, str]) -> str:
-    """Return the directory for dumps of NCCL's flight recorder; empty if nothing is recorded."""
     if options.hang is not None and has_driver():
         with suppress(OSError):  # no space: verdicts rely on stacks alone
             return record_collectives(environ)
@@ -231,7 +229,6 @@ def _outputs(
 def _event_files(
     options: LaunchOptions, log_dir: LogDir, display: Display, recorder: Recorder
 ) -> "EventFiles | None":
-    """Return the files that events are written to; None without any."""
     folder = log_dir.path if log_dir.keeps_files else None
     if options.logs.events is None and folder is None:
         return None
@@ -241,7 +238,6 @@ def _event_files(
 
 
 def _metrics(options: LaunchOptions, display: Display) -> "NodeEndpoint | None":
-    """Return the endpoint of ``--metrics``; None without one."""
     if options.logs.metrics is None:
         return None
     from ..metrics.node_metrics import NodeEndpoint

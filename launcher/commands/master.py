@@ -91,7 +91,6 @@ class _LoneMaster:
         self._verdict: Verdict | None = None
 
     async def serve(self) -> int:
-        """Serve until the job is over or a signal arrives; return the exit code."""
         name = f"master-{secrets.token_hex(8)}"
         async with answering(name, self._answers, self._display.event):
             return await self._serve()
@@ -189,7 +188,6 @@ class _LoneMaster:
         return master
 
     def _about(self) -> dict[str, Any]:
-        """Return the description for ``ft-run status``."""
         master, job = self._master, self._job
         return {
             "job_id": job.job_id if job is not None else "",

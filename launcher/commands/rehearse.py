@@ -50,7 +50,6 @@ class _Rehearsal:
         self._order: Record = {"steps": options.steps, "end": None, "failures": [], "most": most}
 
     def run(self) -> int:
-        """Run all rows; return the exit code."""
         began_s = time.monotonic()
         first = self._jobs.run("undisturbed", self._order)
         base = History(first.records)
@@ -80,7 +79,6 @@ class _Rehearsal:
         return exit_codes.USAGE
 
     def _rows(self, check: Comparison, places: Sequence[Place], last: Record) -> dict[str, Row]:
-        """Return the rows that apply; ``last`` is the last record of the undisturbed run."""
         nodes, ranks = int(self._options.nodes), last["ranks"]
 
         def at(share: float) -> Place:

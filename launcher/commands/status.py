@@ -45,7 +45,6 @@ async def _show(options: StatusOptions) -> int:
 
 
 def _with_jobs(status: dict[str, Any], target: Target, options: StatusOptions) -> dict[str, Any]:
-    """Return the answer, with the jobs of this host if the options do not name a job."""
     if options.endpoint is not None or options.job:
         return status
     return status | {"jobs": [job.as_dict() for job in target.jobs]}
@@ -75,7 +74,6 @@ def _print_table(status: dict[str, Any]) -> None:
 
 
 def _cells(node: dict[str, Any], status: dict[str, Any], *, has_steps: bool) -> list[str]:
-    """Return a node's row."""
     return [
         "-" if node["node_rank"] < 0 else str(node["node_rank"]),
         node["host"],

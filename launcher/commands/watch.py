@@ -80,7 +80,6 @@ class _Watched:
         self._is_lost = False
 
     async def ask(self) -> None:
-        """Request the status; raises like ``MasterCalls.status``."""
         self._asked_at = time.monotonic()
         try:
             self._take(await self._calls.status())
@@ -88,7 +87,6 @@ class _Watched:
             self._took_s, self._asked_at = time.monotonic() - self._asked_at, None
 
     async def follow(self) -> None:
-        """Request the status forever."""
         while True:
             nodes = len(self.status["nodes"])
             await asyncio.sleep(max(_POLL_S, nodes / _NODES_PER_S))
@@ -99,7 +97,6 @@ class _Watched:
             self.changed.set()
 
     async def await_end(self) -> None:
-        """Wait for the end of the job."""
         while True:
             try:
                 last = await self._calls.ended()
@@ -114,7 +111,6 @@ class _Watched:
             await asyncio.sleep(_POLL_S)  # the master did not answer, or does not lead
 
     def quit(self, status: int) -> None:
-        """Stop the display; exit with this exit code."""
         if not self.over.done():
             self.over.set_result(status)
 
@@ -156,7 +152,6 @@ class _Watched:
 
 
 async def _show(job: _Watched, screen: "FullScreen") -> None:
-    """Show a job on the screen until it is over, or until a key or a signal."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(one) for one in (job.follow(), job.await_end(), _draw(job, screen))]
     for task in tasks:
@@ -183,7 +178,6 @@ async def _show(job: _Watched, screen: "FullScreen") -> None:
 
 
 async def _draw(job: _Watched, screen: "FullScreen") -> None:
-    """Draw each new status, and the time every second."""
     from ..reporting.watch_view import view
 
     while True:

@@ -229,7 +229,6 @@ class Accounting:
         self._overlaps.begin()
 
     def _progressed(self, record: Record) -> None:
-        """Handle a progress report of the workers."""
         spent = {self._activities.find(name): s for name, s in record.get("phases", {}).items()}
         if self.phase in _REPORTED:
             left_s, self._undecided_s = self._undecided_s, 0.0
@@ -266,7 +265,6 @@ class Accounting:
             self._since_stop = None
 
     def _interrupt(self, phase: Phase) -> None:
-        """Handle the end of training."""
         self.phase = phase
         if self._since_stop is None:
             self._since_stop = {}
@@ -325,7 +323,6 @@ class _KeptSteps:
         self._stretches: list[_Stretch] = []
 
     def trained(self, first: int, last: int, seconds: float) -> None:
-        """Add training from ``first`` to ``last`` completed steps."""
         if last <= first:
             return
         self._stretches.append(_Stretch(first, last, seconds))

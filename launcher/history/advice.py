@@ -90,7 +90,6 @@ def _loader(measured: Measured) -> Advice | None:
 
 
 def _threads(measured: Measured) -> Advice | None:
-    """Advise more threads per worker on the CPU, if it keeps its threads busy."""
     threads, idle = measured.omp_num_threads, measured.idle_cpus
     is_known = measured.worker_s >= _LEAST_S and measured.steps >= _LEAST_COUNT
     if not is_known or measured.uses_device or not threads or idle is None:
@@ -112,7 +111,6 @@ def _whole(idle: float) -> int:
 
 
 def _sockets(measured: Measured) -> Advice | None:
-    """Advise to run workers near their GPUs."""
     far, samples = measured.far_samples, measured.samples
     if samples < _LEAST_COUNT or far < _FAR * samples:
         return None

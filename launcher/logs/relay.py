@@ -111,7 +111,6 @@ class Relay:
             self._send()
 
     def _wait(self) -> set[int]:
-        """Return the descriptors that are ready; none after the timeout."""
         poll = select.poll()
         if self._has_agent:
             wanted = select.POLLIN | select.POLLOUT if self._outbox else select.POLLIN
