@@ -18,11 +18,11 @@ for a few seconds is lost (``node_timeout``), so the transit of an order explain
 
 
 def different_facts(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
-    """Yield a node and the value in which it differs from most others.
+    """Yield a node and the value, possibly a missing one, in which it differs from most others.
 
     Without a majority value, the right one is unknown: every node is reported, except the nodes of
-    a group that is larger than all others. A value that only some nodes have differs, too. Nodes
-    without any of the values are not compared: an earlier leader has received them.
+    a group that is larger than all others. Nodes without any value are not compared: an earlier
+    leader has received theirs.
     """
     facts = {node: mine for node, mine in facts.items() if not mine.keys().isdisjoint(_COMPARED)}
     for name in COMPARED_FACTS:

@@ -58,11 +58,7 @@ class Fault:
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Parse the value of ``FT_RUN_CHECK_FAULT``; an empty value contains no fault.
-
-    Raises:
-        FaultError: if the value is invalid; the message says what is expected.
-    """
+    """Parse ``FT_RUN_CHECK_FAULT``; raise ``FaultError`` with what is expected if it is invalid."""
     return tuple(_parse_fault(part.strip()) for part in text.split(";") if part.strip())
 
 

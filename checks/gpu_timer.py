@@ -31,13 +31,10 @@ class GpuTimer:
         self._clock = clock
 
     def time_s(self, launch: Callable[[], object], what: str) -> float:
-        """Launch work, wait for it and return its time on the GPU.
+        """Launch work and return its time on the GPU; raise ``TimedOutError`` if it does not end.
 
         The GPU is kept busy until the work is queued: an idle GPU would record the first event
         immediately and then wait for the host, whose time would count.
-
-        Raises:
-            TimedOutError: if the work does not end.
         """
         begin, end = (_event(enable_timing=True) for _ in range(2))
         _keep_busy()
@@ -47,11 +44,7 @@ class GpuTimer:
         return float(begin.elapsed_time(end)) / 1e3
 
     def finish(self, what: str) -> None:
-        """Wait for all launched work.
-
-        Raises:
-            TimedOutError: if the work does not end.
-        """
+        """Wait for all launched work; raise ``TimedOutError`` if it does not end."""
         self._wait(_event(), what)
 
     def _wait(self, event: Any, what: str) -> None:

@@ -61,11 +61,7 @@ class Ladder:
         Args:
             nodes: the nodes to check, by identity, in the order in which they meet.
             vouched: the nodes among them that have passed before.
-            known: the results of nodes that passed before; results of nodes that pass now are
-                added.
-
-        Raises:
-            ValueError: if a minimum of the spec is invalid.
+            known: the results of nodes that passed before; results of new ones are added.
         """
         self._spec = spec
         self._level = Level(spec.level)

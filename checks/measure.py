@@ -44,10 +44,7 @@ BUDGETS: Final = {
 
 
 def needed_s(level: Level, phase: Phase) -> float:
-    """Return the minimum time in seconds of all measurements of a phase together.
-
-    The time to meet, to open a device or to import torch is not included.
-    """
+    """Return the minimum time of a phase's measurements in seconds, without meeting and imports."""
     budget = BUDGETS[level]
     meeting_s = budget.latency_s + budget.bandwidth_s
     match phase:
@@ -66,10 +63,7 @@ def cpu_share(workers: int) -> float:
 def best_time_s(
     run: Callable[[], object], budget_s: float, *, clock: Clock = time.perf_counter
 ) -> float:
-    """Return the time of one ``run``, the best of all that fit the budget; ``clock`` is in seconds.
-
-    At least three are made. ``run`` must be complete when it returns.
-    """
+    """Return the time of one complete ``run`` in seconds: the best of at least three."""
     times: list[float] = []
     start = before = clock()
     while len(times) < _LEAST_REPETITIONS or before - start < budget_s:
@@ -87,15 +81,10 @@ def settled_time_s(
     after: Callable[[], object] = lambda: None,
     clock: Clock = time.perf_counter,
 ) -> float:
-    """Return the settled time of a piece: the median of the second half of the pieces.
+    """Return the settled time of a piece: the median of the second half of at least three pieces.
 
-    For a device with its own clock and cooling: its first pieces are faster than its sustained
-    speed.
-
-    Args:
-        timed: runs one piece and returns its seconds.
-        budget_s: time limit in seconds; at least three pieces are run.
-        after: is called after each piece, and not timed.
+    The first pieces of a device with its own clock and cooling are faster than its sustained speed.
+    ``timed`` runs a piece and returns its seconds; ``after`` is called after each, and not timed.
     """
     times: list[float] = []
     start = clock()
@@ -110,10 +99,7 @@ def largest_within(
     time_s: Callable[[int], float],
     target_s: float,
 ) -> int:
-    """Return the first of the growing ``sizes`` whose work takes ``target_s``, or the last one.
-
-    The first is always tried; each size is timed once.
-    """
+    """Return the first of the growing ``sizes`` whose work takes ``target_s``, or the last one."""
     for size in sizes[:-1]:
         if time_s(size) >= target_s:
             return size

@@ -61,10 +61,8 @@ class DeviceProbe:
         """Return the speed of the product of two n × n matrices: 2 n³ / time / 10^12.
 
         In the training precision: bfloat16 on a GPU, float32 on one core of a CPU. n is the
-        smallest of a few sizes whose product takes about a millisecond (5 ms on a GPU).
-
-        Raises:
-            WrongValueError: if the product is wrong, or differs between two runs.
+        smallest of a few sizes whose product takes about a millisecond (5 ms on a GPU). Raises
+        ``WrongValueError`` if the product is wrong, or differs between two runs.
         """
         sizes = _GPU_SIZES if self._on_gpu else _CPU_SIZES
         target_s = _GPU_PIECE_S if self._on_gpu else _CPU_PIECE_S
@@ -190,11 +188,9 @@ class Product:
         repeats_exactly: bool = False,
         is_wrong: bool = False,
     ) -> None:
-        """Create the matrices without multiplying them.
+        """Create the matrices.
 
         Args:
-            size: number of rows and of columns of each matrix.
-            dtype: bfloat16 or float32.
             repeats_exactly: whether the device guarantees the same result, bit for bit, each time.
             is_wrong: whether to put a wrong value into each result, as an injected fault.
         """
@@ -215,14 +211,11 @@ class Product:
             self.result[0, 0] += self.result.shape[0]
 
     def verify(self) -> None:
-        """Compare the sum of the columns of A·B with A·(B·1), as in Freivalds' algorithm.
+        """Raise ``WrongValueError`` if the sum of the columns of A·B is not A·(B·1) (Freivalds).
 
         The sum of n entries of the order of √n, each rounded separately, has an error of the order
         of n. If the device repeats exactly, the product must also be identical, bit for bit, to the
         first one: cuBLAS guarantees that on one stream.
-
-        Raises:
-            WrongValueError: if the product is wrong.
         """
         size = self.result.shape[0]
         ones = torch.ones(size, 1, device=self.result.device)
@@ -238,11 +231,7 @@ class Product:
             self._compare_with(self._first)
 
     def compare(self) -> None:
-        """Verify one more result at the lowest cost: against the first one, or like ``verify``.
-
-        Raises:
-            WrongValueError: if the product is wrong.
-        """
+        """Verify one more result at the lowest cost: against the first one, or like ``verify``."""
         if self._first is None or not self._repeats_exactly:
             self.verify()
         else:

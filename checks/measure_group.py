@@ -206,7 +206,7 @@ class _AllReduce:
         self._is_slowed = self._run is not run
 
     def timed(self) -> float:
-        """Run once and return its time in seconds.
+        """Run once and return the time in seconds.
 
         Raises:
             WrongValueError: if the sum is wrong.

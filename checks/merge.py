@@ -41,14 +41,10 @@ class WorkerAnswer(Struct, frozen=True):
 
 
 def merge(node: str, phase: Phase, answers: list[WorkerAnswer], workers: int) -> Record:
-    """Return the node's record.
+    """Return the node's record from its workers' answers; there is at least one.
 
-    Its metrics are those of its slowest worker; its failure is the most informative one.
-
-    Args:
-        answers: one for each worker that received the order; not empty.
-        workers: number of workers of the node; the failure names the local rank if there are
-            several.
+    The metrics are those of the slowest worker; the failure is the most informative one, with the
+    local rank if there are several ``workers``.
     """
     failed = sorted((a for a in answers if a.failure), key=lambda a: (a.blame, a.local_rank))
     failure = ""

@@ -90,11 +90,7 @@ def record_to_json(record: Record) -> str:
 
 
 def record_from_json(text: str | bytes) -> Record:
-    """Return the record of a line.
-
-    Raises:
-        RecordError: if the line is not a record; the message gives the reason.
-    """
+    """Return the record of a line; raise ``RecordError`` with the reason if it is not a record."""
     try:
         parts = {"failure": "", "metrics": {}, "facts": {}} | json.loads(text)
         node, phase, failure, metrics, facts = (

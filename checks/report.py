@@ -16,11 +16,9 @@ _FRAME_BYTES: Final = 64
 def report_to_json(verdicts: Verdicts, most_bytes: int | None = None) -> str:
     """Return a report; units are in the names of the metrics.
 
-    Args:
-        most_bytes: maximum size; None for no limit. To fit, a report leaves out the system
-            information of nodes that passed without a warning. If that is not enough, it includes
-            nodes with something to report, then others, up to this size. It counts what is left
-            out.
+    A report larger than ``most_bytes`` omits the system information of nodes that passed without a
+    warning. If that is not enough, it includes nodes with something to report, then others, up to
+    this size. It counts what is omitted.
     """
     entries = [_entry(found) for found in verdicts.nodes]
     frame: dict[str, Any] = {
@@ -71,11 +69,7 @@ def _dump(part: Any) -> str:
 
 
 def report_from_json(text: str) -> Verdicts:
-    """Return the verdicts of a report from ``report_to_json``.
-
-    Raises:
-        ValueError: if the text is not such a report.
-    """
+    """Return the verdicts from ``report_to_json``; raise ``ValueError`` for other text."""
     try:
         report = json.loads(text)
         return Verdicts(

@@ -35,11 +35,7 @@ class Rules(Struct, frozen=True):
 
     @staticmethod
     def of(spec: CheckSpec) -> "Rules":
-        """Return the rules that a job requests.
-
-        Raises:
-            ValueError: if a minimum does not name a metric or is not a number.
-        """
+        """Return the job's rules; raise ``ValueError`` for a minimum that is not METRIC=NUMBER."""
         minimums = {}
         for text in spec.minimums:
             name, _, number = text.partition("=")
@@ -122,10 +118,7 @@ class Results(Struct, frozen=True, dict=True):
         return NOT_CARRIED_OUT not in self.solo_failures.get(node, ("", NOT_CARRIED_OUT))[1]
 
     def _unmeasured(self, metrics: Metrics) -> str:
-        """Return, as text, which metric has a minimum and was not measured; empty for none.
-
-        Nothing shows that it would reach the minimum: fail closed.
-        """
+        """Return which metric has a minimum, but was not measured; empty for none. Fails closed."""
         for metric in SOLO_METRICS:
             minimum = self.rules.minimums.get(metric)
             if minimum is not None and metric not in metrics:
@@ -150,7 +143,7 @@ class Results(Struct, frozen=True, dict=True):
     def median_of_peers(self, metric: str, node: str) -> float | None:
         """Return the median of the values of all other sound nodes; None if there are none.
 
-        It takes O(log n), since it is called for each of thousands of nodes.
+        Takes O(log n): it is called for each of thousands of nodes.
         """
         values = self._sound_values[metric]
         count = len(values)

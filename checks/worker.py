@@ -243,11 +243,7 @@ def _environ_of_node(config: CheckWorkerConfig) -> Mapping[str, str]:
 
 
 def has_gpu(config: CheckWorkerConfig, gpus: Any, built_for: str | None) -> bool:
-    """Return whether a worker checks its GPU; otherwise it checks a CPU.
-
-    Args:
-        gpus: ``torch.cuda``.
-        built_for: the kind of GPUs that torch was built for; None for none.
+    """Return whether a worker checks its GPU (otherwise a CPU); ``gpus`` is ``torch.cuda``.
 
     Raises:
         CheckError: if torch cannot use a GPU although one was requested or torch was built for the
@@ -293,11 +289,7 @@ def _why_no_gpu(gpus: Any) -> str:
 
 
 def plausible(metrics: Metrics) -> Metrics:
-    """Return ``metrics`` if they are possible results of a measurement.
-
-    Raises:
-        CheckError: if a value is zero, infinite or not a number.
-    """
+    """Return ``metrics``; raise ``CheckError`` if a value is not a positive finite number."""
     for name, value in metrics.items():
         if not (value > 0 and math.isfinite(value)):
             raise CheckError(f"{name} was measured as {value}")

@@ -41,13 +41,10 @@ COLLECTIVE_STAGES: Final = (MEETING, SMALL, LARGE)
 
 
 def no_answer(stage: str, limit_s: float, had_s: float, needed_s: float) -> str:
-    """Return the failure of a worker that has not answered in time.
+    """Return the failure of a worker that has not answered in time, during ``stage``.
 
-    Args:
-        stage: what it was about to do.
-        limit_s: time limit of the order.
-        had_s: the time left after the import of torch.
-        needed_s: minimum time of the measurements; with less, the node is not the cause.
+    ``had_s`` is the time left after the import of torch; if it was less than ``needed_s``, the node
+    is not the cause.
     """
     failure = f"{NO_ANSWER} {limit_s:.3g} s ({stage})"
     return (
@@ -130,7 +127,7 @@ class CheckWorkerConfig:
 
     @property
     def mig_devices(self) -> int:
-        """The number of MIG devices if several workers use one each, otherwise 0.
+        """Number of MIG devices if several workers use one each, otherwise 0.
 
         NCCL before 2.30 does not connect two of one GPU ("Duplicate GPU detected").
         """

@@ -54,7 +54,7 @@ def import_asyncio() -> None:
 def unblock(signals: Iterable[signal.Signals]) -> None:
     """Unblock signals that the parent process blocked; call this after setting their handlers.
 
-    A signal mask is inherited. Workers get the mask of the parent process, like from torchrun.
+    Workers inherit the mask of the parent process, as from torchrun.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
@@ -62,8 +62,7 @@ def unblock(signals: Iterable[signal.Signals]) -> None:
 def quiet_grpc() -> None:
     """Prevent gRPC, which reads this when it is loaded, from printing its own lines.
 
-    ft-run reports the same in its own lines. The variable does not reach workers: their environment
-    is copied earlier.
+    ft-run reports the same. Workers do not get the variable: their environment is copied earlier.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 

@@ -64,13 +64,7 @@ class Hosting:
         report: Callable[[], str] = str,
         meet: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Initialize.
-
-        Args:
-            changed: is called after each event of the group.
-            report: returns the answer to ``ft-run report`` of the running job.
-            meet: see ``LocalLink``.
-        """
+        """``changed`` is called after each event of the group, ``report`` for ``ft-run report``."""
         self._options, self._report = options, report
         self._trust, self._meet = trust, meet
         self._note, self._changed = note, changed
@@ -97,11 +91,7 @@ class Hosting:
         return self._master if self._succession is None else self._succession.master
 
     async def start(self) -> None:
-        """Start the master if it belongs in this process.
-
-        Raises:
-            UsageError: if this process cannot listen at the endpoint.
-        """
+        """Start the master if it belongs here; raise ``UsageError`` if it cannot listen."""
         endpoint = self._options.endpoint
         if endpoint is None:
             self._master = self._new_master(self._settings())
@@ -314,14 +304,9 @@ async def listed_host(
 ) -> "tuple[Succession, MasterServer] | None":
     """Become a candidate at the first free endpoint of this host: vote, and lead if elected.
 
-    Args:
-        own: the listen address of each endpoint that names this host, by its position.
-
-    Returns:
-        The succession and its server; None if no endpoint of this host is free or there is none.
-
-    Raises:
-        UsageError: if this process cannot listen at the endpoint.
+    ``own`` has the listen address of each endpoint that names this host, by its position. The
+    result is None if no such endpoint is free. Raises ``UsageError`` if this process cannot listen
+    there.
     """
     from ...rendezvous.lease.succession import Succession
     from ...rendezvous.transport.addresses import HOSTS

@@ -35,13 +35,10 @@ class LocalAnswers:
         report: Callable[[], str],
         is_over: Callable[[], bool],
     ) -> None:
-        """Initialize.
+        """``about`` returns ``LiveStatus.summary`` and ``node_id``, as JSON values.
 
-        Args:
-            about: returns ``LiveStatus.summary`` and ``node_id``.
-            endpoints: the master's endpoints, if other nodes may connect to it.
-            master: returns the master in this process; None if it is hosted elsewhere.
-            report: returns ``StatusReply.report``.
+        ``master`` returns None if the master is in another process; ``endpoints`` is where other
+        nodes connect to it, if they may. ``report`` returns ``StatusReply.report``.
         """
         self._about, self._endpoints = about, endpoints
         self._master, self._report, self._is_over = master, report, is_over

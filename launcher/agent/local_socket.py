@@ -38,12 +38,7 @@ class LocalSocket:
         """Connections of ``_open`` that have not sent a request, the oldest first."""
 
     async def listen(self, name: str) -> None:
-        """Listen at a name in the user's directory.
-
-        Raises:
-            OSError: if there is no such directory, or its path is too long for a socket (107
-                bytes).
-        """
+        """Listen in the user's directory; ``OSError`` e.g. if the path is longer than 107 bytes."""
         folder = user_folder()
         path, hidden = folder / f"{name}{SOCKET_SUFFIX}", folder / f".{name}"
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -30,8 +30,8 @@ def waits(message: Waiting, options: LaunchOptions) -> NodeWaits:
 def is_news(message: Waiting, before: Waiting | None) -> bool:
     """Return whether the state of a waiting node has changed enough to print it.
 
-    The master sends the state to a new node immediately and, soon after, the connected nodes to all
-    nodes. Its reminders are a minute apart.
+    The master sends the state to a new node immediately. Soon after, it reports the connected nodes
+    to all nodes. Its reminders are a minute apart.
     """
     if before is None or message.backoff_s or before.backoff_s:
         return True

@@ -30,12 +30,10 @@ class NodeReports:
         *,
         rank0_decides: bool,
     ) -> None:
-        """Initialize.
+        """``left`` is called when no process of a round is left here.
 
-        Args:
-            left: is called when no process of a round is left here.
-            are_ready: returns whether workers that exited with 0 did so only because nodes are
-                being preempted; it then reports this to the master.
+        ``are_ready`` returns whether workers that exited with 0 did so only because nodes are being
+        preempted; it then reports this to the master.
         """
         self._claim = claim
         self._life = life

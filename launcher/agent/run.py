@@ -64,15 +64,11 @@ async def run_node(
     conclude: Callable[[Agent], None] | None = None,
     metrics: "NodeEndpoint | None" = None,
 ) -> int:
-    """Run this node until the job is over for it; return the exit code.
+    """Run this node until the job is over for it; return the exit code, or raise an ``FtRunError``.
 
-    Args:
-        new_crew: returns the check workers of a node with this ID; None without checks.
-        trust: the mutual TLS credentials; None for plain text, or a single node without a network.
-        conclude: is called with the agent when the job is over.
-
-    Raises:
-        FtRunError: from ``Agent.run`` and ``Hosting.start``.
+    ``new_crew`` returns the check workers of a node with this ID. ``trust`` is None for plain text,
+    or for a single node without a network. ``conclude`` is called with the agent when the job is
+    over.
     """
     rendezvous, recorder = options.rendezvous, display.recorder
     assert recorder is not None

@@ -25,12 +25,10 @@ def hear(
     signalled: Callable[[int], None],
     pass_on: Callable[[int], None],
 ) -> None:
-    """Handle signals from now on.
+    """Handle signals from now on; ignored signals stay ignored.
 
-    Args:
-        signals: the signals that ask this node to leave; ignored signals stay ignored.
-        signalled: receives each signal, except duplicates from a shell or a wrapper.
-        pass_on: receives SIGUSR1 and SIGUSR2, which are for the workers.
+    ``signalled`` receives each signal that asks this node to leave, except duplicates; ``pass_on``
+    receives SIGUSR1 and SIGUSR2, which are for the workers.
     """
     heard_at: dict[int, float] = {}
 
@@ -73,10 +71,9 @@ async def unless_asked(
     *,
     times: int = 1,
 ) -> bool:
-    """Wait for a coroutine, at most until ``times`` signals ask this node to leave.
+    """Wait for a coroutine, at most until ``times`` signals; return whether they came.
 
-    Ignored signals stay ignored. A coroutine that does not end in time is canceled. Return whether
-    the signals came.
+    Ignored signals stay ignored. A coroutine that does not end in time is canceled.
     """
     loop = asyncio.get_running_loop()
     asked, left = asyncio.Event(), times
@@ -101,10 +98,7 @@ async def unless_asked(
 
 
 def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> None:
-    """From now on, signals only end waits, even while the event loop closes.
-
-    The outcome and the exit code are known; a signal must not change them.
-    """
+    """From now on, signals only end waits: the outcome and the exit code are known."""
     for number in heard(signals):
         _acts[number] = hurry
         signal.signal(number, lambda *_: hurry())

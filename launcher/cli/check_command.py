@@ -48,12 +48,7 @@ _AS_FOR_TRAINING = ("nproc_per_node", "accelerator", "virtual_local_rank", "prel
 
 
 def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
-    """Parse the arguments after ``ft-run check``.
-
-    Raises:
-        UsageError: if the options are invalid.
-        SystemExit: with 0, after ``--help`` or ``--version``.
-    """
+    """Parse the arguments after ``ft-run check``."""
     line = check_command()
     right = "options only, or ./check for a script of that name"
     given, _ = line.read_all(argv, environ, right=right)

@@ -141,12 +141,7 @@ def training_check_flags() -> list[Flag]:
 
 
 def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:
-    """Return how nodes are checked before training; None without checks.
-
-    Raises:
-        UsageError: if there are options of checks but no flag enables checks; or from
-            ``check_spec``.
-    """
+    """Return how nodes are checked before training; None without checks."""
     if given[NETWORK_CHECK.key]:
         return given.fill(CheckOptions, spec=check_spec(given, warnings))
     for flag in training_check_flags():
@@ -164,14 +159,7 @@ def _ignore(text: str, right: str, warnings: list[str]) -> None:
 
 
 def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> CheckSpec:
-    """Return how nodes are to be checked, and add a warning for each ignored option.
-
-    Args:
-        only: whether the job consists only of the checks (``ft-run check``).
-
-    Raises:
-        UsageError: if a flag needs several nodes and there is one.
-    """
+    """Return how nodes are to be checked; with ``only``, for ``ft-run check``."""
     _, max_nodes = given.get("nnodes", (1, 1))
     values = {key: value for key, value in given.values.items() if value is not None}
     if max_nodes == 1:

@@ -35,9 +35,6 @@ class Given:
         Args:
             texts: the value as text; the last one applies, unless the flag can be repeated.
             origin: ``--flag``, ``PET_FLAG`` or a description, for errors; ``--flag`` if empty.
-
-        Raises:
-            UsageError: if a text is not a valid value.
         """
         self._origins[key] = origin or self._flags[key].spelling
         self.values[key] = self._flags[key].value(texts, self._origins[key])
@@ -80,10 +77,7 @@ class Given:
             )
 
     def fill(self, kind: type[T], **found: Any) -> T:
-        """Return options: each field has the value of its flag, or else its default.
-
-        ``found`` has the fields that are not simply the value of one flag.
-        """
+        """Return options: ``found``, else the values of the fields' flags, else the defaults."""
         for name in kind.__struct_fields__:
             flags = flags_of(kind, name)
             if name not in found and len(flags) == 1 and self[flags[0].key] is not None:
@@ -142,12 +136,7 @@ class CommandLine:
     def read(
         self, argv: Sequence[str], environ: Mapping[str, str]
     ) -> tuple[Given, tuple[str, ...]]:
-        """Return the flags' values, and the rest from the first argument that is not a flag.
-
-        Raises:
-            UsageError: if a flag is unknown or ambiguous, or its value is missing or invalid.
-            SystemExit: with 0, after ``--help`` or ``--version``.
-        """
+        """Return the flags' values, and the rest from the first argument that is not a flag."""
         found, rest = self.split(argv)
         return self._given(found, environ), rest
 
@@ -156,14 +145,8 @@ class CommandLine:
     ) -> tuple[Given, tuple[str, ...]]:
         """Return the flags' values, and the arguments of a command that does not run a script.
 
-        Args:
-            argv: flags and arguments, in any order.
-            most: the maximum number of arguments.
-            right: the expected arguments, for the error.
-
-        Raises:
-            UsageError: if there are more arguments; or from ``read``.
-            SystemExit: from ``read``.
+        Flags and arguments may be mixed; more than ``most`` arguments are an error, which expects
+        ``right``.
         """
         found: list[tuple[Flag, str]] = []
         arguments: list[str] = []

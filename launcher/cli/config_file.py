@@ -34,11 +34,7 @@ class ConfigFile(Struct, frozen=True):
 
 
 def read_config(given: Given) -> ConfigFile:
-    """Return the content of the file of ``--config``.
-
-    Raises:
-        UsageError: if the file cannot be read, a key is unknown, or a value is invalid.
-    """
+    """Return the content of the file of ``--config``."""
     if not given["config"]:
         return ConfigFile()
     path, name = given["config"], given.origin("config")
@@ -73,12 +69,8 @@ def add_checks(
 ) -> None:
     """Set the flags of ``line`` that ``[checks]`` sets and that were not given.
 
-    Args:
-        warnings: receives a warning if ``[checks]`` has no effect because ``--network-check`` is
-            not given; None if the command checks in any case.
-
-    Raises:
-        UsageError: if a value of the table is invalid.
+    Warn if ``[checks]`` has no effect because ``--network-check`` is not given; with ``warnings``
+    None, the command checks in any case.
     """
     found = Given(line.flags)
     for key, (text, origin) in config.checks.items():

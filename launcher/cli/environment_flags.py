@@ -44,11 +44,7 @@ def environment_flags() -> list[Flag]:
 
 
 def add_environment(given: Given, environ: Mapping[str, str], warnings: list[str]) -> None:
-    """Set the flags that the environment sets, if ``--auto-config`` was given.
-
-    Raises:
-        UsageError: if the environment has no number of nodes, or contradicts itself.
-    """
+    """Set the flags that the environment sets, if ``--auto-config`` was given."""
     if given["auto_config"]:
         texts = {key: words[-1] for key, words in given.texts.items() if given[key] is not False}
         found = auto_config(environ, texts, socket.getfqdn)

@@ -84,14 +84,9 @@ REFUSED: Final[Mapping[str, str]] = {
 
 
 def ours(word: str, following: list[str]) -> list[str] | None:
-    """Return our flags for another launcher's flag; None for any other flag.
+    """Return our flags for another launcher's ``--flag`` or ``--flag=value``; None for other flags.
 
-    Args:
-        word: ``--flag`` or ``--flag=value``.
-        following: the arguments after it, the next one last; a value is removed from there.
-
-    Raises:
-        UsageError: if our flag does not mean the same, or the value is invalid.
+    ``following`` has the arguments after it, the next one last; a value is removed from there.
     """
     given, equals, value = word.partition("=")
     name = given.replace("_", "-")

@@ -71,12 +71,7 @@ def hosts_command() -> CommandLine:
 
 
 def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
-    """Return the hosts to start, and their commands.
-
-    Raises:
-        UsageError: if the hosts and the options of the job contradict each other.
-        SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run``.
-    """
+    """Return the hosts to start, and their commands."""
     line = hosts_command()
     own, job = _split(line, argv)
     given, _ = line.read(own, {})

@@ -147,11 +147,7 @@ def _flags_without_effect() -> list[Flag]:
 
 
 def saves_on_exit(given: Given) -> bool:
-    """Return whether the newest snapshot is saved as a checkpoint when the job fails.
-
-    Raises:
-        UsageError: if both flags were given.
-    """
+    """Return whether the newest snapshot is saved as a checkpoint when the job fails."""
     given.refuse_both("save_on_exit", "no_save_on_exit")
     is_refused = "save_on_exit" in given.texts and not given["save_on_exit"]
     return not (given["no_save_on_exit"] or is_refused)

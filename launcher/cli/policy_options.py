@@ -20,11 +20,7 @@ _NO_RESTARTS = ("--max-restarts is 0", "--max-restarts N with N above 0 as well"
 
 
 def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
-    """Parse the arguments after ``ft-run policy``.
-
-    Raises:
-        UsageError: if there is no failure to explain, or the policy is invalid.
-    """
+    """Parse the arguments after ``ft-run policy``."""
     right = "ft-run policy --explain 'exit:137 oom', or ./policy for a script of that name"
     given, _ = policy_command().read_all(argv, environ, right=right)
     if given["explain"] is None:
@@ -40,11 +36,7 @@ def launch_policy(
     is_watched: bool,
     can_hang: bool,
 ) -> PolicySpec | None:
-    """Return the policy of a job to start; None if all of it is the default.
-
-    Raises:
-        UsageError: if an option has no effect with the others; or from ``policy_of``.
-    """
+    """Return the policy of a job, None if all is default; refuse options without effect."""
     policy = policy_of(given, config, is_watched=is_watched)
     rules = [Rule.parse(text) for text in policy.rules]
     has_restarts = rendezvous.max_restarts > 0
@@ -73,11 +65,7 @@ def launch_policy(
 
 
 def policy_of(given: Given, config: ConfigFile, *, is_watched: bool = False) -> PolicySpec:
-    """Return the failure policy of the flags and the file.
-
-    Raises:
-        UsageError: if a rule can never match, or there are too many.
-    """
+    """Return the failure policy of the flags and the file."""
     settings = dict(config.settings)
     for flag in setting_flags():
         if given[flag.key] is not None:

@@ -74,9 +74,6 @@ def parse_conf(text: str, name: str = "--rdzv-conf") -> RendezvousConf:
     """Parse ``KEY=VALUE,…``; quotes are tolerated, and the last value of a repeated key is used.
 
     ``name`` is the flag or variable that has the text, for errors.
-
-    Raises:
-        UsageError: if a pair has no key or no value, or the value of a known key is invalid.
     """
     settings: dict[str, Any] = {}
     unknown: list[str] = []
@@ -117,10 +114,7 @@ def _pairs(text: str, name: str) -> dict[str, str]:
 
 
 def _unquoted(text: str) -> str:
-    """Return ``text`` without surrounding spaces and quotes.
-
-    A single quote at one end is removed, too: the other one of ``'a=1,b=2'`` is in another piece.
-    """
+    """Return ``text`` without spaces and quotes, even a single quote: ``'a=1,b=2'`` was split."""
     return text.strip().strip("\"'").strip()
 
 

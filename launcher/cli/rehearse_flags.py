@@ -66,11 +66,7 @@ def rehearse_command() -> CommandLine:
 
 
 def rehearse_options(argv: Sequence[str], environ: Mapping[str, str]) -> RehearseOptions:
-    """Parse the arguments after ``rehearse``.
-
-    Raises:
-        UsageError: if they are invalid, or name other nodes.
-    """
+    """Parse the arguments after ``rehearse``."""
     line = rehearse_command()
     given, script = line.read(argv, environ)
     own = {"standalone", *(flag.key for flag in flags_of(RehearseOptions))}

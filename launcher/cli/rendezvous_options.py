@@ -21,11 +21,7 @@ def conf_given(given: Given) -> RendezvousConf:
 def rendezvous_options(
     given: Given, warnings: list[str], script_args: Sequence[str] = ()
 ) -> RendezvousOptions:
-    """Return the options of the rendezvous, and add warnings for the user to ``warnings``.
-
-    Raises:
-        UsageError: if the flags contradict each other, or no node could find the others.
-    """
+    """Return the options of the rendezvous, and add warnings for the user to ``warnings``."""
     min_nodes, max_nodes = given.get("nnodes", (1, 1))
     unit = given.get("node_unit", defaults.NODE_UNIT)
     if min_nodes % unit:

@@ -46,11 +46,7 @@ Example:
 
 
 def report_options(argv: Sequence[str], environ: Mapping[str, str]) -> ReportOptions:
-    """Parse the arguments after ``report``.
-
-    Raises:
-        UsageError: if they are invalid, or name no file.
-    """
+    """Parse the arguments after ``report``."""
     given, paths = report_command().read_all(argv, environ, most=len(argv), right="")
     if not paths:
         raise UsageError(

@@ -19,9 +19,6 @@ def as_flag(argv: Sequence[str]) -> Sequence[str]:
     """Return ``help``, ``help COMMAND`` or ``version`` as the equivalent flag.
 
     A script of that name in the working directory takes precedence.
-
-    Raises:
-        UsageError: if there is no such command.
     """
     word, *more = argv or ("",)
     is_script = os.path.isfile(word) or os.path.isfile(os.path.join(word, "__main__.py"))

@@ -56,11 +56,7 @@ def token_file_flag(heading: Heading) -> Flag:
 
 
 def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
-    """Return the security of connections; None for plain text.
-
-    Raises:
-        UsageError: if a file of the certificate is missing, or there is a token too.
-    """
+    """Return the security of connections; None for plain text."""
     token = given_token(given, environ)
     files = [key for key in _FILES if given[key]]
     if not files:
@@ -82,12 +78,7 @@ def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | No
 
 
 def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptions:
-    """Parse the arguments after ``ft-run token``.
-
-    Raises:
-        UsageError: if they are invalid.
-        SystemExit: with 0, after ``--help`` or ``--version``.
-    """
+    """Parse the arguments after ``ft-run token``."""
     given, rest = token_command().read_all(argv, environ, most=1, right="one FILE")
     if given["ca"] and not rest:
         raise UsageError("--ca needs the file with the token; expected ft-run token --ca FILE.")

@@ -1,1 +1,4 @@
-"""The commands of ft-run, one module each; every command returns an exit code."""
+"""The commands of ft-run, one module each.
+
+Every command returns an exit code; errors that a user can cause are raised as ``FtRunError``.
+"""

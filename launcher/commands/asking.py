@@ -26,11 +26,7 @@ class MasterCalls:
     """
 
     def __init__(self, endpoint: Endpoint, trust: TrustOptions | None, timeout_s: float) -> None:
-        """Initialize; ``endpoint`` may list several hosts that may lead.
-
-        Raises:
-            UsageError: if the token or a certificate cannot be used.
-        """
+        """``endpoint`` may list several hosts that may lead."""
         self._given = (Endpoint(endpoint.host, endpoint.port), *endpoint.others)
         self._trust = read_trust(trust)
         self._timeout_s = timeout_s
@@ -57,10 +53,9 @@ class MasterCalls:
         await self._channel.close()
 
     async def status(self) -> dict[str, Any]:
-        """Return the status of the job, like ``status_dict``.
+        """Return the status of the job, like ``status_dict``, from the leader if it answers.
 
-        If the host is not the leader, the leader is queried. If it does not answer, the result is
-        the host's own answer, which names the leader.
+        Otherwise it is the status of the queried host, which names the leader.
         """
         status = await self._status(until_end=False)
         leader = leader_elsewhere(status)

@@ -39,14 +39,7 @@ def command_lines() -> dict[str, CommandLine]:
 
 
 def complete(instruction: str) -> int:
-    """Answer a request of a shell: print its script, or the possible words.
-
-    Args:
-        instruction: ``bash_source``, ``zsh_complete`` etc., as in click's scripts.
-
-    Raises:
-        UsageError: if there is no such shell or instruction.
-    """
+    """Print the answer to ``bash_source``, ``zsh_complete`` etc., as in click's scripts."""
     shell, _, question = instruction.partition("_")
     found = get_completion_class(shell)
     if found is None or question not in ("source", "complete"):

@@ -122,11 +122,7 @@ class _Console:
 
 
 def run_hosts(options: HostsOptions) -> int:
-    """Run a job on all hosts; return its exit code.
-
-    Raises:
-        RendezvousError: if too few hosts could be reached, or remain.
-    """
+    """Run a job on all hosts; return its exit code."""
     console = _Console()
     ended: queue.SimpleQueue[tuple[_Host, int]] = queue.SimpleQueue()
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -32,11 +32,7 @@ CONNECTED: Final = b"\0ft-run hosts-node\n"
 
 
 def run_hosts_node() -> int:
-    """Start ft-run as specified on the standard input; return its exit code.
-
-    Raises:
-        UsageError: if the directory or ft-run cannot be used.
-    """
+    """Start ft-run as specified on the standard input; return its exit code."""
     orders = sys.stdin.fileno()
     os.write(sys.stdout.fileno(), CONNECTED)
     first, rest = _first_line(orders)

@@ -56,9 +56,6 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     """Run a job's workers on this node; return the exit code.
 
     All information is collected and all processes are forked before the event loop starts.
-
-    Raises:
-        FtRunError: for an error that a user can cause, with an exit code.
     """
     _check_host(options)
     rendezvous = options.rendezvous
@@ -168,10 +165,9 @@ def _preloaded(options: LaunchOptions, starter: WorkerStarter, display: Display)
 def _forked(
     plan: _Plan, display: Display, *, with_checks: bool
 ) -> "Iterator[tuple[WorkerStarter, SpawnerClient | None]]":
-    """Fork the processes of this node: the starter of workers, and the spawner of check workers.
+    """Fork the starter of workers, and the spawner of check workers; at the end, close them.
 
-    At the end, close them and remove unused log files. Raises ``NoProcessError`` if the kernel
-    refuses another process.
+    Raises ``NoProcessError`` if the kernel refuses another process.
     """
     with ExitStack() as closing:
         closing.callback(plan.log_dir.remove_if_unused)
@@ -206,10 +202,9 @@ def _forked(
 def _outputs(
     options: LaunchOptions, plan: _Plan, display: Display, recorder: Recorder
 ) -> "Iterator[NodeEndpoint | None]":
-    """Open the outputs of the agent besides the console; yield the endpoint of ``--metrics``.
+    """Open the agent's outputs besides the console; yield the endpoint of ``--metrics``.
 
-    At the end, also close the console and ignore signals, because processes are still to be
-    stopped.
+    At the end, also close the console and ignore signals: processes are still to be stopped.
     """
     with ExitStack() as closing:
         if options.event_log_handler == "console":

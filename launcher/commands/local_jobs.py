@@ -36,11 +36,7 @@ class LocalConnection:
         return int(pid)
 
     async def ask(self, **request: Any) -> dict[str, Any]:
-        """Send a request; return the answer.
-
-        Raises:
-            RendezvousError: if the agent has ended, or refuses the request.
-        """
+        """Send a request; return the answer, or raise ``RendezvousError``."""
         try:
             self._writer.write(msgspec.json.encode(request) + b"\n")
             await self._writer.drain()
@@ -49,11 +45,7 @@ class LocalConnection:
         return await self.receive()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next answer.
-
-        Raises:
-            RendezvousError: if the agent has ended, or refuses the request.
-        """
+        """Return the next answer; raise ``RendezvousError`` if the agent has ended or refuses."""
         try:
             line = await self._reader.readline()
             answer = msgspec.convert(json.loads(line), dict[str, Any])
@@ -69,11 +61,7 @@ class LocalConnection:
 
 
 async def connect(path: Path) -> LocalConnection:
-    """Connect to an agent.
-
-    Raises:
-        OSError: if no process listens on this socket.
-    """
+    """Connect to an agent; raise ``OSError`` if no process listens on this socket."""
     return LocalConnection(*await asyncio.open_unix_connection(path, limit=_ANSWER_MAX_BYTES))
 
 
@@ -118,8 +106,7 @@ class LocalJob(Struct, frozen=True):
     def key(self) -> tuple[object, ...]:
         """Key that is equal for agents of one job; agents of a single node have no endpoint.
 
-        It contains only the ports of endpoints, because ``ft-run master`` may listen at all
-        addresses.
+        It has only the ports of endpoints, because ``ft-run master`` may listen at all addresses.
         """
         endpoints = (self.about.endpoints if self.about is not None else ()) or (str(self.pid),)
         return self.job_id, *(endpoint.rpartition(":")[2] for endpoint in endpoints)
@@ -134,11 +121,7 @@ class LocalJob(Struct, frozen=True):
         return self.about is not None and self.about.hosts_master
 
     async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
-        """Send one request; return the answer.
-
-        Raises:
-            RendezvousError: if the agent has ended, refuses the request or does not answer in time.
-        """
+        """Send one request; return the answer, or raise ``RendezvousError``."""
         try:
             connection = await connect(self.path)
         except OSError as error:
@@ -245,11 +228,7 @@ def distinct(jobs: Sequence[LocalJob]) -> list[LocalJob]:
 
 
 def named(jobs: Sequence[LocalJob], text: str) -> LocalJob | None:
-    """Return the job with this ID, or of the ft-run with this process ID; None if there is none.
-
-    Raises:
-        UsageError: if several jobs have this ID.
-    """
+    """Return the job with this ID, or of the ft-run with this process ID; None if there is none."""
     found = distinct([job for job in jobs if job.job_id == text])
     if len(found) > 1:
         pids = ", ".join(str(job.pid) for job in found)

@@ -44,11 +44,7 @@ if TYPE_CHECKING:
 
 
 def run_master(options: MasterOptions) -> int:
-    """Serve one job; return its exit code, or 128 + n after signal n.
-
-    Raises:
-        FtRunError: if it cannot listen at the endpoint, or the token cannot be used.
-    """
+    """Serve one job; return its exit code, or 128 + n after signal n."""
     trust = read_trust(options.trust)
     recorder = Recorder("", attempt_of(os.environ))
     recorder.node = MASTER

@@ -23,11 +23,7 @@ _OF_NODES = {"node-lost": node_lost, "preempted": preempted, "hang": hung}
 
 
 def explain_policy(options: PolicyOptions) -> int:
-    """Print the action for a failure; return the exit code.
-
-    Raises:
-        UsageError: if the description of the failure is invalid, or the output cannot be written.
-    """
+    """Print the action for a failure; return the exit code."""
     failure = failure_of(options.failure)
     rules = [Rule.parse(text) for text in options.policy.rules]
     context = Context(
@@ -45,11 +41,7 @@ def explain_policy(options: PolicyOptions) -> int:
 
 
 def failure_of(text: str) -> Failure:
-    """Return the failure that ``--explain`` describes.
-
-    Raises:
-        UsageError: if the text does not describe a failure.
-    """
+    """Return the failure that ``--explain`` describes."""
     words, colon, error = re.sub(r"(^|\s)error:", "\0", text, count=1).partition("\0")
     exit_code: int | None = None
     is_oom, of_node, of_device = False, "", None

@@ -47,10 +47,9 @@ class Jobs:
     def run(self, row: str, order: Record, workers: Sequence[int | None] = (None,)) -> Run:
         """Run the jobs of a row, until one ends with exit code 0.
 
-        Args:
-            order: tells workers when to fail and when to leave; ``kill_after_s``: time after which
-                a worker is killed.
-            workers: number of workers of each job; None for the number in the options.
+        ``order`` tells workers when to fail and when to leave; after ``kill_after_s`` a worker is
+        killed. ``workers`` has the number of workers of each job; None for the number in the
+        options.
         """
         path = self._folder / row
         path.mkdir()

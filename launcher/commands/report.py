@@ -14,12 +14,7 @@ from ..reporting.standard_output import say_last, standard_output
 
 
 def show_report(options: ReportOptions) -> int:
-    """Read the events, and print or write the report; return the exit code.
-
-    Raises:
-        UsageError: if a file cannot be read or written, has no events, or has events of several
-            jobs.
-    """
+    """Read the events, and print or write the report; return the exit code."""
     reading = Reading()
     report = read_report(options.paths, options.job_id, reading)
     if options.page is not None:
@@ -45,11 +40,7 @@ def show_report(options: ReportOptions) -> int:
 
 
 def read_report(paths: Sequence[str], job: str | None, reading: Reading) -> JobReport:
-    """Read the events.
-
-    Raises:
-        UsageError: as for ``show_report``.
-    """
+    """Read the events of one job."""
     records = merged(event_files(paths), reading, job)
 
     def again(nodes: Sequence[str]) -> Iterator[Record]:

@@ -11,12 +11,7 @@ from .targets import one_target
 
 
 def show_stacks(options: StacksOptions) -> int:
-    """Request the stacks and print them; return the exit code.
-
-    Raises:
-        RendezvousError: if there is no such job, or its master does not answer.
-        UsageError: if there are several jobs, or the answer cannot be written.
-    """
+    """Request the stacks and print them; return the exit code."""
     return asyncio.run(_show(options))
 
 

@@ -14,12 +14,7 @@ from .targets import Target, find_target, one_target
 
 
 def show_status(options: StatusOptions) -> int:
-    """Request the status and print it; return the exit code.
-
-    Raises:
-        RendezvousError: if there is no such job, or its master does not answer.
-        UsageError: if the options match several jobs, or the answer cannot be written.
-    """
+    """Request the status and print it; return the exit code."""
     return asyncio.run(_show(options))
 
 

@@ -37,13 +37,7 @@ class Target(Struct, frozen=True):
 
     @asynccontextmanager
     async def calls(self, options: JobOptions) -> AsyncIterator[LocalCalls | MasterCalls]:
-        """Connect to the master of the job.
-
-        Raises:
-            RendezvousError: if the job does not answer.
-            RefusedError: if the master does not trust this process, or this process the master.
-            UsageError: if the token or a certificate cannot be used.
-        """
+        """Connect to the master of the job."""
         try:
             if self.job is not None:
                 async with LocalCalls(self.job, options.timeout_s) as local:
@@ -62,12 +56,7 @@ class Target(Struct, frozen=True):
 
 
 async def find_target(options: JobOptions) -> Target:
-    """Find the job that the options name, or the jobs of this host.
-
-    Raises:
-        RendezvousError: if there is no such job on this host.
-        UsageError: if several jobs of this host have the ID.
-    """
+    """Find the job that the options name, or the jobs of this host."""
     name = options.job or options.may_be_job
     if options.endpoint is not None and not name:
         return Target(endpoint=options.endpoint)
@@ -90,12 +79,7 @@ async def find_target(options: JobOptions) -> Target:
 
 
 async def one_target(options: JobOptions) -> Target:
-    """Find the only job that the options can mean; list the jobs if there are several.
-
-    Raises:
-        RendezvousError: if there is no such job on this host.
-        UsageError: if there are several.
-    """
+    """Find the only job that the options can mean; if there are several, list them and raise."""
     target = await find_target(options)
     if target.is_list:
         with standard_output():

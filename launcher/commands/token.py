@@ -9,11 +9,7 @@ from ..reporting.standard_output import standard_output
 
 
 def make_token(options: TokenOptions) -> int:
-    """Write a new token to a file or to standard output, or print the CA certificate of a token.
-
-    Raises:
-        UsageError: if it cannot be written, or the token cannot be used.
-    """
+    """Write a new token to a file or to standard output, or print the CA certificate of a token."""
     if options.ca and options.file is not None:
         trust = read_trust(TrustOptions(token_file=options.file, origin="--ca"))
         assert isinstance(trust, TokenTrust)

@@ -44,11 +44,6 @@ async def watch(target: Target, options: StatusOptions) -> int:
     Returns:
         0 if the job succeeded or the user quit with q; 1 if it failed, or its agent was killed; 128
         + n after signal n, e.g. Ctrl-C.
-
-    Raises:
-        RendezvousError: if the job does not answer initially.
-        RefusedError: if the master does not trust this process.
-        UsageError: if the token or a certificate cannot be used.
     """
     async with target.calls(options) as calls:
         job = _Watched(calls)

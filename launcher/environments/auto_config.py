@@ -18,11 +18,7 @@ _COUNTED = ("nnodes", "node_rank")
 def read_environments(
     environ: Mapping[str, str], own_name: Callable[[], str]
 ) -> tuple[Environment, ...]:
-    """Return the environments of this process, in the order of precedence.
-
-    Raises:
-        UsageError: if values of an environment are invalid, or it needs another start command.
-    """
+    """Return the environments of this process, in the order of precedence."""
     variables = Variables(environ, own_name)
     launcher = mpi.read(variables)
     found = (
@@ -39,14 +35,7 @@ def read_environments(
 def auto_config(
     environ: Mapping[str, str], given: Mapping[str, str], own_name: Callable[[], str]
 ) -> dict[str, Found]:
-    """Return the flags that were not given, with the values of the environments.
-
-    Args:
-        given: the flags that were given, by their names in ``Given``; they override all.
-
-    Raises:
-        UsageError: if no environment has the number of nodes or the endpoint, or two contradict.
-    """
+    """Return the flags of the environments that are not in ``given``, by their keys."""
     environments = read_environments(environ, own_name)
     flags = _merged(environments, given)
     nodes = flags.get("nnodes")
@@ -96,9 +85,8 @@ def _is_rank_of_this_job(
     """Return whether the rank is a rank of the requested job.
 
     With fewer ``--nnodes`` than in the environment, the last nodes are spares, without a rank. With
-    more, the job consists of several environments, and the ranks in one of them are not the ranks
-    of the job. Pods of a Job do not know their number: a rank beyond ``--nnodes`` belongs to a
-    spare.
+    more, the job consists of several environments, with their own ranks. Pods of a Job do not know
+    their number: a rank beyond ``--nnodes`` belongs to a spare.
     """
     if rank is None or given.get("rdzv_backend") == "c10d":
         return False
@@ -156,10 +144,7 @@ def describe(flags: Mapping[str, Found]) -> str:
 
 
 def suggestion(environ: Mapping[str, str]) -> str:
-    """Return a hint for a job of one node if the environment has several; otherwise "".
-
-    ``--auto-config`` was not given: the environment is not used, and nothing is refused.
-    """
+    """Return a hint if a job of one node runs in an environment with several nodes; else ""."""
     try:
         environments = read_environments(environ, lambda: "")
     except UsageError:

@@ -18,11 +18,7 @@ from .environment import (
 
 
 def skypilot(variables: Variables) -> Environment | None:
-    """Return SkyPilot's settings; None outside of it.
-
-    Raises:
-        UsageError: if its variables contradict each other.
-    """
+    """Return SkyPilot's settings; None outside of it."""
     addresses = variables.text("SKYPILOT_NODE_IPS")
     if addresses is None:
         return None
@@ -44,11 +40,7 @@ def skypilot(variables: Variables) -> Environment | None:
 
 
 def sagemaker(variables: Variables) -> Environment | None:
-    """Return SageMaker's settings; None outside of it.
-
-    Raises:
-        UsageError: if its variables contradict each other.
-    """
+    """Return SageMaker's settings; None outside of it."""
     listed, own = variables.text("SM_HOSTS"), variables.text("SM_CURRENT_HOST")
     if listed is None or own is None:
         return None
@@ -77,11 +69,7 @@ def sagemaker(variables: Variables) -> Environment | None:
 
 
 def aws_batch(variables: Variables) -> Environment | None:
-    """Return AWS Batch's settings; None outside of a multi-node parallel job.
-
-    Raises:
-        UsageError: if its variables contradict each other.
-    """
+    """Return AWS Batch's settings; None outside of a multi-node parallel job."""
     rank = variables.whole("AWS_BATCH_JOB_NODE_INDEX")
     if rank is None:
         return None

@@ -67,11 +67,7 @@ class Variables:
         return None
 
     def whole(self, *names: str, low: int = 0) -> Found | None:
-        """Return the first of these variables that is set, a whole number.
-
-        Raises:
-            UsageError: if it is not a whole number, or less than ``low``.
-        """
+        """Return the first of these variables that is set, a whole number of at least ``low``."""
         found = self.text(*names)
         if found is None:
             return None
@@ -82,11 +78,7 @@ class Variables:
 
 
 def known(**flags: Found | None) -> dict[str, Found]:
-    """Return the flags that are not None.
-
-    Raises:
-        UsageError: if the rank is not less than the number of nodes.
-    """
+    """Return the flags that are not None; refuse a rank that is not below the number of nodes."""
     rank, nodes = flags.get("node_rank"), flags.get("nnodes")
     if rank is not None and nodes is not None and int(rank.text) >= int(nodes.text):
         raise UsageError(
@@ -115,8 +107,7 @@ def endpoints(hosts: Sequence[str], port: int) -> str:
 def of_attempt(job: Found, number: Found | None) -> Found:
     """Return the ID of an attempt of a job that was restarted this many times.
 
-    A node of the previous attempt may still run, cut off from the others: with the same ID it could
-    join this job when it reconnects.
+    A node of the previous attempt may still run: with the same ID it could join this job.
     """
     if number is None or number.text == "0":
         return job

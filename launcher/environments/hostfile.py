@@ -28,11 +28,7 @@ class HostLine(Struct, frozen=True):
 
 
 def read_hostfile(text: str, path: str) -> tuple[HostLine, ...]:
-    """Return the hosts of a file.
-
-    Raises:
-        UsageError: if a line is invalid, or repeats a host.
-    """
+    """Return the hosts of a file; refuse invalid lines and repeated hosts."""
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -42,11 +38,7 @@ def read_hostfile(text: str, path: str) -> tuple[HostLine, ...]:
 
 
 def read_list(text: str, flag: str) -> tuple[HostLine, ...]:
-    """Return the hosts of ``a,b,c``.
-
-    Raises:
-        UsageError: if a name is empty, invalid or repeated.
-    """
+    """Return the hosts of ``a,b,c``; refuse empty, invalid and repeated names."""
     hosts = [
         _host([word.strip()], f"host {number} of {flag}")
         for number, word in enumerate(text.split(","), 1)

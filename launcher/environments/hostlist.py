@@ -18,8 +18,7 @@ def expand(text: str) -> tuple[str, ...]:
     """Return the hosts of a list, in its order.
 
     Raises:
-        BadHostListError: if brackets do not match, a name is empty, a range descends, or there are
-            more than ``MOST_HOSTS`` hosts.
+        BadHostListError: e.g. for a descending range, or more than ``MOST_HOSTS`` hosts.
     """
     hosts: list[str] = []
     for word in _split(text):

@@ -22,11 +22,7 @@ def _no_count(kind: str) -> str:
 
 
 def read(variables: Variables) -> Environment | None:
-    """Return Kubernetes' settings for this pod; None for other kinds of pods.
-
-    Raises:
-        UsageError: if the variables contradict each other.
-    """
+    """Return Kubernetes' settings for this pod; None for other kinds of pods."""
     if variables.text("LWS_LEADER_ADDRESS") is not None:
         return _leader_worker_set(variables)
     index = variables.whole("JOB_COMPLETION_INDEX")

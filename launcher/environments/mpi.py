@@ -17,12 +17,7 @@ _HYDRA = "mpiexec -ppn 1 ft-run --auto-config"
 
 
 def read(variables: Variables) -> Environment | None:
-    """Return the settings of the MPI launcher that started this process; None without one.
-
-    Raises:
-        UsageError: if it has started several tasks on this node, or its variables are
-            contradictory.
-    """
+    """Return the settings of the MPI launcher that started this process; None without one."""
     if variables.text("OMPI_COMM_WORLD_RANK") is not None:
         return _open_mpi(variables)
     if variables.text("PMI_RANK") and variables.text("MPI_LOCALNRANKS"):

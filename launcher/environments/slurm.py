@@ -26,14 +26,10 @@ _PORTS = 1000
 
 
 def read(variables: Variables, mpi: Environment | None) -> Environment | None:
-    """Return Slurm's settings; None outside of Slurm.
+    """Return Slurm's settings; None outside of Slurm. Refuse several tasks on a node.
 
-    Args:
-        mpi: the launcher between Slurm and this process. ``mpirun`` starts its own daemons with
-            ``srun``, so the step's rank and number of nodes belong to the daemons.
-
-    Raises:
-        UsageError: if this is one of several tasks on its node, or the variables are contradictory.
+    ``mpi`` is the launcher between Slurm and this process. ``mpirun`` starts its own daemons with
+    ``srun``, so the step's rank and number of nodes belong to the daemons.
     """
     job = variables.whole("SLURM_JOB_ID", "SLURM_JOBID")
     if job is None:

@@ -104,11 +104,7 @@ class Flag:
         return [f"{self.spelling}={text}" for text in (texts if self.multiple else texts[-1:])]
 
     def value(self, texts: Sequence[str], origin: str) -> Any:
-        """Return the value of the texts from ``origin``, the flag or its variable.
-
-        Raises:
-            UsageError: if a text is not a valid value; the message names the origin.
-        """
+        """Return the value of the texts, or raise a ``UsageError`` that names ``origin``."""
         values = tuple(
             self._value(text, origin) for text in (texts if self.multiple else texts[-1:])
         )

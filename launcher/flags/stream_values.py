@@ -40,11 +40,7 @@ class StreamSelection(Struct, frozen=True):
 
 
 def streams(text: str) -> StreamSelection:
-    """Parse the value of ``--redirects`` or ``--tee``.
-
-    Raises:
-        BadValue: if the text is neither a digit nor a list of ``RANK:DIGIT``.
-    """
+    """Parse the value of ``--redirects`` or ``--tee``."""
     text = text.strip()
     if _DIGIT.fullmatch(text):
         return StreamSelection(default=Streams(int(text)))
@@ -65,20 +61,12 @@ def streams(text: str) -> StreamSelection:
 
 
 def local_ranks(text: str) -> frozenset[int] | None:
-    """Parse the value of ``--local-ranks-filter``: None (all) for an empty text.
-
-    Raises:
-        BadValue: if the text is not a list of local ranks.
-    """
+    """Parse the value of ``--local-ranks-filter``: None (all) for an empty text."""
     return frozenset(ranks(text)) if text.strip() else None
 
 
 def ranks(text: str) -> tuple[int, ...]:
-    """Parse a list of ranks.
-
-    Raises:
-        BadValue: if the text is not a list of ranks.
-    """
+    """Parse a list of ranks."""
     read_rank = whole(0, MAX_RANK)
     try:
         return tuple(read_rank(rank) for rank in text.split(","))
@@ -87,10 +75,7 @@ def ranks(text: str) -> tuple[int, ...]:
 
 
 def filters(text: str) -> tuple[str, ...]:
-    """Parse a list of substrings; ``,,`` stands for a comma within one.
-
-    Empty substrings are dropped: they would match every line.
-    """
+    """Parse a list of non-empty substrings; ``,,`` stands for a comma within one."""
     words = [""]
     for part in re.split("(,,|,)", text):
         if part == ",":

@@ -40,10 +40,7 @@ _FALSE = ("0", "false", "no", "f", "n")
 
 
 class BadValue(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
-    """Raised if a text is not a valid value.
-
-    ``right`` is what was expected; ``why`` is the problem, if ``right`` does not show it.
-    """
+    """Raised if a text is invalid: ``right`` was expected; ``why`` is the problem, if not clear."""
 
     def __init__(self, right: str, why: str = "") -> None:
         super().__init__(right)
@@ -333,10 +330,7 @@ def listed_endpoints(text: str) -> Endpoint | None:
 
 
 def bind_address(text: str) -> Endpoint:
-    """Return the address to listen at: ``HOST[:PORT]``; ``:PORT`` or ``PORT`` is on all addresses.
-
-    Of several hosts that may lead, the first with the others, like ``listed_endpoints``.
-    """
+    """Return the address to listen at, or several; ``:PORT`` or ``PORT`` is on all addresses."""
     text = text.strip()
     try:
         return Endpoint("::", whole(0, MAX_PORT)(text.removeprefix(":")))

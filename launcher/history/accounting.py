@@ -122,14 +122,11 @@ class Accounting:
                 self._interrupt(Phase.STOPPING)
 
     def account(self, now_s: float = 0.0, *, of_all: bool = False) -> Account:
-        """Return where the time went. Values never decrease in later calls.
+        """Return where the time went until ``now_s`` (see ``uptime_s``); values never decrease.
 
-        For exact phases of the workers, call it immediately after ``round.progressed``.
-
-        Args:
-            now_s: the end of the period, as ``uptime_s``; at least the last event.
-            of_all: whether to start at the first start, not only at the last one. ``goodput`` is
-                then the effective training time ratio (ETTR).
+        For exact phases of the workers, call it immediately after ``round.progressed``. With
+        ``of_all`` it includes earlier runs, and ``goodput`` is the effective training time ratio
+        (ETTR).
         """
         since_s = max(0.0, now_s - self._uptime_s)
         self._pass(since_s)
@@ -314,10 +311,7 @@ class _Stretch(Struct):
 
 
 class _KeptSteps:
-    """Stretches of training, in the order of their steps.
-
-    If there are many, the oldest are joined: a job rarely returns to their steps.
-    """
+    """Stretches of training in the order of their steps; of many, the oldest are joined."""
 
     def __init__(self) -> None:
         self._stretches: list[_Stretch] = []

@@ -184,10 +184,7 @@ class RestartFold:
 
 
 def failure_note(found: Mapping[str, Any], round_: int, at_s: float) -> FailureNote:
-    """Return the note of a failure, which a record contains as an object.
-
-    Fields of ``Failure`` that are unknown to this release are ignored.
-    """
+    """Return the note of a failure in a record; unknown fields of ``Failure`` are ignored."""
     known = {name: found[name] for name in Failure.__struct_fields__ if name in found}
     kind = found["kind"] if found["kind"] in _KINDS else "worker"
     failure = Failure(**known | {"kind": FailureKind[kind.upper()]})

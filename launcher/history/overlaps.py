@@ -84,7 +84,7 @@ class SlowSteps:
     """The training time and steps of a job, compared with the step time of the best hour.
 
     The sum of (step - median) over all steps is the training time minus the same number of median
-    steps. The median is over the means of minutes: a minute has too many steps to see each of them.
+    steps. The median is over the means of minutes, as a minute has many steps.
     """
 
     def __init__(self) -> None:

@@ -97,10 +97,7 @@ class Account(Struct):
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time spent on steps that were kept; None if unknown.
-
-        It counts each step once: steps that are repeated after a failure were lost before.
-        """
+        """Share of the time spent on steps, each counted once and not lost; None if unknown."""
         if Phase.RUNNING in self.phases or self.seconds <= 0:
             return None  # workers do not report their steps
         kept_s = self.phases.get(Phase.TRAINING, 0.0) - sum(self.lost.values())

@@ -15,11 +15,7 @@ class ConsoleFile:
     """Descriptor 1 or 2, for as long as this process lives."""
 
     def __init__(self, fd: int) -> None:
-        """Open the file of a descriptor again, or use the descriptor if that fails.
-
-        Raises:
-            OSError: if it is closed.
-        """
+        """Open a descriptor's file again, or else use the descriptor; raises if it is closed."""
         self.fd = fd
         self._socket: socket.socket | None = None
         self._asks_first = False
@@ -37,8 +33,8 @@ class ConsoleFile:
         """Write as much of ``pending`` as one call accepts; return the number of bytes.
 
         A pipe accepts up to PIPE_BUF bytes completely or not at all (``pipe(7)``), so lines up to
-        that size are never torn by other writers. Longer lines are written in one call, too, but
-        the kernel may accept only a part.
+        that size are never torn by other writers. Of a longer line, the kernel may accept only a
+        part.
 
         Raises:
             BlockingIOError: if the console does not accept anything now.

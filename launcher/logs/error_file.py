@@ -51,10 +51,7 @@ def read_error_of_exit(path: str, now_s: float) -> ErrorFile | None:
 
 
 def read_error_file(path: str) -> ErrorFile | None:
-    """Return the record of a worker, with the traceback shortened to the limit.
-
-    None if there is no valid record; the file need not exist, and an empty ``path`` means no file.
-    """
+    """Return the record of a worker, with a bounded traceback; None if there is no valid one."""
     data = head_of_file(path, _READ_MAX_BYTES) if path else None
     if data is None:
         return None

@@ -59,11 +59,7 @@ class LogDir:
 
     @classmethod
     def create(cls, options: LogOptions, job_id: str) -> "LogDir":
-        """Create the run's directory and check that it is writable.
-
-        Raises:
-            LogDirError: if it is not: a file in the way, no permission, a full disk.
-        """
+        """Create the run's directory; raise ``LogDirError`` if it is not writable."""
         if options.log_dir == os.devnull:
             return cls(options, None, None)
         prefix = f"{_file_name_of(job_id)}_"
@@ -91,8 +87,8 @@ class LogDir:
     def attempt(self, restart_count: int, local_world_size: int) -> AttemptLogs:
         """Create the directory and empty log files of the next start, and plan its streams.
 
-        This never fails: a full disk or a removed directory must not end a job that trains. The
-        output then goes only to the console, and ``warning`` says so.
+        This never fails, because a full disk must not end a job that trains: the output then goes
+        only to the console, and ``warning`` says so.
         """
         if self.path is None:
             # As in torchrun: without files, neither tee nor the filters have an effect.
@@ -174,10 +170,9 @@ class LogDir:
 
 
 def console_prefix(role: str, rank: int, local_rank: int, template: str) -> bytes:
-    """Return the prefix of each console line of a tee'd stream.
+    """Return the prefix of each console line of a tee'd stream, by default ``[<role><n>]:``.
 
-    ``template`` contains names of ``--log-line-prefix-template``; unknown names stay unchanged. An
-    empty template means ``[<role><n>]:``.
+    ``template`` has names of ``--log-line-prefix-template``; unknown names stay unchanged.
     """
     prefix = f"[{role}{local_rank}]:"
     if template:
@@ -224,12 +219,9 @@ def _make_random(parent: str, prefix: str) -> str:
 
 
 def check_log_dir(path: str | None) -> None:
-    """Check that a log directory can be written, without creating it or checking the free space.
+    """Raise ``LogDirError`` if a log directory could not be written, ignoring the free space.
 
-    ``path`` need not exist yet; None or ``/dev/null`` means no directory.
-
-    Raises:
-        LogDirError: if a file is in the way, or this user has no write permission.
+    Nothing is created: the directory need not exist yet. None or ``/dev/null`` means no directory.
     """
     if not path or path == os.devnull:
         return

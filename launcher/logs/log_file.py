@@ -41,8 +41,7 @@ class StreamPlan(NamedTuple):
 def open_log(path: str) -> int:
     """Open (and create) a log file for appending; return its descriptor, which is not inheritable.
 
-    It is also readable: the relay reads back lines that a slow console has not shown yet. Raises
-    ``OSError``.
+    It is also readable: the relay reads back lines that a slow console has not shown yet.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 

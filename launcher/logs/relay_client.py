@@ -42,10 +42,7 @@ class RelayClient:
         """Start a relay, with this process's standard output and error as its console.
 
         ``tell`` is called if a log file ended early (full disk), output could not be shown, or the
-        relay was lost.
-
-        Raises:
-            NoProcessError: if no process can be started.
+        relay was lost. Raises ``NoProcessError`` if no process can be started.
         """
         self._tell = tell
         self._is_closing = False
@@ -88,8 +85,8 @@ class RelayClient:
         """Create a pipe for one stream of a worker and pass its read end to the relay.
 
         The caller closes ``write_fd`` when the worker has it. If the relay is lost, the worker gets
-        the log file itself (or, without one, the agent's own stream): its output is kept, but
-        without tee. Raises ``OSError`` if descriptors or disk space run out.
+        the log file itself (or, without one, the agent's own stream), without tee. Raises
+        ``OSError`` if descriptors or disk space run out.
         """
         self._count += 1
         number = self._count
@@ -114,8 +111,7 @@ class RelayClient:
     async def aclose(self, timeout_s: float) -> bool:
         """Tell the relay to exit once everything is written; return whether it did in time.
 
-        If it did not, it continues alone: it exits when its pipes have ended or nothing has changed
-        for a few seconds.
+        If not, it exits on its own after its pipes have ended, or some seconds without progress.
         """
         self._is_closing = True
         with suppress(OSError):
