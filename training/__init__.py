@@ -1,9 +1,9 @@
 """The API of ft-run for training scripts.
 
-It also works without ft-run (torchrun, plain Python): then ``progress`` and ``activity`` do
-nothing, ``preempted`` returns False, ``Checkpointer`` writes checkpoints only, ``shared_work``
-splits work by rank, and ``tuned`` returns the default. It imports nothing else of ft-run, and torch
-only with the names that need it.
+It also works without ft-run (torchrun, plain Python): ``progress`` and ``activity`` do nothing,
+``preempted`` returns False, ``Checkpointer`` writes checkpoints only, ``shared_work`` splits work
+by rank, and ``tuned`` returns the default. It imports nothing else of ft-run, and torch only with
+the names that need it.
 """
 
 import operator
@@ -45,14 +45,14 @@ _MODULES = {
     "activity": ".activities",
     "seeded": ".data.seeded",
 }
-"""Imported when asked for: most of it needs torch."""
+"""Imported on first use, because most of them need torch."""
 
 
 def progress(step: SupportsIndex | None = None, total: SupportsIndex | None = None) -> None:
     """Report progress to ft-run: for loops without a ``torch.optim`` optimizer, and evaluation.
 
-    Steps of ``torch.optim`` are counted automatically. Call it in the worker's own process, as
-    often as there is progress; it takes a few microseconds. Without ``--watch-workers`` or
+    Steps of ``torch.optim`` are counted automatically. Call it in the worker's own process whenever
+    there is progress; it takes a few microseconds. Without ``--watch-workers`` or
     ``--hang-timeout`` it does nothing.
 
     Args:
@@ -60,8 +60,8 @@ def progress(step: SupportsIndex | None = None, total: SupportsIndex | None = No
         total: steps of the whole training, >= 0, for the percentage in a Kubeflow TrainJob.
 
     Raises:
-        TypeError: ``step`` or ``total`` is not a whole number.
-        ValueError: one of them is below 0, or 2**63 or above.
+        TypeError: If ``step`` or ``total`` is not a whole number.
+        ValueError: If one of them is below 0, or 2**63 or above.
     """
     number = -1 if step is None else _steps("step", step)
     in_all = None if total is None else _steps("total", total)
@@ -98,30 +98,30 @@ def preempted() -> bool:
 def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Iterator[range]:
     """Yield pieces of work for ranks that do not wait for each other: inference, preprocessing.
 
-    Each piece is a range of items. Ranks get pieces as fast as they do them, on any node, and in
-    any later round of the job::
+    Each piece is a range of items. Ranks get pieces as fast as they process them, on any node, and
+    in any later round of the job::
 
         for piece in shared_work("embed", size, grain=1000):
             write(piece, embed(piece))
 
-    A piece is confirmed when the body has ended. A piece that was not is done again, after a
-    failure by any rank: **at least once, confirmed once**, so write results under a temporary name
-    and rename them. A loop that was left by ``break`` or an exception may be entered again. All
-    ranks must use the same size and grain. The call returns at once; the loop waits for pieces that
-    other ranks are doing, which it gets if they fail.
+    A piece is confirmed when the loop body has ended. After a failure, any rank repeats the
+    unconfirmed pieces: **at least once, confirmed once**, so write results under a temporary name
+    and rename them. A loop that was left by ``break`` or an exception can be entered again. All
+    ranks must use the same size and grain. The call returns immediately; the loop waits for pieces
+    of other ranks, which it gets if they fail.
 
     Without ft-run (torchrun, plain Python) pieces are split by rank.
 
     Args:
-        name: of this work in the job, 1 to 128 printable characters; each loop has another one.
+        name: name of this work in the job, 1 to 128 printable characters; different for each loop.
         size: number of items, >= 0.
-        grain: items in a piece, >= 1: some tenths of a second of work or more.
+        grain: items per piece, >= 1: at least some tenths of a second of work.
 
     Raises:
-        TypeError: size or grain is not a whole number.
-        ValueError: an argument is invalid; or, in the loop, another loop has the name, or another
-            rank has given another size or grain.
-        ConnectionError: in the loop: the agent of this node has ended.
+        TypeError: If size or grain is not a whole number.
+        ValueError: If an argument is invalid; in the loop, if another loop has the name, or another
+            rank uses a different size or grain.
+        ConnectionError: In the loop, if the agent of this node has ended.
     """
     from .work_loop import shared_work as loop
 
@@ -132,9 +132,9 @@ def tuned(name: str, default: _T, values: Sequence[_T]) -> _T:
     """Return ``default`` and print one line, on rank 0. Deprecated: ft-run tries no other values.
 
     Args:
-        name: Name of the value in the script.
-        default: Value to use.
-        values: Ignored.
+        name: name of the value in the script.
+        default: value to use.
+        values: ignored.
     """
     del values
     import os

@@ -1,4 +1,4 @@
-"""``activity``: names what a script does other than its steps."""
+"""``activity``: names a script's activities other than its steps."""
 
 import sys
 from contextlib import ContextDecorator
@@ -11,9 +11,9 @@ class activity(ContextDecorator):  # noqa: N801 - used like a function, as ``tor
     """Counts the time of a ``with`` block as an activity, e.g. ``with activity("evaluate"):``.
 
     The time of the job (events, status, closing table) shows it by this name, and not as training.
-    It is also a decorator of functions. Of nested activities the inner one counts. The first 17
-    names of a worker are shown, all others as "other activities". ``"saving"`` and ``"restoring"``
-    are phases that ``Checkpointer`` uses too. Only the main thread of the worker counts. Without
+    It also works as a decorator. If activities are nested, the inner one counts. The first 17 names
+    of a worker are shown, all others as "other activities". ``"saving"`` and ``"restoring"`` are
+    phases that ``Checkpointer`` uses too. Only the worker's main thread counts. Without
     ``--watch-workers`` or ``--hang-timeout`` it does nothing.
     """
 
@@ -21,11 +21,11 @@ class activity(ContextDecorator):  # noqa: N801 - used like a function, as ``tor
         """Check the name.
 
         Args:
-            name: of the activity, up to 60 bytes of printable UTF-8.
+            name: name of the activity, up to 60 bytes of printable UTF-8.
 
         Raises:
-            TypeError: ``name`` is no string.
-            ValueError: ``name`` is empty, too long, or has characters that cannot be printed.
+            TypeError: If ``name`` is not a string.
+            ValueError: If ``name`` is empty, too long, or has unprintable characters.
         """
         if not isinstance(name, str):
             raise TypeError(f"invalid type {type(name).__name__} of name: expected a string")
@@ -37,7 +37,6 @@ class activity(ContextDecorator):  # noqa: N801 - used like a function, as ``tor
         self._name = name
 
     def __enter__(self) -> None:
-        """Begin the activity."""
         hook = sys.modules.get("_ft_run_hook")
         if hook is not None:
             hook.enter(self._name)
@@ -48,7 +47,6 @@ class activity(ContextDecorator):  # noqa: N801 - used like a function, as ``tor
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it."""
         hook = sys.modules.get("_ft_run_hook")
         if hook is not None:
             hook.leave()

@@ -59,37 +59,39 @@ class Checkpointer:
         """Check the arguments; nothing is loaded or written yet.
 
         Args:
-            folder: of the checkpoints: a path or a URL that all ranks can reach, the same on all.
-            state: objects to save, by name: modules, optimizers, and any others with
-                ``state_dict`` and ``load_state_dict``, which each rank has of its own; also
+            folder: directory of the checkpoints: a path or a URL that all ranks can reach, the same
+                on all.
+            state: objects to save, by name: modules, optimizers, and other objects with
+                ``state_dict`` and ``load_state_dict``, which each rank has separately; also
                 dictionaries and lists of plain values, which are restored in place.
             snapshot_every: number of steps between snapshots, or a time, e.g. ``"30s"``,
-                ``"10min"`` or ``"2h"``; None: no snapshots.
-            checkpoint_every: number of steps or time between checkpoints; None: no checkpoints.
+                ``"10min"`` or ``"2h"``; None for no snapshots.
+            checkpoint_every: number of steps or time between checkpoints; None for no checkpoints.
             keep: number of checkpoints to keep, >= 1.
-            overlap: copy what optimizers change in the background, until the next optimizer step.
-                Other changes before that step are detected if torch counts them, or if they change
-                a whole tensor.
+            overlap: whether to copy what optimizers change in the background, until the next
+                optimizer step. Other changes before that step are detected if torch counts them, or
+                if they change a whole tensor.
             save_timeout: time without progress of the storage after which a checkpoint that
-                training waits for is given up; None: no limit.
+                training waits for is given up; None for no limit.
             seed: at the start of each step, seed Python's, NumPy's and torch's generators from it,
-                the step and the rank, so that dropout follows from the step; None: the generators
-                of each rank are part of the state.
-            position: ``"step"``: the samples follow from the number of the step, so that a state
-                without a position in the data is no reason for a warning.
+                the step and the rank, so that dropout follows from the step. None to keep the
+                generators of each rank in the state.
+            position: ``"step"`` if the samples follow from the number of the step, so that a state
+                without a position in the data is not a reason for a warning.
             verify_every: number of steps between comparisons of the weights and the optimizer state
-                of all ranks; None: 100, or more if they take more than 0.1% of the time. The first
-                step after each start and each checkpoint are compared too.
-            unequal: ``"error"``: a difference raises ``UnequalStateError``; ``"warn"``: it is one
-                warning, and checkpoints contain the state of rank 0.
-            local: names of modules and optimizers in ``state`` that each rank has of its own, e.g.
+                of all ranks; None for 100, or more if they take more than 0.1% of the time. The
+                first step after each start and each checkpoint are compared too.
+            unequal: ``"error"`` to raise ``UnequalStateError`` at a difference; ``"warn"`` to warn
+                once and save the state of rank 0.
+            local: names of modules and optimizers in ``state`` that each rank has separately, e.g.
                 stages of a pipeline. The number of ranks is then fixed. Optimizers of their
                 parameters are local too.
 
         Raises:
-            RuntimeError: ``init_process_group`` was not called yet, or the folder is not writable.
-            TypeError: an object in ``state`` lacks these methods, or uses FSDP1.
-            ValueError: the value of an argument is invalid.
+            RuntimeError: If ``init_process_group`` was not called yet, or the folder is not
+                writable.
+            TypeError: If an object in ``state`` lacks these methods, or uses FSDP1.
+            ValueError: If the value of an argument is invalid.
         """
         if keep < 1:
             raise ValueError(f"invalid value {keep} for keep: expected a whole number >= 1")
@@ -113,7 +115,7 @@ class Checkpointer:
         self._position = DataPosition(self._state, position)
         self._bodies = Bodies(self._state.objects, is_logging=self._ranks.rank == 0)
         self._delayed_notice = 0
-        """The notice that waits for a body after which training can resume."""
+        """Notice that waits for a body after which training can resume."""
         others = self._state.others - self._state.kinds.local - self._state.kinds.partial
         modules = self._state.shared_modules
         self._rank_state = RankState(self._ranks, self._record, others, modules)
@@ -142,12 +144,12 @@ class Checkpointer:
         self._notice = find_notice(rank, will_save=True, is_fixed=is_fixed)
         self._tuning = loader_settings.page()
         self._done: int | None = None
-        """Completed steps; None: ``restore`` was not called yet."""
+        """Completed steps; None before ``restore``."""
 
     def steps(self, total: int | ElasticBatches, *, epochs: int | None = None) -> Iterator[int]:
         """Restore, then iterate over the remaining steps; each loop body is one step.
 
-        After the last step a checkpoint is written. After ``break`` none is: call ``step``,
+        After the last step, a checkpoint is written. After ``break`` there is none: call ``step``,
         ``save`` and ``wait`` yourself.
 
         Args:
@@ -158,8 +160,8 @@ class Checkpointer:
             The number of completed steps.
 
         Raises:
-            RuntimeError: the last checkpoint could not be written, or as in ``restore``.
-            TypeError: ``epochs`` is given with a number of steps, or missing with batches.
+            RuntimeError: If the last checkpoint could not be written, or as in ``restore``.
+            TypeError: If ``epochs`` is given with a number of steps, or missing with batches.
         """
         if isinstance(total, ElasticBatches) == (epochs is None):
             raise TypeError(
@@ -169,8 +171,8 @@ class Checkpointer:
         done = self.restore()
         if isinstance(total, ElasticBatches):
             total = total.total(epochs or 0)  # only now the size of each batch is known
-        total = max(total, done)  # fewer steps than were done: no checkpoint of another step
-        self.seed_step(done)  # an iterator that was made after restore() has drawn a number
+        total = max(total, done)  # fewer steps than completed: no checkpoint of a different step
+        self.seed_step(done)  # an iterator that was created after restore() has drawn a number
         try:
             for number in range(done, total):
                 yield number
@@ -182,11 +184,11 @@ class Checkpointer:
     def restore(self) -> int:
         """Load the newest complete snapshot or checkpoint; return its number of completed steps.
 
-        If there is none, the objects stay unchanged and the result is 0. Later calls change
-        nothing and return the number of steps completed so far.
+        If there is none, the objects stay unchanged and the result is 0. Later calls change nothing
+        and return the number of steps completed so far.
 
         Raises:
-            RuntimeError: a checkpoint cannot be read, or belongs to other objects.
+            RuntimeError: If a checkpoint cannot be read, or belongs to other objects.
             ValueError: If another Checkpointer of this process takes snapshots and has not
                 finished.
         """
@@ -232,11 +234,10 @@ class Checkpointer:
     def _load_newest(self, offered: int) -> tuple[int, str]:
         """Load the newest snapshot or checkpoint that is not damaged.
 
-        Args:
-            offered: step of the snapshot that all ranks have, -1 if there is none.
+        ``offered`` is the step of the snapshot that all ranks have, -1 if there is none.
 
         Returns:
-            The number of completed steps, and where they were found.
+            The number of completed steps, and the kind of its source.
         """
         has_snapshot = offered >= 0
         while True:
@@ -274,8 +275,7 @@ class Checkpointer:
     def _log_other_directory(self, newest: int) -> None:
         """Log that the snapshot to resume from belongs to another directory.
 
-        Without a line if there is a checkpoint: the directory is that of an earlier training of
-        this script.
+        Not if there is a checkpoint: then the other directory is that of an earlier training.
         """
         directory = self._folder.folder
         other = self._ranks.first_text(self._snapshots.other_directory or None)
@@ -289,7 +289,7 @@ class Checkpointer:
         """Mark a step as done; take a snapshot and write a checkpoint if they are due.
 
         Args:
-            number: completed steps; the same on all ranks.
+            number: number of completed steps; the same on all ranks.
 
         Raises:
             UnequalStateError: If the weights or the optimizer state differ between ranks.
@@ -300,7 +300,7 @@ class Checkpointer:
             self._rehearsal.record(self._state.objects, number)
         self._done = number
         progress(number)
-        # All ranks have now written the previous snapshot: the one before it is not needed.
+        # All ranks have now written the previous snapshot, so older ones are not needed.
         merged = self._snapshots.receive_reports()
         merged = merged._replace(notice=max(merged.notice, self._delayed_notice))
         self._snapshots.apply_reports(merged)
@@ -310,7 +310,7 @@ class Checkpointer:
         if self._equality.is_due(number):
             self._equality.verify(number)
         loader_settings.agree(merged.loader)
-        if saves or self._rank_state.gathered < 0:  # the first one makes room for those that follow
+        if saves or self._rank_state.gathered < 0:  # the first values make room for later ones
             self._gather(number)
         own = self._make_report(merged)
         with activity("saving"):
@@ -330,7 +330,6 @@ class Checkpointer:
             self._tuning.stepped(number, is_disturbed=saves or bool(merged.saver_is_busy))
 
     def _find_due(self, number: int, merged: StepReport) -> tuple[bool, bool]:
-        """Return whether a snapshot and whether a checkpoint of a step are due."""
         now = time.monotonic()
         takes_snapshot = self._snapshot_every.is_due(number, merged.snapshot_is_due)
         saves = self._checkpoint_every.is_due(number, merged.checkpoint_is_due)
@@ -347,7 +346,7 @@ class Checkpointer:
         return takes_snapshot, saves
 
     def _make_report(self, merged: StepReport) -> StepReport:
-        """Return this rank's report, without what depends on the completed snapshot."""
+        """Return this rank's report, without fields that depend on the completed snapshot."""
         now, saver = time.monotonic(), self._checkpoints.saver
         return StepReport(
             snapshot_is_due=self._snapshot_every.has_elapsed(now),
@@ -362,12 +361,12 @@ class Checkpointer:
         """Write a checkpoint of the current state; return whether it succeeded.
 
         Older checkpoints stay if it fails. Under ft-run, if the state is equal to the snapshot of
-        this step, it is written asynchronously: the result is whether it has begun, and ``wait``
+        this step, it is written asynchronously: the result is whether it has started, and ``wait``
         waits until it is complete. Otherwise, e.g. after averaging, it is written before this
-        returns, and the snapshot stays as it is.
+        returns, and the snapshot does not change.
 
         Args:
-            number: completed steps.
+            number: number of completed steps.
 
         Raises:
             ValueError: As in ``restore``.
@@ -377,12 +376,9 @@ class Checkpointer:
 
     @activity("saving")
     def _save(self, number: int, *, is_of_now: bool = False) -> bool:
-        """Write a checkpoint as ``save`` does.
+        """Write a checkpoint of the current state if ``is_of_now``, else of this step's snapshot.
 
-        Args:
-            number: completed steps.
-            is_of_now: whether it must have the current state; otherwise that of the snapshot of
-                this step, which is taken if there is none.
+        The snapshot is taken if there is none.
         """
         self._snapshots.begin_turn()
         self._snapshots.wait_for_copy()
@@ -408,7 +404,6 @@ class Checkpointer:
         return self._checkpoints.write(self._collect_for_checkpoint())
 
     def _gather(self, number: int) -> bool:
-        """Gather the values of all ranks for a checkpoint; return whether there are any."""
         nested: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
         if self._rank_state.is_needed:
@@ -419,8 +414,9 @@ class Checkpointer:
     def _collect_for_checkpoint(self) -> dict[str, Any]:
         """Return the nested state dict that this rank writes itself.
 
-        Of values that several ranks have, DCP lets any rank write its own. Those that may differ
-        are rank 0's, so other ranks leave them out; of sharded ones each rank writes its part.
+        If several ranks have a value, DCP lets any of them write its own. Values that may differ
+        must come from rank 0, so other ranks leave them out; each rank writes its part of sharded
+        ones.
         """
         state = self._state.collect()
         if self._ranks.rank == 0:
@@ -432,11 +428,11 @@ class Checkpointer:
     def seed_step(self, number: int) -> None:
         """Seed the generators for the next step again, if ``seed`` is given.
 
-        ``restore`` and ``step`` do it. Call it if something between them and the next step draws
-        random numbers, e.g. an evaluation.
+        ``restore`` and ``step`` do it. Call it if code between them and the next step draws random
+        numbers, e.g. an evaluation.
 
         Args:
-            number: completed steps.
+            number: number of completed steps.
         """
         if self._seed is not None:
             seed_generators(key_of(self._seed, number, self._state.data_rank(self._ranks.rank)))
@@ -446,10 +442,10 @@ class Checkpointer:
         """Write the checkpoint at the end of training, if there is none, and wait for it.
 
         Args:
-            number: completed steps.
+            number: number of completed steps.
 
         Raises:
-            RuntimeError: it could not be written, after retries.
+            RuntimeError: If it could not be written, after retries.
         """
         if self._tuning is not None:
             self._tuning.in_effect(0)
@@ -461,13 +457,13 @@ class Checkpointer:
 
     @activity("saving")
     def wait(self) -> None:
-        """Wait until the checkpoint that was begun last is complete, on all ranks.
+        """Wait until the checkpoint that was started last is complete, on all ranks.
 
-        Also until replicas of the last snapshot were sent. Call it before the process exits, and
-        before another Checkpointer of this process takes snapshots.
+        It also waits until replicas of the last snapshot were sent. Call it before the process
+        exits, and before another Checkpointer of this process takes snapshots.
 
         Raises:
-            RuntimeError: it could not be written.
+            RuntimeError: If it could not be written.
         """
         try:
             self._snapshots.receive_reports()
@@ -482,11 +478,8 @@ class Checkpointer:
         """Save the state of this step on all ranks before the world changes, and wait.
 
         It is written to storage, unless the nodes of the next world hold it in memory or saving at
-        breakpoints is off.
-
-        Args:
-            number: completed steps.
-            need: what the notice asks for, the most of all ranks (``worker/preemption.py``).
+        breakpoints is off. ``need`` is the maximum of all ranks' notices
+        (``worker/preemption.py``).
         """
         self._snapshots.wait_for_copy()
         wants = self._notice is None or self._notice.saves

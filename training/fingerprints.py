@@ -1,4 +1,4 @@
-"""Short texts that are equal for equal values, for comparisons between processes."""
+"""Short strings that are equal for equal values, for comparisons between processes."""
 
 import zlib
 from typing import Any

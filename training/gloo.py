@@ -1,4 +1,4 @@
-"""A gloo group beside the script's own, which may be NCCL's."""
+"""A gloo group in addition to the script's own group, which may use NCCL."""
 
 import datetime
 import os
@@ -15,10 +15,10 @@ A_DAY, NO_LIMIT = datetime.timedelta(days=1), datetime.timedelta(days=3650)
 
 
 def new_gloo_group() -> Any:
-    """Return a gloo group of all ranks, whose operations may take a day.
+    """Return a gloo group of all ranks, whose operations can take a day.
 
-    All ranks call it together. torch's default limit is for its creation only: later a rank may
-    wait for another one that evaluates, or for slow storage.
+    All ranks call it together. torch's default limit applies to its creation only: later, a rank
+    may wait for another rank's evaluation, or for slow storage.
     """
     with gloo_towards(os.environ.get("MASTER_ADDR", "")):
         group = dist.new_group(backend="gloo")
@@ -29,18 +29,18 @@ def new_gloo_group() -> Any:
 def set_limit(group: Any, limit: datetime.timedelta) -> None:
     """Set how long an operation of a group may take."""
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
-        # Public since torch 2.15, which warns of the other name.
+        # Public since torch 2.15, which warns of the old name.
         public = getattr(dist, "set_timeout", None)
         (public or distributed_c10d._set_pg_timeout)(limit, group)
 
 
 @contextmanager
 def gloo_towards(address: str) -> Iterator[None]:
-    """Have gloo listen on the interface of the route to a host, unless the user has named one.
+    """Make gloo listen on the interface of the route to a host, unless the user has set one.
 
-    By default it listens at the address of the host's own name. On Debian that is 127.0.1.1, to
-    which other hosts cannot connect (pytorch #68726). NCCL is not affected, so that a job of GPUs
-    works until it uses gloo.
+    By default it listens on the address of the host's own name. On Debian that is 127.0.1.1, to
+    which other hosts cannot connect (pytorch #68726). NCCL is not affected, so a GPU job works
+    until it uses gloo.
     """
     name = "" if _INTERFACE in os.environ else interface_towards(address)
     if not name:
@@ -54,12 +54,8 @@ def gloo_towards(address: str) -> Iterator[None]:
 
 
 def interface_towards(address: str) -> str:
-    """Return the network interface of the route to a host; empty: not known, or a loopback.
-
-    Args:
-        address: a name or an address.
-    """
-    with suppress(OSError, ImportError):  # another interpreter than ft-run's may lack psutil
+    """Return the network interface of the route to a host; empty if unknown, or a loopback."""
+    with suppress(OSError, ImportError):  # a different interpreter from ft-run's may lack psutil
         found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, place = found[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -1,4 +1,4 @@
-"""``ElasticBatches`` and ``Checkpointer`` for training loops that are a library's."""
+"""``ElasticBatches`` and ``Checkpointer`` for the training loops of libraries."""
 
 import json
 import os
@@ -27,9 +27,9 @@ _LOADER_OPTIONS = (
 
 
 class LibraryBatches:
-    """The batches of each step, as many in all steps: libraries count steps in batches.
+    """The batches of each step, the same number in all steps: libraries count steps in batches.
 
-    The loader is this class's own, so that no library gives each rank a share of it again.
+    It has its own loader, so that no library splits it between the ranks again.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class LibraryBatches:
         seed: int,
         last: Last,
     ) -> None:
-        """Make the batches; all ranks call it together, after ``init_process_group``.
+        """Create the batches; all ranks call it together, after ``init_process_group``.
 
         Args:
-            loader: whose dataset, workers and ``collate_fn`` are used.
-            global_batch: samples of a step, over all ranks.
-            micro_batch: the most samples that a rank computes at once.
+            loader: loader whose dataset, workers and ``collate_fn`` are used.
+            global_batch: samples per step, over all ranks.
+            micro_batch: maximum number of samples that a rank computes at a time.
             shuffle: whether the order is random.
-            seed: of the order.
+            seed: seed of the order.
             last: as for ``ElasticBatches``.
 
         Raises:
-            TypeError: the dataset has no size.
-            ValueError: the value of an argument is invalid.
+            TypeError: If the dataset has no size.
+            ValueError: If the value of an argument is invalid.
         """
         self.data = ElasticBatches(
             loader.dataset,  # type: ignore[arg-type]  # it checks that the dataset has a size
@@ -67,23 +67,19 @@ class LibraryBatches:
         options = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
         self.loader = DataLoader(loader.dataset, batch_sampler=self.data, **options)
         self.parts = len(self.data.ranges(0))
-        """Number of batches of a step on each rank: what libraries call gradient accumulation."""
+        """Number of batches per step on each rank: the libraries' gradient accumulation."""
         samples = len(loader.dataset)  # type: ignore[arg-type]  # checked above
         self.steps_per_epoch = (samples if last == "drop" else samples - 1 + global_batch) // (
             global_batch
         )
-        """Number of steps that libraries count as an epoch; with ``carry``, it has some more."""
+        """Number of steps that libraries count as an epoch; with ``carry``, it can have more."""
         self._table = self._read_table()
 
     def read(self, step: int, model: nn.Module) -> Iterator[Part]:
-        """Iterate over the parts of a step; those that a short step lacks do not count.
-
-        Args:
-            step: number of completed steps.
-            model: is trained.
+        """Iterate over the parts of a step; missing parts of a short step have weight 0.
 
         Raises:
-            ValueError: the model has BatchNorm, which would normalize a single sample.
+            ValueError: If the model has BatchNorm, which would normalize a single sample.
         """
         missing = self.parts - len(self.data.ranges(step))
         for part in self.data.parts(self.loader, step):
@@ -97,7 +93,7 @@ class LibraryBatches:
         """Check that the state has the same steps as the arguments.
 
         Raises:
-            ValueError: it was saved with other batches, or data of another size.
+            ValueError: If it was saved with other batches, or data of a different size.
         """
         if self._read_table() != self._table:
             raise ValueError(
@@ -113,7 +109,7 @@ class LibraryBatches:
 
 
 class LibraryLoop:
-    """What a library's loop has completed, and the checkpointer that saves it."""
+    """The progress of a library's loop, and the checkpointer that saves it."""
 
     def __init__(
         self,
@@ -124,22 +120,15 @@ class LibraryLoop:
     ) -> None:
         """Restore the state; all ranks call it together.
 
-        Args:
-            folder: of the checkpoints.
-            state: objects to save and to restore.
-            batches: of the steps.
-            options: further arguments of ``Checkpointer``.
-
         Raises:
-            ValueError: the state was saved with other batches.
+            ValueError: If the state was saved with other batches.
         """
         self._checkpointer = Checkpointer(folder, {**state, "data": batches.data}, **options)
         self.completed = self._checkpointer.restore()
-        """Number of completed steps."""
         batches.check_restored()
 
     def complete(self, step: int) -> None:
-        """Take the snapshot of completed steps, once, when all that belongs to them is done."""
+        """Take the snapshot of completed steps, once, when all of their work is done."""
         if step > self.completed:
             self.completed = step
             self._checkpointer.step(step)
@@ -150,7 +139,7 @@ class LibraryLoop:
         """Complete the last step, and wait until its checkpoint is written.
 
         Raises:
-            RuntimeError: it could not be written.
+            RuntimeError: If it could not be written.
         """
         self.complete(step)
         self._checkpointer.finish(step)

@@ -34,25 +34,25 @@ def fit(
     """Call ``trainer.fit``, resuming from the newest snapshot or checkpoint if there is one.
 
     ``accumulate_grad_batches`` follows from ``global_batch``, the batch size of the loader and the
-    present number of ranks.
+    current number of ranks.
 
     Args:
-        trainer: of one process, or with DDP.
-        module: is trained, with automatic optimization.
-        loader: of the training data: its dataset, ``shuffle``, workers and ``collate_fn`` are used;
-            its ``batch_size`` is the most samples that a rank computes at once.
-        folder: of the checkpoints; a path or a URL that all ranks reach.
-        global_batch: samples of a step, over all ranks.
-        seed: of the order of the samples, and of the random numbers of each step.
-        last: as for ``ElasticBatches``; None: ``drop`` if the loader has ``drop_last``, else
+        trainer: trainer of one process, or with DDP.
+        module: module to train, with automatic optimization.
+        loader: training data: its dataset, ``shuffle``, workers and ``collate_fn`` are used; its
+            ``batch_size`` is the maximum number of samples that a rank computes at a time.
+        folder: directory of the checkpoints; a path or a URL that all ranks can reach.
+        global_batch: samples per step, over all ranks.
+        seed: seed of the order of the samples, and of the random numbers of each step.
+        last: as for ``ElasticBatches``; None for ``drop`` if the loader has ``drop_last``, else
             ``short``.
-        val_dataloaders: for validation, as for ``trainer.fit``.
-        checkpointer: further arguments of ``Checkpointer``, e.g. ``{"keep": 5}``.
+        val_dataloaders: validation data, as for ``trainer.fit``.
+        checkpointer: additional arguments of ``Checkpointer``, e.g. ``{"keep": 5}``.
 
     Raises:
-        RuntimeError: the last checkpoint could not be written.
-        ValueError: the configuration of the trainer or the loader does not allow it, or the state
-            was saved with other batches.
+        RuntimeError: If the last checkpoint could not be written.
+        ValueError: If the configuration of the trainer or the loader does not allow it, or the
+            state was saved with other batches.
     """
     _check(trainer, module, loader)
     elastic = _Elastic(module, loader, folder, {**(checkpointer or {}), "seed": seed})
@@ -70,7 +70,7 @@ def fit(
         with elastic.memory():
             backward(loss * elastic.factor, *args, **options)
 
-    @wraps(training_step)  # the library looks at its arguments
+    @wraps(training_step)  # the library inspects its arguments
     def watched(*args: Any, **options: Any) -> Any:
         with elastic.memory():
             return training_step(*args, **options)
@@ -84,16 +84,16 @@ def fit(
 
 
 class _Elastic(Callback):
-    """Restores before the loop looks where it is, and completes steps."""
+    """Restores before the loop reads its position, and completes steps."""
 
     arguments: Mapping[str, Any]
-    """Of ``LibraryBatches``."""
+    """Arguments of ``LibraryBatches``."""
     batches: LibraryBatches
     loop: LibraryLoop
     factor = 1.0
-    """For the loss of the present batch."""
+    """Factor of the current batch's loss."""
     memory: Callable[[], AbstractContextManager[None]]
-    """Of the present batch, as ``Part`` has it."""
+    """``Part.memory`` of the current batch."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class _Elastic(Callback):
         self._module, self._loader, self._folder, self._options = module, loader, folder, options
 
     def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Make the batches: now the number of ranks is known."""
+        """Create the batches, now that the number of ranks is known."""
         self.trainer = trainer
         self.batches = LibraryBatches(self._loader, **self.arguments)
         trainer.accumulate_grad_batches = self.batches.parts
 
     def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
-        """Restore: optimizers exist, and the loop has not yet begun."""
+        """Restore: optimizers exist, and the loop has not started."""
         loop, batches = trainer.fit_loop, self.batches
         if loop.max_epochs is not None and loop.max_epochs > 0:
             total = batches.data.total(loop.max_epochs)
@@ -137,15 +137,14 @@ class _Elastic(Callback):
             self.loop.finish(self.loop.completed)
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
-        """Complete the last step."""
         self.loop.finish(trainer.global_step)
 
     def read(self) -> Iterator[Any]:
-        """Iterate over batches; Lightning requests each when all before it are done."""
+        """Iterate over batches; Lightning requests each after all previous ones are done."""
         while True:
             step = self.trainer.global_step
             self.loop.complete(step)
-            # Lightning may pass where it would validate once more after a restart, and count it.
+            # After a restart, Lightning may skip a repeated validation, but still count it.
             self.trainer.fit_loop.epoch_loop._batches_that_stepped = step
             for part in self.batches.read(step, self._module):
                 self.memory = part.memory
@@ -154,7 +153,7 @@ class _Elastic(Callback):
 
 
 class _Batches:
-    """An iterable that Lightning does not give another sampler, as it would to a DataLoader."""
+    """An iterable: Lightning would replace the sampler of a DataLoader."""
 
     def __init__(self, elastic: _Elastic) -> None:
         self._elastic = elastic
@@ -181,12 +180,11 @@ class _Callbacks:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it as one value."""
         states = {one.state_key: one.state_dict() for one in self._trainer.callbacks}
         return {"states": (deepcopy({key: state for key, state in states.items() if state}),)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore callbacks that are there again."""
+        """Restore the callbacks that still exist."""
         (states,) = state["states"]
         for one in self._trainer.callbacks:
             if one.state_key in states:
@@ -203,7 +201,7 @@ def _averages(trainer: Trainer) -> dict[str, Any]:
 
 
 def _warn_of_hooks(trainer: Trainer, module: LightningModule) -> None:
-    """Log which callbacks, or the module, save something in a hook of Lightning's checkpoints."""
+    """Log which callbacks, or the module, save data in Lightning's checkpoint hook."""
     hook = "on_save_checkpoint"
     found = []
     for one in trainer.callbacks:
@@ -237,11 +235,11 @@ def _set_position(trainer: Trainer, step: int, batches: LibraryBatches) -> None:
 
 
 def _check(trainer: Trainer, module: LightningModule, loader: Any) -> None:
-    """Refuse what does not allow it.
+    """Reject configurations that are not supported.
 
     Raises:
-        TypeError: an object is of another class.
-        ValueError: with the argument to change.
+        TypeError: If an object has the wrong class.
+        ValueError: With the argument to change.
     """
     if not isinstance(trainer, Trainer):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""The generators of random numbers of this process: Python, NumPy, torch and its devices."""
+"""The random number generators of this process: Python, NumPy, torch and its devices."""
 
 import random
 import sys
@@ -13,11 +13,9 @@ _CUDA: Any = torch.cuda
 
 
 def seed_generators(seed: int, *, with_devices: bool = True) -> None:
-    """Seed Python's ``random``, NumPy (if it is imported) and torch.
+    """Seed Python's ``random``, NumPy (if it is imported) and torch with 0 to 2**64 - 1.
 
-    Args:
-        seed: 0 to 2**64 - 1.
-        with_devices: also the generators of the GPUs that this process uses.
+    ``with_devices`` includes the generators of the GPUs that this process uses.
     """
     random.seed(seed)
     numpy: Any = sys.modules.get("numpy")
@@ -30,7 +28,7 @@ def seed_generators(seed: int, *, with_devices: bool = True) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Give Python's, NumPy's and torch's CPU generators their present state back at the end."""
+    """Restore the state of Python's, NumPy's and torch's CPU generators at the end."""
     numpy: Any = sys.modules.get("numpy")
     states = random.getstate(), torch.get_rng_state()
     of_numpy = numpy.random.get_state() if numpy is not None else None

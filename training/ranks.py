@@ -1,4 +1,4 @@
-"""Small collectives among the ranks of a job, over a gloo group of their own."""
+"""Small collectives among the ranks of a job, over a separate gloo group."""
 
 import os
 from typing import Any
@@ -13,7 +13,7 @@ _TEXT_BYTES = 2000
 
 
 class Ranks:
-    """The ranks of this job; works for a single process without a process group too.
+    """The ranks of this job; also works for a single process without a process group.
 
     All ranks must call the methods together.
     """
@@ -22,7 +22,7 @@ class Ranks:
         """Create the gloo group.
 
         Raises:
-            RuntimeError: the job has several ranks, and no process group was initialized.
+            RuntimeError: If the job has several ranks, and no process group was initialized.
         """
         self.group: Any = None
         self.rank, self.size = 0, 1
@@ -50,7 +50,7 @@ class Ranks:
         return PendingMaximum(self.group, numbers).wait()
 
     def all_gather(self, *numbers: int) -> list[list[int]]:
-        """Return the numbers of each rank; every rank must pass equally many."""
+        """Return the numbers of each rank; every rank must pass the same number of them."""
         rows = torch.tensor([numbers] * self.size, dtype=torch.int64, device="cpu")
         if self.group is not None:
             dist.all_gather(list(rows), rows[self.rank].clone(), group=self.group)
@@ -66,7 +66,7 @@ class Ranks:
             dist.broadcast(data[start : start + _CHUNK_BYTES], source, group=self.group)
 
     def first_text(self, text: str | None) -> str | None:
-        """Return the text of the lowest rank that has one, cut to 2,000 bytes; None: none has."""
+        """Return the string of the lowest rank that has one, cut to 2,000 bytes."""
         first = self.minimum(self.rank if text is not None else self.size)[0]
         if first == self.size:
             return None
@@ -79,7 +79,7 @@ class Ranks:
         return bytes(data.tolist()).rstrip(b"\0").decode(errors="ignore")
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks on rank 0 (by pickle, as in DCP); elsewhere nothing."""
+        """Return the values of all ranks on rank 0 (by pickle, as in DCP), [] on other ranks."""
         if self.group is None:
             return [value]
         found: list[Any] = [None] * self.size if self.rank == 0 else []
@@ -95,7 +95,7 @@ class Ranks:
         return found[0]
 
     def begin_maximum(self, *numbers: int) -> "PendingMaximum":
-        """Begin an asynchronous ``maximum``."""
+        """Start an asynchronous ``maximum``."""
         return PendingMaximum(self.group, numbers)
 
 

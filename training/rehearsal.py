@@ -40,13 +40,7 @@ class Rehearsal:
     """The part of one Checkpointer in a rehearsal."""
 
     def __init__(self, folder: str | os.PathLike[str], snapshot: Every, checkpoint: Every) -> None:
-        """Read the order of the row.
-
-        Args:
-            folder: directory of the checkpoints, as the script spells it.
-            snapshot: ``snapshot_every`` of the script.
-            checkpoint: ``checkpoint_every`` of the script.
-        """
+        """Read the order; ``folder`` is the checkpoints' directory as the script spells it."""
         self._key, self._path = os.fspath(folder), Path(os.environ["FT_RUN_REHEARSAL"])
         self._order = json.loads((self._path / "order.json").read_text())
         self._rank, self._ranks = (int(os.environ.get(key, "0")) for key in ("RANK", "WORLD_SIZE"))
@@ -57,16 +51,13 @@ class Rehearsal:
 
         own = self._path / "checkpoints" / f"{zlib.crc32(self._key.encode()):08x}"
         self.arguments = own, within(snapshot, 1), within(checkpoint, most)
-        """Directory of the checkpoints, and intervals that a rehearsal reaches."""
+        """Directory of the checkpoints, and intervals that are reached in a rehearsal."""
         self._fail_at(0)
 
     def record(self, objects: Mapping[str, Any], step: int, *, is_restored: bool = False) -> None:
         """Record the state, then fail or leave if the order says so.
 
-        Args:
-            objects: objects of the state, by name.
-            step: number of completed steps.
-            is_restored: whether the state was just restored, instead of changed by a body.
+        ``is_restored``: whether the state was just restored, instead of changed by a body.
         """
         found = {name: value for name, value in objects.items() if name != RECORD}
         modules = [value for value in found.values() if isinstance(value, nn.Module)]
@@ -119,7 +110,7 @@ class Rehearsal:
             signal.pause()  # this process is killed with its agent
 
     def _leave(self) -> None:
-        """End this process with 0 when all ranks have come here: a rank may still communicate."""
+        """Exit with 0 when all ranks have arrived: a rank may still communicate."""
         (self._path / f"left-{self._rank}").touch()
         while len(list(self._path.glob("left-*"))) < self._ranks:
             time.sleep(_POLL_S)
@@ -128,7 +119,7 @@ class Rehearsal:
 
 @torch.no_grad()
 def _sketch(tensor: torch.Tensor) -> tuple[float, float]:
-    """Return the norm and the sum of a tensor, which change little if it does."""
+    """Return the norm and the sum of a tensor, which change little if the tensor does."""
     whole: Any = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     if not whole.is_floating_point():
         whole = whole.to(torch.float64)
@@ -136,7 +127,6 @@ def _sketch(tensor: torch.Tensor) -> tuple[float, float]:
 
 
 def _snapshot_bytes() -> int:
-    """Return the size of the snapshot memory that this process maps."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     ranges = [line.split()[0].split("-") for line in lines if "/memfd:ft-run-snapshot" in line]
     return sum(int(end, 16) - int(start, 16) for start, end in ranges)

@@ -1,4 +1,4 @@
-"""Variables of a training script that take part in its steps, but are not in its state."""
+"""Variables of a training script that affect its steps, but are not in its state."""
 
 import functools
 import gc
@@ -29,11 +29,7 @@ _LIBRARIES = (os.path.dirname(os.__file__), _HERE, os.path.dirname(_HERE) + "/la
 
 
 def variables(objects: Mapping[str, Any]) -> dict[str, int]:
-    """Return a digest of each variable outside the state, by name: of the script's frames.
-
-    Args:
-        objects: objects of the state.
-    """
+    """Return a digest of each variable in the script's frames that is not in the state, by name."""
     walk = _Walk(objects)
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -54,7 +50,7 @@ def _live() -> list[Any]:
 
 @functools.cache
 def _is_own(file: str) -> bool:
-    """Return whether a source file belongs to the script, and not to a library or to ft-run."""
+    """Return whether a source file belongs to the script, not to a library or ft-run."""
     path = os.path.abspath(file)
     return file.endswith(".py") and "-packages/" not in path and not path.startswith(_LIBRARIES)
 
@@ -72,7 +68,7 @@ class _Walk:
 
     def visit(self, name: str, value: Any, depth: int = 0) -> None:
         """Add a variable and its content. Items of a container have the container's name."""
-        size = getattr(value, "nbytes", 0)  # dictionaries with attributes answer None
+        size = getattr(value, "nbytes", 0)  # dictionaries with attributes return None
         is_large = isinstance(size, int) and size > _LARGEST_BYTES
         is_large |= len(self.found) > _ITEMS
         if id(value) in self._seen or name.startswith("__") or depth > _DEPTH or is_large:
@@ -104,7 +100,7 @@ class _Walk:
 
 
 def _inside(value: Any) -> dict[str, Any]:
-    """Return attributes of an object of the script, values in a closure, sources of a loader."""
+    """Return attributes of the script's objects, values in closures, sources of loaders."""
     home = str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
     is_own = home == "__main__" or _is_own(getattr(sys.modules.get(home), "__file__", None) or "")
     if not is_own and not isinstance(value, DataLoader):

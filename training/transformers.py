@@ -24,14 +24,14 @@ _COUNTED = (
     "num_input_tokens_seen",
     "total_flos",
 )
-"""What ``TrainerState`` counts besides steps, the same on all ranks."""
+"""Counters of ``TrainerState`` other than steps, the same on all ranks."""
 
 
 class ElasticTrainer(Trainer):
     """``Trainer`` that loses at most a step, and has the same samples in each step.
 
-    ``train`` resumes by itself. ``gradient_accumulation_steps`` follows from ``global_batch``,
-    ``per_device_train_batch_size`` and the present number of ranks. ``args.seed`` seeds each step,
+    ``train`` resumes automatically. ``gradient_accumulation_steps`` follows from ``global_batch``,
+    ``per_device_train_batch_size`` and the current number of ranks. ``args.seed`` seeds each step,
     and ``args.data_seed`` the order of the samples.
 
     For a trainer of another library: ``class Mine(ElasticTrainer, SFTTrainer): ...``.
@@ -50,19 +50,19 @@ class ElasticTrainer(Trainer):
         checkpointer: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Make the trainer.
+        """Create the trainer.
 
         Args:
-            *args: of the trainer.
-            folder: of the checkpoints; a path or a URL that all ranks reach.
-            global_batch: samples of a step, over all ranks.
-            last: as for ``ElasticBatches``; None: ``drop`` with ``dataloader_drop_last``, else
+            *args: arguments of the trainer.
+            folder: directory of the checkpoints; a path or a URL that all ranks can reach.
+            global_batch: samples per step, over all ranks.
+            last: as for ``ElasticBatches``; None for ``drop`` with ``dataloader_drop_last``, else
                 ``short``.
-            checkpointer: further arguments of ``Checkpointer``, e.g. ``{"keep": 5}``.
-            **options: of the trainer.
+            checkpointer: additional arguments of ``Checkpointer``, e.g. ``{"keep": 5}``.
+            **options: arguments of the trainer.
 
         Raises:
-            ValueError: the configuration of the trainer does not allow it.
+            ValueError: If the configuration of the trainer does not allow it.
         """
         super().__init__(*args, **options)
         self._folder, self._global_batch = folder, global_batch
@@ -74,8 +74,8 @@ class ElasticTrainer(Trainer):
         """Train, from the newest snapshot or checkpoint if there is one.
 
         Raises:
-            RuntimeError: the last checkpoint could not be written.
-            ValueError: the state was saved with other batches, or ``resume_from_checkpoint`` is
+            RuntimeError: If the last checkpoint could not be written.
+            ValueError: If the state was saved with other batches, or ``resume_from_checkpoint`` is
                 given.
         """
         if resume_from_checkpoint:
@@ -119,7 +119,7 @@ class ElasticTrainer(Trainer):
         return result
 
     def get_train_dataloader(self) -> Any:
-        """Return what the loop counts and skips batches of; ``get_batch_samples`` reads them."""
+        """Return the batches that the loop counts and skips; ``get_batch_samples`` reads them."""
         if self._batches is None:
             return super().get_train_dataloader()
         loader = self._batches.loader
@@ -128,7 +128,7 @@ class ElasticTrainer(Trainer):
         )
 
     def get_batch_samples(self, _: Any, __: int, *device: Any) -> tuple[list[Any], Any]:
-        """Return the batches of the next step; what belongs to the steps before is done now."""
+        """Return the batches of the next step; all work of the previous steps is done now."""
         assert self._batches is not None
         assert self._loop is not None
         self._until_begun.close()
@@ -185,14 +185,13 @@ class ElasticTrainer(Trainer):
 
 
 class _Counted:
-    """What a trainer and its callbacks count besides steps, e.g. ``EarlyStoppingCallback``."""
+    """Counters of a trainer and its callbacks besides steps, e.g. ``EarlyStoppingCallback``."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._restored: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it as one value."""
         state = self._trainer.state
         return {
             "counted": ({name: getattr(state, name, None) for name in _COUNTED},),
@@ -209,14 +208,14 @@ class _Counted:
                 vars(one).update(attributes)
 
     def write(self, folder: str, step: int) -> None:
-        """Write a checkpoint of the library that has counters only."""
+        """Write a checkpoint in the library's format that has counters only."""
         args, control = self._trainer.args, self._trainer.control
         state = TrainerState(
             global_step=step,
             train_batch_size=args.train_batch_size,
             stateful_callbacks=[*self._callbacks(), control],
         )
-        for name in ("logging_steps", "eval_steps", "save_steps"):  # it warns of others
+        for name in ("logging_steps", "eval_steps", "save_steps"):  # it warns if others differ
             setattr(state, name, getattr(args, name))
         for name, value in self._restored.items():
             setattr(state, name, value)
@@ -228,7 +227,7 @@ class _Counted:
 
 
 class _Counting(Sampler[list[int]]):
-    """Has as many batches as an epoch of the library."""
+    """A sampler with as many batches as an epoch of the library."""
 
     def __init__(self, batches: LibraryBatches) -> None:
         self._batches = batches
@@ -241,7 +240,7 @@ class _Counting(Sampler[list[int]]):
 
 
 def _ignored(batch: Any) -> Any:
-    """Return a batch without a label that counts."""
+    """Return a batch in which no label counts."""
     if not isinstance(batch, Mapping):
         return batch
     return {
@@ -253,10 +252,10 @@ def _ignored(batch: Any) -> Any:
 
 
 def _check(trainer: Any) -> None:
-    """Refuse what does not allow it.
+    """Reject configurations that are not supported.
 
     Raises:
-        ValueError: with the argument to change.
+        ValueError: With the argument to change.
     """
     args, accelerator = trainer.args, trainer.accelerator
     wrapper = accelerator.distributed_type.value

@@ -15,8 +15,8 @@ def sources_of(data: Any, weights: Sequence[float] | None) -> Sources:
     """Return the sizes of the data.
 
     Raises:
-        TypeError: the data has no size.
-        ValueError: a weight or a size is invalid.
+        TypeError: If the data has no size.
+        ValueError: If a weight or a size is invalid.
     """
     if isinstance(data, IterableDataset):
         raise TypeError(
@@ -48,7 +48,7 @@ def _size(data: Any) -> int:
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Refuse what is no whole number >= 1 with a ``ValueError``."""
+    """Raise ``ValueError`` unless the value is a whole number >= 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"invalid value {value!r} for {name}: expected a whole number >= 1")
 
@@ -73,7 +73,7 @@ def _checked_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
 
 
 def checked_share(share: float) -> float:
-    """Return the argument ``share``; refuse other than finite numbers > 0 with a ``ValueError``."""
+    """Return the argument ``share``; raise ``ValueError`` unless it is finite and > 0."""
     if not 0 < share < float("inf"):
         raise ValueError(f"invalid value {share!r} for share: expected a number > 0")
     return float(share)

@@ -21,15 +21,15 @@ from .schedule import LAST, Data, Last, Range, Row, Schedule, cut, cut_by_share,
 from .seeded import Seeded
 
 _AT_ONCE = 1 << 13
-"""Samples of the steps whose batches are made together."""
+"""Number of samples of the steps whose batches are created together."""
 
 
 class ElasticBatches(Sampler[list[int]]):
     """A ``batch_sampler`` whose samples follow from the number of the step.
 
-    Each step has the same set of samples, however often the job was restarted and whatever number
-    of ranks it has; each sample comes once in an epoch, without padding. Ranks take consecutive
-    pieces of the batch of a step, which differ by one sample at most.
+    Each step has the same set of samples, regardless of restarts and the number of ranks; each
+    sample appears once per epoch, without padding. Ranks take consecutive pieces of the batch of a
+    step, whose sizes differ by at most one sample.
 
     In the state of a ``Checkpointer`` it keeps the order when a job resumes with other arguments.
     Iterated without ``parts``, it yields this rank's batches of one epoch: for evaluation.
@@ -52,27 +52,27 @@ class ElasticBatches(Sampler[list[int]]):
 
         Args:
             data: the dataset, or its number of samples.
-            global_batch: samples of a step, over all ranks.
-            micro_batch: the most samples that a rank computes at once; None: its whole piece. It
-                is smaller where ``--on-failure device-oom=shrink`` has found that.
-            shuffle: True: all samples in random order; a number: blocks of so many samples in
-                random order, and in random order inside each, for files on object storage; False:
-                in the order of the data.
-            seed: of the order.
-            last: what becomes of samples at the end of an epoch that fill no batch: ``short`` (a
-                smaller batch), ``drop`` (left out) or ``carry`` (the batch continues in the next
+            global_batch: samples per step, over all ranks.
+            micro_batch: maximum number of samples that a rank computes at a time; None for its
+                whole piece. It is smaller if ``--on-failure device-oom=shrink`` has reduced it.
+            shuffle: True for all samples in random order; a number for blocks of this size in
+                random order, and in random order inside each, for files on object storage; False
+                for the order of the data.
+            seed: seed of the order.
+            last: what happens to samples at the end of an epoch that do not fill a batch: ``short``
+                (a smaller batch), ``drop`` (left out) or ``carry`` (the batch continues in the next
                 epoch).
-            weights: ``data`` is a mixture (``ConcatDataset``, or a list of sizes) of which this
-                share of the samples comes from each source; an epoch is as many samples as all
-                sources have together, and each source has epochs of its own.
-            share: the speed of this rank, relative to the others': its piece is in proportion.
-            mesh: the ``DeviceMesh`` of data parallelism, where other ranks have the same samples
-                (tensor, pipeline or context parallel); None: each rank has its own.
+            weights: share of the samples from each source, if ``data`` is a mixture
+                (``ConcatDataset``, or a list of sizes); an epoch has as many samples as all sources
+                together, and each source has its own epochs.
+            share: speed of this rank relative to the others; its piece is in proportion.
+            mesh: ``DeviceMesh`` of data parallelism if other ranks have the same samples (tensor,
+                pipeline or context parallel); None if each rank has its own.
 
         Raises:
-            TypeError: the data has no size, e.g. ``IterableDataset``.
-            ValueError: the value of an argument is invalid.
-            RuntimeError: the job has several ranks, and no process group was initialized.
+            TypeError: If the data has no size, e.g. ``IterableDataset``.
+            ValueError: If the value of an argument is invalid.
+            RuntimeError: If the job has several ranks, and no process group was initialized.
         """
         sources = sources_of(data, weights)
         check_positive("global_batch", global_batch)
@@ -96,21 +96,21 @@ class ElasticBatches(Sampler[list[int]]):
         self._ranks = DataRanks(mesh)
         self._shares = self._ranks.gather(checked_share(share)) if share is not None else None
         self._start: int | None = None
-        """The step with which iterators begin that ``parts`` makes."""
+        """Step with which the iterators that ``parts`` creates start."""
         self._until: int | None = None
-        """The number of steps of the training; None: unknown."""
+        """Number of steps of the training; None if unknown."""
         self._is_seeded = isinstance(data, Seeded)
 
     # --- steps -----------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """Number of this rank among those with other samples."""
+        """Number of this rank among the ranks with different samples."""
         return self._ranks.rank
 
     @property
     def world(self) -> int:
-        """Number of ranks with other samples."""
+        """Number of ranks with different samples."""
         return self._ranks.size
 
     def epoch(self, step: int) -> int:
@@ -118,7 +118,7 @@ class ElasticBatches(Sampler[list[int]]):
         return self._schedule.epoch(step)
 
     def total(self, epochs: int) -> int:
-        """Return the number of steps of so many epochs; ``parts`` reads no further ahead."""
+        """Return the number of steps of some epochs; ``parts`` does not read ahead of it."""
         check_positive("epochs", epochs)
         self._until = self._schedule.total(epochs)
         return self._until
@@ -152,7 +152,7 @@ class ElasticBatches(Sampler[list[int]]):
         return found, -(-largest // parts)
 
     def _located(self, step: int) -> list[Range]:
-        """Return ``Schedule.ranges``; a loader in this process calls it again for the same step."""
+        """Return ``Schedule.ranges``, cached because a loader in this process repeats the call."""
         if self._last_located is None or self._last_located[0] != step:
             self._last_located = step, self._schedule.ranges(step)
         return self._last_located[1]
@@ -162,7 +162,6 @@ class ElasticBatches(Sampler[list[int]]):
         return index_of(self._samples(step))
 
     def _samples(self, step: int) -> torch.Tensor:
-        """Return the samples of a step, each with the epoch of its source."""
         found = [
             self._order_of(one.epoch).samples(one.epoch, one.start, one.length)
             for one in self._located(step)
@@ -182,27 +181,27 @@ class ElasticBatches(Sampler[list[int]]):
     def parts(
         self, loader: "DataLoader[Any]", step: int, *, count: Callable[[Any], Any] | None = None
     ) -> Iterator[Part]:
-        """Iterate over this rank's parts of a step, as many on all ranks.
+        """Iterate over this rank's parts of a step, the same number on all ranks.
 
-        Any step may be asked for, again too: the samples follow from its number.
+        Any step can be requested, even repeatedly: the samples follow from its number.
 
         Args:
             loader: a ``DataLoader`` whose ``batch_sampler`` is this object.
             step: number of completed steps.
-            count: returns what the loss of a batch is a mean over, e.g. its number of tokens that
-                are not ignored. The parts of the step are then read first, and weighted by it; one
-                all-reduce adds it up. A part for which it is 0 has weight 0 and, if possible, the
-                batch of another part of this rank: a mean over nothing is not a number. None: a
-                mean over samples.
+            count: returns the number over which the loss of a batch is a mean, e.g. its number of
+                tokens that are not ignored. The parts of the step are then read first, and weighted
+                by it; one all-reduce sums it. A part for which it is 0 has weight 0 and, if
+                possible, the batch of another part of this rank, because a mean over nothing is not
+                a number. None for a mean over samples.
 
         Raises:
-            ValueError: the loader has another ``batch_sampler``, or ``in_order=False``.
+            ValueError: If the loader has a different ``batch_sampler``, or ``in_order=False``.
         """
         self._check_loader(loader)
         places, largest = self._parts_of(step)
         position = Position(self._version, step)
         batches: Any = read(loader, position, len(places), self._beginning_with)
-        # What the script does with a part is not raised here.
+        # Errors of the script in a part are not raised here.
         with part_memory(largest):
             if count is not None:
                 batches = list(batches)
@@ -236,7 +235,7 @@ class ElasticBatches(Sampler[list[int]]):
 
     @contextmanager
     def _beginning_with(self, step: int) -> Iterator[None]:
-        """Let iterators begin with a step: a DataLoader makes several, and uses the last one."""
+        """Make new iterators start at a step (a DataLoader creates several and uses the last)."""
         self._start = step
         try:
             yield
@@ -244,7 +243,7 @@ class ElasticBatches(Sampler[list[int]]):
             self._start = None
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Iterate over this rank's batches of one epoch; those without samples are left out."""
+        """Iterate over this rank's batches of one epoch, without empty ones."""
         if self._start is not None:
             return self.batches(self._start, self._until)
         self._version = object()  # a loader with persistent workers has a single iterator
@@ -257,7 +256,6 @@ class ElasticBatches(Sampler[list[int]]):
         )
 
     def __len__(self) -> int:
-        """Return the number of this rank's batches of one epoch."""
         places = range(self._schedule.total(1))
         return sum(place.samples > 0 for step in places for place in self.ranges(step))
 
@@ -266,7 +264,7 @@ class ElasticBatches(Sampler[list[int]]):
 
         Args:
             start: the first step.
-            until: the step after the last one; None, or <= ``start``: without an end.
+            until: the step after the last one; None, or <= ``start``, for no end.
         """
         step = start
         while True:
@@ -277,7 +275,7 @@ class ElasticBatches(Sampler[list[int]]):
                 step += 1
 
     def _batches_from(self, step: int) -> list[list[list[int]]]:
-        """Return this rank's batches of a step, and of some that follow: few calls of torch."""
+        """Return this rank's batches of a step and of some later ones, to save calls of torch."""
         places, located = self.ranges(step), self._located(step)
         epoch, start, size = located[0]
         steps = self._schedule.alike(step, _AT_ONCE // size)
@@ -305,10 +303,10 @@ class ElasticBatches(Sampler[list[int]]):
         return {"order": ORDER_VERSION, "table": json.dumps(table)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Use the order of the state; call ``resume`` afterwards, which ``Checkpointer`` does.
+        """Use the order of the state; call ``resume`` afterwards, as ``Checkpointer`` does.
 
         Raises:
-            ValueError: a later version of ft-run has written it.
+            ValueError: If a later version of ft-run has written it.
         """
         if state["order"] != ORDER_VERSION:
             raise ValueError(
@@ -323,11 +321,11 @@ class ElasticBatches(Sampler[list[int]]):
         self._use(from_plain(table))
 
     def resume(self, step: int) -> None:
-        """Let what has changed since the state was saved hold from a step on.
+        """Apply changes since the state was saved, from a step on.
 
-        Another ``global_batch`` or ``last`` holds from this step on. Data of another size holds
-        from the next epoch on, which begins at once if samples are missing, and for a mixture,
-        whose sources continue where they are.
+        A different ``global_batch`` or ``last`` applies from this step on. Data of a different size
+        applies from the next epoch on, which starts immediately if samples are missing, and for a
+        mixture, whose sources continue at their positions.
 
         Args:
             step: number of completed steps.
@@ -374,7 +372,7 @@ class ElasticBatches(Sampler[list[int]]):
 
 
 def _with_counted(batches: list[Any], counts: list[float]) -> list[Any]:
-    """Return the batches, with copies of one that counts instead of those that do not."""
+    """Replace the batches whose count is 0 with copies of one that counts, if there is any."""
     counted = next((n for n, count in enumerate(counts) if count), None)
     if counted is None:
         return batches

@@ -1,4 +1,4 @@
-"""The ranks that have samples of their own, and what they add up."""
+"""The ranks with different samples, and sums over them."""
 
 import os
 from typing import Any
@@ -11,14 +11,11 @@ class DataRanks:
     """The ranks of data parallelism: all of the job, or those of a mesh."""
 
     def __init__(self, mesh: Any = None) -> None:
-        """Look up this rank.
-
-        Args:
-            mesh: a ``DeviceMesh`` of the dimensions over which samples differ; None: all ranks.
+        """Look up this rank, in a ``DeviceMesh`` of the dimensions over which samples differ.
 
         Raises:
-            RuntimeError: the job has several ranks, and no process group was initialized.
-            ValueError: it is no mesh.
+            RuntimeError: If the job has several ranks, and no process group was initialized.
+            ValueError: If ``mesh`` is not a mesh with this rank.
         """
         self.mesh = mesh
         self.rank, self.size = 0, 1
@@ -69,7 +66,7 @@ class DataRanks:
 
 
 def _device_of(group: Any) -> torch.device:
-    """Return where the tensors of a group's collectives are: NCCL has none on the CPU."""
+    """Return the device of a group's collectives: NCCL does not support the CPU."""
     if "gloo" in str(dist.get_backend_config(group)) or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())

@@ -12,11 +12,7 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def key_of(*numbers: int) -> int:
-    """Return a key of 64 bits that depends on each number and on their order.
-
-    Args:
-        numbers: whole numbers; of each, the lower 64 bits count.
-    """
+    """Return a 64-bit key that depends on the lower 64 bits of each number, and on their order."""
     key = 0
     for number in numbers:
         key = _mixed((key ^ (number & _MASK)) + _GOLDEN & _MASK)

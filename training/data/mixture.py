@@ -1,4 +1,4 @@
-"""Which source each sample of a mixture comes from: exact counts in blocks."""
+"""The source of each sample of a mixture: exact counts in blocks."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ import torch
 from .hashing import hashes, key_of
 
 BLOCK = 1000
-"""Number of samples of a block, or 10, 100 or 1000 times as many: each source has one at least.
-
-At the end of each block, the number of samples of each source is exact, up to rounding."""
+"""Number of samples of a block, or 10, 100 or 1000 times as many, so that each has at least one of
+each source. At the end of each block, the number of samples of each source is exact, up to
+rounding."""
 MIN_WEIGHT = Fraction(1, 1000 * BLOCK)
-"""The least share of the samples that a source may have."""
+"""Minimum share of the samples per source."""
 
 
 class Mixture:
@@ -24,19 +24,18 @@ class Mixture:
         """Add up the weights.
 
         Args:
-            weights: of the sources; in proportion to their sum, at least ``MIN_WEIGHT``.
-            key: of the order inside blocks; None: evenly interleaved.
+            weights: weights of the sources; each at least ``MIN_WEIGHT`` of their sum.
+            key: key of the order inside blocks; None to interleave evenly.
         """
         whole = math.lcm(*(weight.denominator for weight in weights))
         self._ends = [int(end * whole) for end in accumulate(weights, initial=Fraction(0))]
         self._key = key
         self.block = BLOCK
-        """Number of samples of a block."""
         # With less than one in each, rounding would let a source have fewer than before.
         while self.block * min(weights) < sum(weights):
             self.block *= 10
         self._kept: tuple[int, torch.Tensor] | None = None
-        """The block that was made last."""
+        """The block that was created last."""
 
     def counts(self, samples: int) -> list[int]:
         """Return how many of the first samples come from each source."""
@@ -48,14 +47,12 @@ class Mixture:
         return found
 
     def samples(self, start: int, count: int) -> tuple[torch.Tensor, list[int]]:
-        """Return the source of each sample, and with which of its own samples each source begins.
+        """Return the source of each sample (int64, of length ``count``).
 
-        Returns:
-            The sources (int64, of length ``count``), and for each source the number of its samples
-            before.
+        Also return the number of each source's samples before ``start``.
         """
         first, last = start // self.block, (start + count - 1) // self.block
-        starts = self.counts(start)  # of the first block, which is kept
+        starts = self.counts(start)  # for the first block, which is kept
         sources = torch.cat([self._block(number) for number in range(first, last + 1)])
         begin = start - first * self.block
         return sources[begin : begin + count], starts
@@ -92,6 +89,6 @@ class Mixture:
 
 
 def _of_each(counts: Sequence[int]) -> torch.Tensor:
-    """Return the number of each source as often as its count says (int64)."""
+    """Return the number of each source, repeated as given by its count (int64)."""
     repeats = torch.tensor(counts, device="cpu")
     return torch.repeat_interleave(torch.arange(len(counts), device="cpu"), repeats)

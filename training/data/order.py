@@ -14,9 +14,9 @@ from .permutation import Permutation
 from .sample import EPOCH_SHIFT, MAX_SIZE
 
 ORDER_VERSION = 1
-"""Of all that decides which sample comes when; the state of ``ElasticBatches`` has it."""
+"""Version of everything that determines the order; saved in the state of ``ElasticBatches``."""
 _KEPT = 4
-"""Orders that are kept: those of two epochs, or of a few blocks; of a mixture, two each."""
+"""Number of cached orders: for two epochs, or a few blocks; for a mixture, two per source."""
 
 
 class Sources(NamedTuple):
@@ -25,7 +25,7 @@ class Sources(NamedTuple):
     sizes: tuple[int, ...]
     """Number of samples of each source."""
     weights: tuple[Fraction, ...] | None
-    """Of a mixture: in which proportion samples come from the sources; None: one source."""
+    """Proportions of the sources in a mixture; None for a single source."""
 
     @property
     def epoch_size(self) -> int:
@@ -47,15 +47,15 @@ class Order:
         """Check the arguments.
 
         Args:
-            sources: the data.
-            seed: of the order, any whole number.
-            shuffle: True: all samples; > 1: blocks of so many, and inside each; False: nothing.
+            seed: any whole number.
+            shuffle: True for all samples; > 1 for blocks of this size, and inside each; False for
+                none.
             first_epoch: the first epoch of this data.
-            begins: of a mixture, how many samples of all its epochs each source has had before;
-                None: 0.
+            begins: for a mixture, how many samples of all its epochs each source has had before;
+                None for 0.
 
         Raises:
-            ValueError: an argument is invalid.
+            ValueError: If an argument is invalid.
         """
         if sources.epoch_size > MAX_SIZE:
             raise ValueError(
@@ -83,10 +83,7 @@ class Order:
     def samples(self, epoch: int, start: int, count: int) -> torch.Tensor:
         """Return the samples at consecutive positions of an epoch (int64, see ``sample``).
 
-        Args:
-            epoch: >= the first epoch.
-            start: position in the epoch.
-            count: number of samples; they all are in this epoch.
+        All of them must be in this epoch, which is not before the first epoch.
         """
         if self._mixture is None:
             return self._shuffled(0, epoch, start, count) | epoch << EPOCH_SHIFT
@@ -104,12 +101,9 @@ class Order:
         return found
 
     def _pieces(self, source: int, position: int, count: int) -> Iterator[tuple[torch.Tensor, int]]:
-        """Iterate over indices in a source, and what to add to each to make it a sample.
+        """Yield indices in a source, and the number to add to each to make it a sample.
 
-        Args:
-            source: number of the source.
-            position: of the first one, in all epochs of the source.
-            count: number of samples.
+        ``position`` is that of the first one, in all epochs of the source.
         """
         size = self._sources.sizes[source]
         while count:
@@ -120,14 +114,9 @@ class Order:
             position, count = position + length, count - length
 
     def begins_of(self, other: Sources, epoch: int, start: int) -> tuple[int, ...]:
-        """Return with which of its samples each source of a mixture begins that follows.
+        """Return with which of its samples each source of the next mixture starts.
 
-        A source of the same number and size continues; one of another size begins an epoch.
-
-        Args:
-            other: the data of the mixture.
-            epoch: of this order.
-            start: position in the epoch.
+        A source of the same number and size continues; one of a different size starts an epoch.
         """
         sizes = self._sources.sizes
         had = [epoch * sizes[0] + start]
@@ -154,7 +143,7 @@ class Order:
     def _shuffled_blocks(
         self, size: int, block: int, source: int, epoch: int, start: int, count: int
     ) -> Iterator[torch.Tensor]:
-        """Shuffle blocks, and inside each. The last one is short, wherever it comes."""
+        """Shuffle blocks, and inside each. The last block is short, wherever it is placed."""
         blocks = -(-size // block)
         order = self._permutation(blocks, source, epoch)
         missing = blocks * block - size

@@ -8,15 +8,15 @@ import torch
 from ..worker.device_memory import has_survived, out_of_memory
 
 _ERROR: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-"""Since torch 2.5 of all accelerators."""
+"""For all accelerators since torch 2.5."""
 
 
 @contextmanager
 def part_memory(samples: int, inner: AbstractContextManager[None] | None = None) -> Iterator[None]:
-    """Let ft-run learn the size of a part if memory runs out inside.
+    """Report the size of a part to ft-run if memory runs out inside.
 
     Args:
-        samples: of the part, in its step the most of any rank; 0: nothing is reported.
+        samples: samples of the part, the maximum of all ranks in its step; 0 reports nothing.
         inner: a context inside this one.
     """
     has_survived()
@@ -27,4 +27,4 @@ def part_memory(samples: int, inner: AbstractContextManager[None] | None = None)
         if samples:
             out_of_memory(samples)
         raise
-    has_survived()  # also an exception in an earlier part
+    has_survived()  # also handles an exception in an earlier part

@@ -17,7 +17,7 @@ from . import loader_settings
 from .part_memory import part_memory
 
 Begin = Callable[[int], AbstractContextManager[object]]
-"""Returns the context in which the iterators of a loader begin with a step."""
+"""Returns the context in which a loader's iterators start with a step."""
 
 
 class PartRange(NamedTuple):
@@ -26,38 +26,35 @@ class PartRange(NamedTuple):
     start: int
     """First position in the batch."""
     samples: int
-    """Number of samples; 0: the first sample of the batch stands in, so that collectives match."""
+    """Number of samples; if it is 0, the first sample of the batch stands in, so that collectives
+    match."""
     weight: float
-    """The factor of its mean loss: number of ranks x samples of the part / samples of the step."""
+    """Factor of its mean loss: number of ranks x samples of the part / samples of the step."""
 
 
 class Part:
-    """One part of this rank's piece: the batch of the loader, and what it counts."""
+    """One part of this rank's piece: the batch of the loader, and its weight."""
 
     def __init__(
         self, batch: Any, place: PartRange, index: int, parts: int, mesh: Any, largest: int = 0
     ) -> None:
         self.batch: Any = batch
-        """What the loader returned."""
+        """Result of the loader."""
         self.weight: float = place.weight
-        """The factor for the mean loss of the part. The gradients of all parts and ranks, which DDP
-        and FSDP2 average over the ranks, are then those of the mean over the whole batch."""
+        """Factor for the mean loss of the part. The gradients of all parts and ranks, which DDP and
+        FSDP2 average over the ranks, are then those of the mean over the whole batch."""
         self.samples: int = place.samples
-        """Number of samples that count; 0: one that does not count stands in, with weight 0."""
+        """Number of samples that count; if it is 0, one that does not count stands in, with weight
+        0."""
         self.index: int = index
         """Number of the part in the step, from 0."""
         self.is_last: bool = index == parts - 1
-        """Whether it is the last part of this step on this rank, as on all others."""
+        """Whether it is the last part of this step on this rank, and so on all others."""
         self._mesh = mesh
         self._largest = largest
 
     def stand_in(self, index: int, parts: int) -> "Part":
-        """Return a part that does not count, with a copy of the batch, for a step that lacks parts.
-
-        Args:
-            index: number of the part in the step.
-            parts: number of parts of the step.
-        """
+        """Return a part with weight 0 and a copy of the batch, for a step that lacks parts."""
         batch = copy(self.batch)  # scripts may remove items from a batch
         return Part(batch, PartRange(0, 0, 0.0), index, parts, self._mesh, self._largest)
 
@@ -72,15 +69,15 @@ class Part:
         otherwise it keeps whole gradients, and smaller parts need more memory instead of less.
 
         Args:
-            model: DDP, FSDP2 (``fully_shard``) or another module, also compiled.
-            every: with FSDP2, reduce in each part. False: in the last one, which takes less traffic
-                and more memory.
+            model: DDP, FSDP2 (``fully_shard``) or another module, even compiled.
+            every: whether FSDP2 reduces in each part; if False, only in the last one, which takes
+                less traffic and more memory.
 
         Raises:
-            ValueError: the model shares samples among ranks, and ``ElasticBatches`` has no
-                ``mesh``; or its BatchNorm would normalize a single sample.
+            ValueError: If the model shares samples between ranks, and ``ElasticBatches`` has no
+                ``mesh``; or if its BatchNorm would normalize a single sample.
         """
-        whole = model._modules.get("_orig_mod") or model  # of a compiled model
+        whole = model._modules.get("_orig_mod") or model  # for a compiled model
         known = _KNOWN.get(whole) or _KNOWN.setdefault(whole, _Known(whole))
         if known.needs_mesh and self._mesh is None:
             raise ValueError(
@@ -106,7 +103,7 @@ class Part:
 def _sharded(model: Any, *, is_last: bool, every: bool) -> Iterator[None]:
     """Reduce gradients of FSDP2 in this part or not, and in each later backward."""
     model.set_requires_gradient_sync(every or is_last)  # sets the other one too
-    model.set_requires_all_reduce(is_last)  # HSDP: shards are reduced in each part all the same
+    model.set_requires_all_reduce(is_last)  # HSDP reduces shards in each part anyway
     try:
         yield
     finally:
@@ -114,7 +111,7 @@ def _sharded(model: Any, *, is_last: bool, every: bool) -> Iterator[None]:
 
 
 class _Known:
-    """What ``Part.sync`` looks up once for each model."""
+    """Results that ``Part.sync`` looks up once for each model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.has_batch_norm = any(isinstance(one, _BatchNorm) for one in model.modules())
@@ -135,7 +132,7 @@ class Position(NamedTuple):
     """What the iterator of a loader returns next."""
 
     order: object
-    """Stands for the order of the samples: another object, another order."""
+    """Identifies the order of the samples."""
     step: int
 
 
@@ -144,21 +141,19 @@ class _Reading(NamedTuple):
 
     iterator: Iterator[Any]
     position: Position | None
-    """None: in the middle of a step."""
+    """None in the middle of a step."""
 
 
 _READINGS: "WeakKeyDictionary[Any, _Reading]" = WeakKeyDictionary()
-"""By loader. Not in the batches, to which iterators refer: a cycle would be collected some time,
-and iterators with workers then wait for 5 s for each."""
+"""By loader. Not stored in the batches, to which iterators refer: a cycle would be collected at
+some later time, and iterators with workers then wait for 5 s for each."""
 _END = object()
 
 
 def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[Any]:
-    """Iterate over the batches of a step, with a new iterator if the present one is elsewhere.
+    """Iterate over the batches of a step, with a new iterator if the current one is elsewhere.
 
     Args:
-        loader: of the batches.
-        position: of the step.
         count: number of batches of the step.
         begin: for new iterators.
     """
@@ -167,10 +162,10 @@ def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[
     if loader_settings.apply(loader, is_only=not _READINGS):
         iterator = None
     batch = next(iterator, _END) if iterator is not None else _END
-    if iterator is None or batch is _END:  # it ends with the epochs that were asked for then
+    if iterator is None or batch is _END:  # it ended with the epochs that were requested then
         began_ns = time.monotonic_ns()
         del reading, iterator  # ends their workers before others start
-        # To make one draws a seed for the workers, which would change dropout of the step.
+        # Creating one draws a seed for the workers, which would change dropout of the step.
         with generators_kept(), begin(position.step):
             iterator = iter(loader)
         batch = next(iterator)

@@ -15,9 +15,10 @@ import torch
 from .hashing import hashes, key_of
 
 TABLE_SIZE = 1 << 16
-"""The largest order that is a table: 0.5 MB."""
+"""Maximum size of an order that is a table: 0.5 MB."""
 _WINDOW = 1 << 13
-"""Positions that are computed at once: for a few hundred, calls of torch cost more than numbers."""
+"""Number of positions that are computed together, because the calls of torch cost more than a few
+hundred numbers."""
 _ROUNDS = 8
 _MASK = (1 << 32) - 1
 
@@ -28,14 +29,13 @@ class Permutation:
     def __init__(self, n: int, key: int) -> None:
         """Prepare the order; a table takes up to 5 ms.
 
-        Args:
-            n: how many numbers, 1 to 2**40.
-            key: from ``key_of``.
+        ``n`` is 1 to 2**40; ``key`` comes from ``key_of``.
         """
         self._n = n
         self._side = math.isqrt(n - 1) + 1
         self._start, self._window = 0, torch.empty(0, dtype=torch.int64, device="cpu")
-        """Of a large order, the numbers at the positions from one on that were computed last."""
+        """For a large order, the numbers that were computed last, and the position of the first
+        one."""
         self._keys = [key_of(key, number) & _MASK for number in range(_ROUNDS)]
         self._table: torch.Tensor | None = None
         if n <= TABLE_SIZE:
@@ -51,7 +51,7 @@ class Permutation:
         return found
 
     def numbers(self, start: int, count: int) -> torch.Tensor:
-        """Return the numbers at consecutive positions (int64); not to be changed."""
+        """Return the numbers at consecutive positions (int64); do not modify them."""
         if self._table is not None:
             return self._table[start : start + count]
         begin = start - self._start

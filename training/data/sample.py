@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 
 EPOCH_SHIFT = 40
-"""An index has 40 bits: 10**12 samples; an epoch has 23, so that a sample fits an int64."""
+"""An index has 40 bits: 10**12 samples; an epoch has 23, so that a sample fits in an int64."""
 MAX_SIZE = 1 << EPOCH_SHIFT
 
 Samples = TypeVar("Samples", int, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Which samples a step has, as ranges of positions in the order of an epoch. Pure."""
+"""The samples of each step, as ranges of positions in the order of an epoch. No I/O, no clock."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -21,18 +21,19 @@ class Range(NamedTuple):
 
 
 class Row(NamedTuple):
-    """How batches are made from a step on, and the position at which that step begins."""
+    """How batches are made from a step on, and the position at which that step starts."""
 
     step: int
     epoch: int
     offset: int
     global_batch: int
     last: str
-    """What becomes of the samples at the end of an epoch that fill no batch. ``short``: they are a
-    smaller batch; ``drop``: they are left out; ``carry``: the batch continues in the next epoch."""
+    """What happens to the samples at the end of an epoch that do not fill a batch. ``short``: they
+    are a smaller batch; ``drop``: they are left out; ``carry``: the batch continues in the next
+    epoch."""
 
     def steps_of(self, samples: int) -> int:
-        """Return the number of steps for the samples that are left of an epoch."""
+        """Return the number of steps for the remaining samples of an epoch."""
         return samples // self.global_batch + (
             self.last == "short" and samples % self.global_batch > 0
         )
@@ -44,7 +45,7 @@ class Data(NamedTuple):
     first_epoch: int
     sources: Sources
     begins: tuple[int, ...]
-    """Of a mixture: for each source the number of samples of all its epochs before."""
+    """For a mixture, the number of samples of all earlier epochs of each source."""
 
 
 class Schedule(NamedTuple):
@@ -68,11 +69,9 @@ class Schedule(NamedTuple):
             epoch, offset = epoch + 1, 0
 
     def alike(self, step: int, limit: int) -> int:
-        """Return how many steps from one on have whole batches, one after the other in an epoch.
+        """Return how many steps, from ``step`` on, have complete batches in one epoch.
 
-        Args:
-            step: the first one; it counts in any case.
-            limit: the most that are returned.
+        At least 1, at most ``limit``.
         """
         row, epoch, offset = self._locate(step)
         whole = (self.size_of(epoch) - offset) // row.global_batch
@@ -84,7 +83,7 @@ class Schedule(NamedTuple):
         return self._locate(step)[1]
 
     def total(self, epochs: int) -> int:
-        """Return the number of steps that begin in the first ``epochs`` epochs."""
+        """Return the number of steps that start in the first ``epochs`` epochs."""
         end = 1
         while self.epoch(end) < epochs:
             end *= 2
@@ -105,7 +104,7 @@ class Schedule(NamedTuple):
         return next(row for row in reversed(self.rows) if row.step <= step)
 
     def begin(self, step: int) -> tuple[int, int]:
-        """Return the epoch, and the position in it, at which a step begins."""
+        """Return the epoch, and the position in it, at which a step starts."""
         return self._locate(step)[1:]
 
     def changed(
@@ -121,18 +120,19 @@ class Schedule(NamedTuple):
 
         Args:
             step: the next one.
-            global_batch: of the other batches.
-            last: of the other batches.
-            data: other data, from its first epoch on: the one that begins with the step, or the
-                next one; None: the same data.
-            at_once: the epoch of the other data begins with this step, wherever the present one is.
+            global_batch: size of the other batches.
+            last: rule of the other batches.
+            data: other data, from its first epoch on, which starts with the step or is the next
+                one; None for the same data.
+            at_once: whether the epoch of the other data starts with this step, regardless of the
+                current position.
         """
         row, epoch, offset = self._locate(step)
         same = row._replace(step=step, epoch=epoch, offset=offset)
         table = self.data
         if data is not None:
             table = tuple(one for one in table if one.first_epoch < data.first_epoch)
-            # The same as the present data: other data was to follow that is gone again.
+            # If it equals the current data, the other data that was to follow is dropped again.
             if at_once or not table or table[-1].sources != data.sources:
                 table = (*table, data)
             if at_once:
@@ -145,9 +145,9 @@ class Schedule(NamedTuple):
         return Schedule(rows, table)
 
     def _locate(self, step: int) -> tuple[Row, int, int]:
-        """Return the row of a step, and the epoch and the position at which the step begins."""
+        """Return the row of a step, and the epoch and the position at which the step starts."""
         row = self.row_at(step)
-        # What is left to walk is counted in samples where batches cross epochs, else in steps.
+        # The remaining distance is counted in samples if batches cross epochs, else in steps.
         carries = row.last == "carry"
         left = (step - row.step) * (row.global_batch if carries else 1)
         epoch, offset = row.epoch, row.offset
@@ -164,7 +164,7 @@ class Schedule(NamedTuple):
             left, epoch = left - skipped * whole, epoch + skipped
 
     def _end_of_data(self, epoch: int) -> int | None:
-        """Return the first epoch that has other data; None: there is none."""
+        """Return the first epoch that has other data; None if there is none."""
         return next((one.first_epoch for one in self.data if one.first_epoch > epoch), None)
 
     # --- as plain values -------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def from_plain(found: Any) -> Schedule:
 
 
 def cut(count: int, pieces: int) -> list[range]:
-    """Return ``pieces`` ranges that together are ``range(count)``; they differ by 1 at most."""
+    """Return ``pieces`` ranges that together are ``range(count)``; sizes differ by at most 1."""
     return _between([count * number // pieces for number in range(pieces + 1)])
 
 

@@ -9,25 +9,25 @@ from ..random_numbers import generators_kept, seed_generators
 from .hashing import key_of
 from .sample import epoch_of, index_of
 
-Item = TypeVar("Item", covariant=True)  # as torch names it
+Item = TypeVar("Item", covariant=True)  # torch's name
 _ITEMS = 1
-"""Keeps seeds of items apart from those of steps, which are made from three numbers as well."""
+"""Distinguishes seeds of items from those of steps, which also come from three numbers."""
 
 
 def seeded(dataset: "Dataset[Item]", seed: int = 0) -> "Seeded[Item]":
     """Return a dataset whose random items depend on the index and the epoch alone.
 
-    Before each item Python's ``random``, NumPy's global generator and torch's are seeded from
-    (seed, epoch, index), whatever process makes the item. Use it as the outermost dataset, for the
-    loader and for ``ElasticBatches``, which passes the epoch. Generators that the dataset has
-    itself are not seeded.
+    Before each item, Python's ``random``, NumPy's global generator and torch's are seeded from
+    (seed, epoch, index), regardless of the process that makes the item. Use it as the outermost
+    dataset, for the loader and for ``ElasticBatches``, which passes the epoch. The dataset's own
+    generators are not seeded.
 
     Args:
-        dataset: with ``__getitem__`` and ``__len__``.
-        seed: of the items.
+        dataset: dataset with ``__getitem__`` and ``__len__``.
+        seed: seed of the items.
 
     Raises:
-        TypeError: it is an ``IterableDataset``.
+        TypeError: If it is an ``IterableDataset``.
     """
     return Seeded(dataset, seed)
 
@@ -49,10 +49,10 @@ class Seeded(Dataset[Item]):
         return len(size)
 
     def __getitem__(self, sample: int) -> Item:
-        """Return the item of a sample of ``ElasticBatches``, or of an index: of epoch 0."""
-        sample = int(sample)  # of NumPy or torch: its operators have 64 bits
+        """Return the item of a sample of ``ElasticBatches``, or of an index in epoch 0."""
+        sample = int(sample)  # operators of NumPy's or torch's numbers have 64 bits
         index, epoch = index_of(sample), epoch_of(sample)
-        # In the main process training has the same generators; a worker has its own.
+        # In the main process, training uses the same generators; a worker has its own.
         with nullcontext() if get_worker_info() is not None else generators_kept():
             seed_generators(key_of(self._seed, epoch, index, _ITEMS), with_devices=False)
             return self.dataset[index]

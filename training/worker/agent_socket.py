@@ -10,25 +10,16 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def address_of(what: str, pid: int) -> bytes:
-    """Return the address of one of an agent's sockets.
-
-    Args:
-        what: the purpose of the socket.
-        pid: of the agent, in the PID namespace of this process.
-    """
+    """Return the address of an agent's socket; ``pid`` is in this process's PID namespace."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
     return f"\0ft-run-{what}-{namespace}-{pid}".encode()
 
 
 def connect(what: str, pid: int) -> socket.socket:
-    """Return a connection to one of an agent's sockets, with a time-out of 10 s per operation.
-
-    Args:
-        what: the purpose of the socket.
-        pid: of the agent, in the PID namespace of this process.
+    """Connect to an agent's socket, with a time-out of 10 s per operation.
 
     Raises:
-        OSError: no agent of this user or of root listens there.
+        OSError: If no agent of this user or of root listens there.
     """
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -48,19 +39,18 @@ def is_trusted(channel: socket.socket) -> bool:
 
 
 def peer_pid(channel: socket.socket) -> int:
-    """Return the process id of the peer."""
+    """Return the process ID of the peer."""
     return _peer(channel)[0]
 
 
 def _peer(channel: socket.socket) -> tuple[int, int]:
-    """Return the process id and the user id of the peer."""
     data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(data)
     return pid, user
 
 
 def ancestors() -> Iterator[int]:
-    """Yield the process ids of this process's parent, of its parent, and so on."""
+    """Yield the process IDs of this process's parent, of its parent, and so on."""
     pid = os.getppid()
     while pid > 0:
         yield pid

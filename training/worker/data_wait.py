@@ -1,8 +1,8 @@
-"""How long training waits for torch's ``DataLoader``, as sums in the page of the worker.
+"""Time that training waits for torch's ``DataLoader``, as sums in the worker's page.
 
-Only batches between the first step and the end of training count, not those of activities, and only
-those that the main thread takes. On a GPU a wait counts while the device is idle: what it still
-computes hides the wait. Two events around the wait measure that, as the device sees it.
+Only batches that the main thread takes between the first step and the end of training count, except
+in activities. On a GPU, a wait counts while the device is idle, because earlier work on the device
+hides the wait. Two events around the wait measure that on the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LONG_NS = 1_000_000
 _MOST = (1 << 64) - 1
 _PAIRS_MAX = 4
-"""Pairs of events that the device has not reached yet; more waits than these are not measured."""
+"""Maximum number of event pairs that the device has not reached; further waits are not measured."""
 
 
 class DataWait:
@@ -32,14 +32,14 @@ class DataWait:
     def __init__(self, page: Page) -> None:
         self._is_own, self._thread, self._page = page.is_own, page.thread, page.words
         self._depth = 0
-        """A dataset may itself read from a loader."""
+        """A dataset can itself read from a loader."""
         self._began_ns = 0
         self._pending: list[tuple[Any, Any, bool]] = []
-        """The events around a wait, and whether it was for a first batch."""
+        """Events around a wait, and whether it was for a first batch."""
         self._begin_event: Any = None
 
     def begin(self) -> bool:
-        """Begin to wait for a batch; return whether it counts, so that ``end`` must follow."""
+        """Start to wait for a batch; return whether it counts, so that ``end`` must follow."""
         is_training = self._page[PHASE] == TRAINING and get_ident() == self._thread
         if not is_training or not self._is_own():
             return False
@@ -50,12 +50,7 @@ class DataWait:
         return True
 
     def end(self, iterator: Any, *, has_batch: bool) -> None:
-        """End it.
-
-        Args:
-            iterator: of the loader.
-            has_batch: whether there was one.
-        """
+        """End the wait for a batch of a loader's iterator."""
         self._depth -= 1
         if self._depth or not has_batch:
             return
@@ -80,7 +75,7 @@ class DataWait:
             self._page[FIRST_WAIT_NS] += waited_ns
         else:
             squares = self._page[SQUARES] + (waited_ns // 1000) ** 2
-            self._page[SQUARES] = min(squares, _MOST)  # a wait of 72 minutes alone is as much
+            self._page[SQUARES] = min(squares, _MOST)  # a single wait of 72 minutes reaches it
 
     def _read_pairs(self) -> None:
         """Add the waits whose end the device has reached."""

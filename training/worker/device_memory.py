@@ -1,17 +1,17 @@
-"""An accelerator that runs out of memory in a part of ``ElasticBatches``: what the agent learns.
+"""Reports to the agent that an accelerator ran out of memory in a part of ``ElasticBatches``.
 
-The worker writes the size of the part to a file beside its error file, for
-``--on-failure device-oom=shrink``. The agent reads it when the worker has failed, and the workers
-of the next round find a smaller size in their environment.
+For ``--on-failure device-oom=shrink``, the worker writes the size of the part to a file next to its
+error file. The agent reads it after the worker has failed, and sets a smaller size in the
+environment of the next round's workers.
 """
 
 import os
 from contextlib import suppress
 
 VARIABLE = "FT_RUN_MICRO_BATCH"
-"""The most samples of a part, in the environment of workers; not set: the value of the script."""
+"""Maximum number of samples per part, in the environment of workers; unset to use the script's."""
 SUFFIX = ".micro_batch"
-"""What the name of the file adds to that of the error file."""
+"""Suffix of the file's name after the name of the error file."""
 _DIGITS_MAX = 9
 
 _written: set[str] = set()
@@ -19,7 +19,7 @@ _written: set[str] = set()
 
 
 def given_micro_batch() -> int | None:
-    """Return the most samples of a part that ft-run has set; None: it has set none."""
+    """Return the maximum number of samples per part that ft-run has set; None if unset."""
     given = os.environ.get(VARIABLE, "")
     return int(given) if given.isdecimal() and int(given) else None
 
@@ -27,8 +27,7 @@ def given_micro_batch() -> int | None:
 def out_of_memory(samples: int) -> None:
     """Record that an accelerator ran out of memory; ignored without an error file.
 
-    Args:
-        samples: of the part; in its step, the most of any rank.
+    ``samples``: maximum number of samples of the part on any rank.
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with suppress(OSError):  # then it is a failure like others
@@ -38,13 +37,13 @@ def out_of_memory(samples: int) -> None:
 
 
 def has_survived() -> None:
-    """Record that the script continues: it has handled the exception."""
+    """Record that the script continues, so it has handled the exception."""
     while _written:
         with suppress(OSError):
             os.unlink(_written.pop())
 
 
 def samples_of(data: bytes | None) -> int:
-    """Return the number of samples from the content of the file; 0: it has none."""
+    """Return the number of samples from the content of the file; 0 if it has none."""
     text = (data or b"").decode("ascii", errors="replace")
     return int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else 0

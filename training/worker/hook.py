@@ -1,7 +1,7 @@
-"""The hooks of a watched worker: they write its progress to the page that the agent reads.
+"""The hooks of a watched worker, which write its progress to the page that the agent reads.
 
-``start.py`` loads this module when the script needs it, also in interpreters without ft-run: it
-imports nothing of ft-run but the modules beside it, and little that torch has not loaded.
+``start.py`` loads this module when the script needs it, even in interpreters without ft-run: it
+imports only the ft-run modules next to it, and little that torch has not loaded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .start import Page
 
 STRETCH_NS = 10_000_000_000
-"""The least length of the intervals from which steps per second follow."""
+"""Minimum length of the intervals from which steps per second are computed."""
 _CPU_EVERY_NS = 1_000_000_000
 
 _OPTIMIZERS = "torch.optim.optimizer"
@@ -59,8 +59,8 @@ _REPORTERS = (
     ("transformers.integrations.integration_utils", "KubeflowCallback"),
     ("kubeflow.trainer.backends.kubernetes.utils", "update_trainjob_status"),
 )
-"""Modules that send progress to Kubeflow if they have a name: of transformers' ``Trainer`` since
-version 5, and of Kubeflow's SDK."""
+"""Modules that send progress to Kubeflow if they have a name: transformers' ``Trainer`` since
+version 5, and Kubeflow's SDK."""
 
 
 class Hook:
@@ -70,7 +70,7 @@ class Hook:
         self._is_own, self._page = page.is_own, page.words
         self._reports_steps = False
         self._stepped: dict[int, Any] = {}
-        """Optimizers that have stepped since the current step began, by id."""
+        """Optimizers that have stepped since the current step started, by id."""
         self.phases, self.data_wait = Phases(page), DataWait(page)
 
     def progress(self, step: int) -> None:
@@ -80,7 +80,7 @@ class Hook:
         if step >= 0:
             if not self._reports_steps:
                 self._reports_steps = True
-                self._page[MARK_NS] = 0  # so far optimizer steps were counted
+                self._page[MARK_NS] = 0  # optimizer steps were counted so far
                 self._page[FIRST] = step + 1
             self._page[STEPS] = step
             if step >= self._page[FURTHEST]:
@@ -93,7 +93,7 @@ class Hook:
             self._page[TOTAL] = total
 
     def piece(self) -> None:
-        """Record a confirmed piece of ``shared_work``: a step, in a script that does no other."""
+        """Record a confirmed piece of ``shared_work``: a step, if the script has no other steps."""
         if not self._is_own():
             return
         if not self._reports_steps and not self._stepped:
@@ -119,8 +119,8 @@ class Hook:
     def _is_new_step(self, optimizer: object) -> bool:
         """Return whether an optimizer step counts as a step of the script.
 
-        Of several optimizers that alternate, e.g. a wrapper and what it wraps, the one that steps
-        most counts. Optimizers that are created for each batch each count.
+        If several optimizers alternate, e.g. a wrapper and its inner optimizer, the one that steps
+        most often counts. Optimizers that are created for each batch each count.
         """
         number, stepped = id(optimizer), self._stepped
         known = stepped.get(number)
@@ -142,7 +142,7 @@ class Hook:
             page[IMPORTED] = bits_of(sys.modules)
             page[USES_DEVICE], page[REPORTS_ITSELF] = _uses_device(), _reports_itself()
             page[CPU_BEGAN_NS], page[WALL_BEGAN_NS] = time.process_time_ns(), now
-            # Before the functions that libraries have registered, which may wait for others.
+            # Registered late so that it runs before atexit functions of libraries, which may block.
             atexit.register(self.phases.enter, "stopping")
         elif now - page[WALL_BEGAN_NS] - page[CPU_WALL_NS] >= _CPU_EVERY_NS:
             page[REPORTS_ITSELF] = _reports_itself()
@@ -162,8 +162,8 @@ class Hook:
             page[MARK_WAIT_NS] = page[WAIT_NS]
 
 
-# A compiled step breaks its graph here and calls this as it is (what torch.compiler.disable sets,
-# without its import).
+# A compiled step breaks its graph here and calls this function unchanged (as torch.compiler.disable
+# does, without its import).
 Hook.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch reads it
 Hook.after_step._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
 
@@ -214,12 +214,7 @@ def _uses_device() -> bool:
 
 
 def install(module: ModuleType, page: Page) -> None:
-    """Install the hooks in this process.
-
-    Args:
-        module: gets the functions that ``ft_run.training`` calls.
-        page: of this worker.
-    """
+    """Install the hooks in this process; ``ft_run.training`` calls the functions in ``module``."""
     hook = Hook(page)
     module.__dict__.update(
         progress=hook.progress,

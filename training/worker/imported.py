@@ -1,4 +1,4 @@
-"""What a worker has imported by its first step, of the modules from which workers can be forked.
+"""Which modules from which workers can be forked a worker has imported by its first step.
 
 The word ``IMPORTED`` of the worker's page has a bit for each module of ``FORKABLE``.
 """
@@ -30,8 +30,8 @@ FORKABLE = (
     *("ft_run.training", "ft_run.training.checkpointer", "ft_run.training.data"),
     *("ft_run.training.lightning", "ft_run.training.transformers"),
 )
-"""At most 64 names, the bits in order; a module follows those that it imports. Tests import each of
-them and fork: it starts no thread or process, opens no device and maps no shared memory."""
+"""At most 64 names, in the order of the bits; a module follows those that it imports. Tests import
+each of them and fork: it starts no thread or process, opens no device and maps no shared memory."""
 
 
 def bits_of(modules: Container[str]) -> int:

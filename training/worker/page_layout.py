@@ -1,7 +1,7 @@
-"""The layout of the page that a watched worker shares with its agent.
+"""Layout of the page that a watched worker shares with its agent.
 
 The page consists of 8-byte words. Each is written by one aligned store, so a reader never sees half
-of one. ``WANTED`` is written by the agent, all others by the worker. Times are of CLOCK_MONOTONIC.
+of one. The agent writes ``WANTED``, the worker all others. Times are in CLOCK_MONOTONIC.
 """
 
 PAGE_BYTES = 4096
@@ -61,7 +61,7 @@ PHASES_MAX, NAME_BYTES = 24, 64
 """The maximum number of phases of a worker, including its activities; the size of a name."""
 
 SUMS = 40
-"""The first of ``PHASES_MAX`` words: nanoseconds in each phase up to the start of the current."""
+"""First of ``PHASES_MAX`` words: nanoseconds in each phase up to the start of the current one."""
 NAMES_AT = 8 * (SUMS + PHASES_MAX)
 """Offset of the names of phases: UTF-8 that ends before the first zero."""
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def take_name(function: Any, of: Any) -> None:
-    """Give a function the name, text and signature of the one that it replaces and calls."""
+    """Give a function the name, docstring and signature of the one that it replaces and calls."""
     function.__name__, function.__qualname__ = of.__name__, of.__qualname__
     function.__doc__, function.__module__ = of.__doc__, of.__module__
     function.__wrapped__ = of
@@ -42,7 +42,7 @@ def _after_loading(loader: Any, change: Callable[[Any], None]) -> None:
     execute = loader.exec_module
 
     def execute_and_change(module: Any) -> None:
-        del loader.exec_module  # what the class has is seen again
+        del loader.exec_module  # uncovers the method of the class
         execute(module)
         change(module)
 

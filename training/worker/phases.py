@@ -1,4 +1,4 @@
-"""What a worker does, in its page: the seconds in each phase, as sums, and the current phase.
+"""A worker's phases in its page: the current one, and the total seconds in each.
 
 A phase is a number; its name is in the page. The sums are those of the main thread of the worker's
 own process. Between two writes they are consistent: the word ``CHANGES`` is odd during a write.
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from .start import Page
 
 BUILDING, JOINING, RESTORING, FIRST_STEP, TRAINING, SAVING, OTHERS = range(7)
-"""The phases that every worker has. ``BUILDING`` lasts until the end of ``JOINING`` or
-``RESTORING``; ``FIRST_STEP`` is from there to the first completed step, ``TRAINING`` is all after
-that; ``OTHERS`` are activities for whose names there is no room."""
+"""The phases of every worker. ``BUILDING`` lasts until the end of ``JOINING`` or ``RESTORING``;
+``FIRST_STEP`` then lasts until the first completed step, and ``TRAINING`` follows; ``OTHERS`` are
+activities whose names do not fit in the page."""
 NAMES = (
     *("importing and building", "joining", "restoring", "first step", "training", "saving"),
     "other activities",
@@ -46,15 +46,15 @@ class Phases:
     """The worker's side."""
 
     def __init__(self, page: Page) -> None:
-        """Continue ``BUILDING``, which has begun with the page."""
+        """Continue ``BUILDING``, which started with the page."""
         self._is_own, self._thread, self._page = page.is_own, page.thread, page.words
         self._numbers = {name: number for number, name in enumerate(NAMES)}
         self._base = BUILDING
-        """The phase outside of ``enter`` and ``leave``."""
+        """The phase outside ``enter`` and ``leave``."""
         self._entered: list[int] = []
 
     def enter(self, name: str) -> None:
-        """Begin a phase, inside of the current one."""
+        """Start a phase, nested in the current one."""
         if not self._is_counted():
             return
         number = self._numbers.get(name)
@@ -85,14 +85,13 @@ class Phases:
     def _switch(self, number: int) -> None:
         page, now = self._page, time.monotonic_ns()
         page[CHANGES] += 1
-        # Another thread may have switched since ``now`` was read; the words have no sign.
+        # Another thread may have switched since ``now`` was read; the words are unsigned.
         page[SUMS + page[PHASE]] += max(0, now - page[SINCE_NS])
         page[IDLE_NS] = _idle_ns(page, now)
         page[PHASE], page[SINCE_NS] = number, now
         page[CHANGES] += 1
 
     def _add(self, name: str) -> int:
-        """Return the number of an activity that is new."""
         number = len(self._numbers)
         if number >= PHASES_MAX:
             return OTHERS
@@ -106,12 +105,7 @@ class Phases:
 def read(page: Any, now_ns: int) -> tuple[str, dict[str, float], float] | None:
     """Return the current phase, the seconds in each phase, and of training since the last progress.
 
-    Args:
-        page: a ``memoryview`` of 8-byte words.
-        now_ns: until when the current phase has lasted.
-
-    Returns:
-        None: it was being written.
+    ``now_ns`` ends the current phase. None if the page was being written.
     """
     changes = page[CHANGES]
     current, since_ns = page[PHASE], page[SINCE_NS]
@@ -139,12 +133,7 @@ def _name(page: Any, number: int) -> str:
 
 
 def time_joining(c10d: Any, phases: Phases) -> None:
-    """Count the time in ``init_process_group`` as joining.
-
-    Args:
-        c10d: the module ``GROUPS``.
-        phases: of this worker.
-    """
+    """Count the time in ``init_process_group`` of the module ``GROUPS`` as joining."""
     join: Callable[..., Any] | None = getattr(c10d, "init_process_group", None)
     if join is None:
         return
@@ -162,9 +151,9 @@ def time_joining(c10d: Any, phases: Phases) -> None:
 
 
 def find_joining() -> None:
-    """Find what ``time_joining`` will patch, in a fork server with torch.
+    """Find the namespaces that ``time_joining`` will patch, in a fork server with torch.
 
-    This reads every module. In a forked process, each would be a copy of a page.
+    This reads every module, which in a forked process would copy a page for each.
     """
     c10d = sys.modules.get(GROUPS)
     if (join := getattr(c10d, "init_process_group", None)) is not None:

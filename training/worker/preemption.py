@@ -1,6 +1,6 @@
 """The worker's side of notices: nodes are being preempted, or the world grows.
 
-The agent publishes a notice in a page of memory (a memfd). Each number there is written by one
+The agent publishes a notice in a page of memory (a memfd). Each number in it is written by one
 aligned store of 8 bytes, so readers never see half of one.
 """
 
@@ -14,18 +14,18 @@ from functools import cache
 from .agent_socket import ancestors, connect
 
 SOCKET = "notices"
-"""The socket at which an agent hands out the page."""
+"""Socket at which an agent hands out the page."""
 PAGE_BYTES = 4096
 
 UNTIL_NS, IS_WHOLE, SAVES, RESIZES, GROWS = range(5)
-"""Indexes of 8-byte words in the page: the deadline until which ranks may save a consistent
-snapshot (CLOCK_MONOTONIC; 0: no notice); 1 if all nodes of the job are being preempted, so that
-nothing in memory survives; 1 if what would be lost is to be written to storage; 1 if the next world
-has another size, so that sharded state in memory does not count there; 1 if no node is being
-preempted, but the world grows."""
+"""Indexes of 8-byte words in the page: the deadline until which ranks can save a consistent
+snapshot (CLOCK_MONOTONIC; 0 without notice); 1 if all nodes of the job are being preempted, so that
+nothing in memory survives; 1 if state that would be lost must be written to storage; 1 if the next
+world has a different size, so that sharded state in memory cannot be used; 1 if the world grows and
+no node is being preempted."""
 NOTHING, SNAPSHOT, RESIZABLE, DURABLE = range(4)
-"""What a notice asks for, the least first: nothing; a consistent snapshot; one that another number
-of ranks can load; one on storage."""
+"""What a notice requires, in increasing order: nothing; a consistent snapshot; one that a different
+number of ranks can load; one on storage."""
 MAGIC = b"ftrnotc1"
 REQUEST = struct.Struct("<8sIIq")
 """A worker's request: ``MAGIC``, its rank, the kind, and a number: after ``LEFT`` the completed
@@ -41,17 +41,11 @@ class Notice:
     """The notice of this node's agent."""
 
     def __init__(self, pid: int, page_fd: int, rank: int) -> None:
-        """Map the page.
-
-        Args:
-            pid: of the agent.
-            page_fd: of the page; the caller closes it.
-            rank: of this process.
-        """
+        """``pid`` is the agent's; the caller closes ``page_fd``."""
         self._pid, self._rank = pid, rank
         self._page = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
         self._obeyed_ns = 0
-        """The deadline of the notice that this process has obeyed."""
+        """Deadline of the notice that this process has obeyed."""
 
     @property
     def is_given(self) -> bool:
@@ -60,12 +54,12 @@ class Notice:
 
     @property
     def saves(self) -> bool:
-        """Whether state that would be lost is to be written to storage."""
+        """Whether state that would be lost must be written to storage."""
         return bool(self._page[SAVES])
 
     @property
     def code(self) -> int:
-        """What the notice asks for, ``NOTHING`` if this process has obeyed it."""
+        """What the notice requires; ``NOTHING`` if this process has obeyed it."""
         return NOTHING if self._page[UNTIL_NS] in (0, self._obeyed_ns) else self._need
 
     @property
@@ -82,12 +76,8 @@ class Notice:
     def wait(self, done: int) -> bool:
         """Wait to be stopped, until the deadline of the notice that ``report_saved`` has obeyed.
 
-        Args:
-            done: what this process has done, e.g. ``RESIZABLE``.
-
-        Returns:
-            True as soon as the notice asks for more; False at its deadline, or when it is
-            withdrawn: training continues.
+        Return True as soon as the notice requires more than ``done``, e.g. ``RESIZABLE``; False at
+        its deadline, or when it is withdrawn so that training continues.
         """
         while time.monotonic_ns() < self._page[UNTIL_NS] == self._obeyed_ns:
             if self._need > done:
@@ -97,12 +87,10 @@ class Notice:
 
 
 def find_notice(rank: int, *, will_save: bool, is_fixed: bool = False) -> Notice | None:
-    """Return the notice of this process's agent; None: not started by ft-run.
+    """Return the notice of this process's agent; None if ft-run did not start it.
 
-    Args:
-        rank: of this process.
-        will_save: whether it saves a snapshot on notice.
-        is_fixed: whether only this number of ranks can load its state.
+    ``will_save``: whether it saves a snapshot on notice. ``is_fixed``: whether only this number of
+    ranks can load its state.
     """
     for pid in ancestors():
         fds = _request(pid, rank, KEEP if will_save else ASK, int(is_fixed))
@@ -131,7 +119,7 @@ def _request(pid: int, rank: int, kind: int, step: int) -> list[int]:
 
 @cache
 def _notice_of(_: int) -> Notice | None:
-    """Return the notice for ``preempted``, once for each process id: a fork asks again."""
+    """Return the notice for ``preempted``, once per process ID, so that a fork gets its own."""
     return find_notice(int(os.environ.get("RANK", "0")), will_save=False)
 
 

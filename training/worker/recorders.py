@@ -1,8 +1,8 @@
-"""Lets the agent request what the backends of this worker have recorded of collectives.
+"""Lets the agent request what this worker's backends have recorded about collectives.
 
-Since torch 2.15 a hook of torch records collectives of NCCL's backends, and only torch's own
-control-plane server can dump them at any time: an HTTP server on a Unix socket, in a thread of C++
-that needs no lock of the interpreter. It is started with the first such process group, in the
+Since torch 2.15, a hook of torch records collectives of NCCL's backends, and only torch's own
+control-plane server can dump them at any time: an HTTP server on a Unix socket, in a C++ thread
+that does not need the interpreter's lock. It is started with the first such process group, in the
 worker's own process. Older versions of torch have neither.
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from .start import Page
 
 SOCKETS = "FT_RUN_RECORDER_SOCKETS"
-"""The variable with the prefix of the socket's path; the process ID follows."""
+"""Variable with the prefix of the socket's path; the process ID follows."""
 _ON_CPU = frozenset({"gloo", "mpi", "ucc", "fake", "undefined"})
-"""Backends whose waits are seen in the stacks."""
+"""Backends whose waits are visible in the stacks."""
 _HANDLER = "fr_dump_file"
 _LINES = b"WorkerServer.cpp"
 _PATH_MAX_BYTES = 107
@@ -33,11 +33,9 @@ _MORE = "..."
 
 
 def note_backends(c10d: Any, page: Page) -> None:
-    """Note the backend of each process group that is created, and start the server for the first.
+    """Record the backend of each new process group; start the server for the first.
 
-    Args:
-        c10d: the module ``torch.distributed.distributed_c10d``.
-        page: of this worker.
+    ``c10d`` is ``torch.distributed.distributed_c10d``.
     """
     attach = getattr(c10d, "_maybe_attach_flight_recorder", None)
     if attach is None:
@@ -65,7 +63,7 @@ def _backends(group: Any) -> set[str]:
 def write_backends(words: Any, names: set[str]) -> None:
     """Write the names of backends to the page."""
     text = "".join(f"{name} " for name in sorted(names)).encode(errors="replace")
-    if len(text) >= BACKENDS_BYTES:  # the last one is a backend without a dump
+    if len(text) >= BACKENDS_BYTES:  # the last one stands for a backend without a dump
         text = text[: BACKENDS_BYTES - len(_MORE) - 2].rpartition(b" ")[0] + f" {_MORE} ".encode()
     words.cast("B")[BACKENDS_AT : BACKENDS_AT + BACKENDS_BYTES] = text.ljust(BACKENDS_BYTES, b"\0")
 
@@ -82,9 +80,9 @@ _servers: list[Any] = []
 def serve() -> None:
     """Start torch's control-plane server for the agent, once, if it can dump records.
 
-    A reference to it is leaked on purpose. Its destructor shuts the socket down, and a process that
-    this one forks inherits the object: at the normal end of that process it would end the server of
-    this one, whose thread then aborts the training.
+    A reference to it is leaked on purpose. Its destructor shuts the socket down, and a forked
+    process inherits the object: at its normal exit it would stop this process's server, whose
+    thread then aborts the training.
     """
     import ctypes  # torch has loaded it
 
@@ -105,7 +103,7 @@ def serve() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Omit the server's own lines from standard error, and nothing else."""
+    """Remove only the server's own lines from standard error."""
     sys.stderr.flush()
     own = os.dup(2)
     caught = os.memfd_create("ft-run-lines")

@@ -15,7 +15,7 @@ from .agent_socket import ancestors, connect
 
 
 class Memory:
-    """Memory of the agent for this worker; it survives the worker."""
+    """Memory of the agent for this worker, which outlives the worker."""
 
     def __init__(
         self,
@@ -26,14 +26,13 @@ class Memory:
         is_first_round: bool = True,
         resume_owner: int = 0,
     ) -> None:
-        """Take over the descriptors, until nothing refers to this object.
+        """Take over the descriptors, until this object is garbage-collected.
 
         Args:
             page_fd: descriptor of the page.
-            buffer_fds: descriptors of the buffers; none if the memory belongs to another process
+            buffer_fds: descriptors of the buffers; empty if the memory belongs to another process
                 of this rank.
-            resume_step: step from which all ranks can resume, as far as snapshots are concerned;
-                -1 if there is none.
+            resume_step: step from which all ranks can resume by snapshots; -1 if none.
             saver: saver of this node; None if only the worker writes checkpoints.
             is_first_round: whether this job cannot have written a checkpoint yet.
             resume_owner: owner of that step; 0 if unknown.
@@ -42,7 +41,7 @@ class Memory:
         self.resume_step, self.resume_owner = resume_step, resume_owner
         self.saver, self.is_first_round = saver, is_first_round
         self.began_s = inf
-        """Time when the agent of this node was started, in seconds since the epoch."""
+        """Start time of this node's agent, in seconds since the epoch."""
         if self.buffer_fds:
             weakref.finalize(self, _close, (page_fd, *self.buffer_fds))
 
@@ -51,30 +50,25 @@ class SaverLink:
     """The saver of this node, which writes checkpoints from this rank's buffers."""
 
     def __init__(self, channel: socket.socket, held: int = 0) -> None:
-        """Take over the connection to the agent, until nothing refers to this object.
+        """Take over the connection to the agent, until this object is garbage-collected.
 
-        Args:
-            channel: the connection.
-            held: buffers that the saver is reading, one bit each.
+        ``held``: buffers that the saver is reading, one bit each.
         """
         self._channel = channel
         self._held: dict[int, tuple[int, int] | None] = {
             buffer: None for buffer in range(page.BUFFERS) if held & 1 << buffer
         }
-        """The buffers that the saver is reading, with owner and step; None if unknown."""
+        """Buffers that the saver is reading, with owner and step; None if unknown."""
         self._results: dict[int, tuple[int, str]] = {}
         """Step and error of the last checkpoint by owner."""
         self.page: memoryview | None = None
-        """The page of the buffers, in which the saver counts progress."""
+        """Page of the buffers, in which the saver counts progress."""
         weakref.finalize(self, channel.close)
 
     def save(self, buffer: int, step: int, owner: int) -> bool:
         """Request a checkpoint; return False if the agent is gone.
 
-        Args:
-            buffer: to write; it must not change while ``is_held``.
-            step: completed steps.
-            owner: owner of the snapshot.
+        The buffer must not change while ``is_held``.
         """
         try:
             self._channel.setblocking(True)
@@ -115,11 +109,11 @@ class SaverLink:
 
     @property
     def progress(self) -> int:
-        """A number that changes whenever the storage of the saver makes progress."""
+        """A number that changes whenever the saver's storage makes progress."""
         return page.progress(self.page) if self.page is not None else 0
 
     def close(self) -> None:
-        """Close the connection; checkpoints that were requested are still written."""
+        """Close the connection; requested checkpoints are still written."""
         self._channel.close()
 
     def _receive(self, limit_s: float | None = 0.0) -> None:
@@ -151,17 +145,14 @@ class SaverLink:
 
 
 _given: dict[tuple[int, int, int], Memory] = {}
-"""Memory of this process by process id, rank and replica: all Checkpointers share it."""
+"""Memory of this process by process ID, rank and replica: all Checkpointers share it."""
 
 
 def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
-    """Return memory of the agent for a rank; None: not started by ft-run, or there is no memory.
+    """Return the agent's memory for a rank; None without ft-run, or if there is no memory.
 
-    Later calls return the same object, as long as the agent serves it.
-
-    Args:
-        rank: of this process.
-        replica: from 1: memory for the shards of another rank; 0: for its own.
+    Later calls return the same object, as long as the agent serves it. ``replica`` is 0 for the
+    rank's own shard, >= 1 for shards of other ranks.
     """
     key = os.getpid(), rank, replica
     given = _given.get(key)
@@ -185,20 +176,13 @@ def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
 
 
 def _began_s(pid: int) -> float:
-    """Return when a process was started, in seconds since the epoch."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s
 
 
 def report_written(rank: int, step: int, directory: str) -> None:
-    """Report to the agent, if there is one, that this worker has written a checkpoint.
-
-    Args:
-        rank: of this process.
-        step: completed steps.
-        directory: directory or URL of the checkpoints.
-    """
+    """Report to the agent, if there is one, that this worker has written a checkpoint."""
     message = page.WRITTEN.pack(page.MAGIC, rank, step) + directory.encode()
     if len(message) > page.WRITTEN.size + page.DIRECTORY_BYTES:
         return

@@ -1,6 +1,6 @@
 """The page that describes a worker's snapshot buffers, and its messages to the agent.
 
-The worker writes the page; the agent of its node reads it, also after the worker has died. Each
+The worker writes the page; the agent of its node reads it, even after the worker has died. Each
 buffer has an entry, which is invalidated before the buffer changes and written after it is
 complete; an entry with a wrong checksum is invalid. After the entries come the destinations of
 checkpoints by owner. The saver increments the last word whenever its storage makes progress.
@@ -14,18 +14,18 @@ import zlib
 from typing import NamedTuple
 
 SOCKET = "snapshots"
-"""The socket at which an agent hands out buffers."""
+"""Socket at which an agent hands out buffers."""
 PAGE_BYTES = 4096
 BUFFERS = 5
-"""Two alternate; a third is used while the saver reads one of them, and two more hold steps that
-replicas belong to, if these are not the newest."""
+"""Two alternate; a third is used while the saver reads one of them, and two more hold steps of
+replicas if these are not the newest."""
 MAGIC = b"ftrsnap4"
 REQUEST = struct.Struct("<8sI")
 """A request for memory: ``MAGIC`` and the worker's rank."""
 REPLY = struct.Struct("<8sqQB?")
 """The answer, with the page and the buffers as descriptors: ``MAGIC``, the step from which all
-ranks resume (-1: none) and its owner (0: unknown), the buffers that the saver is reading (one bit
-each), and whether this is the first round of the job, so that nothing is writing checkpoints.
+ranks resume (-1 if none) and its owner (0 if unknown), the buffers that the saver is reading (one
+bit each), and whether this is the first round of the job, so that nothing is writing checkpoints.
 Without descriptors, the memory belongs to another process of this rank."""
 REPLICA = struct.Struct("<8sIH")
 """A request for memory for other ranks' shards: ``MAGIC``, the rank and a number from 1."""
@@ -33,14 +33,14 @@ SAVE = struct.Struct("<8sBqQ")
 """A request for a checkpoint, on the same connection: ``MAGIC``, the buffer to write, which must
 not change until the answer, the step and the owner."""
 SAVED = struct.Struct("<8sBqQ")
-"""The answer: the same, followed by the reason why it was not written, if it was not."""
+"""The answer: the same, followed by an error if it was not written."""
 REASON_BYTES = 1000
-"""The maximum length of that reason."""
+"""Maximum length of that error."""
 WRITTEN = struct.Struct("<8sIq")
-"""A report of a checkpoint that the worker has written itself: ``MAGIC``, its rank and the step,
+"""Report of a checkpoint that the worker has written itself: ``MAGIC``, its rank and the step,
 followed by the directory."""
 DIRECTORY_BYTES = 4096
-"""The maximum length of that directory."""
+"""Maximum length of that directory."""
 
 _ENTRY = struct.Struct("<8sQQQIIQQ?")
 _CHECKSUM = struct.Struct("<I")
@@ -53,7 +53,7 @@ _DESTINATIONS_MAX = _PROGRESS_START - _DESTINATIONS_START - _LENGTH.size
 
 
 class Entry(NamedTuple):
-    """The content of one buffer: a rank's shard of the state of one step."""
+    """Content of one buffer: a rank's shard of the state of one step."""
 
     generation: int
     """Increases with each snapshot, regardless of its owner."""
@@ -68,11 +68,11 @@ class Entry(NamedTuple):
     layout_bytes: int
     """Length of the layout that follows it."""
     is_replicated: bool
-    """Whether all ranks have the same state, so that any rank's shard is all of it."""
+    """Whether all ranks have the same state, so that any rank's shard is complete."""
 
 
 def read(page: memoryview, index: int) -> Entry | None:
-    """Return the entry of a buffer; None: it is invalid."""
+    """Return the entry of a buffer; None if it is invalid."""
     start = index * _ENTRY_BYTES
     data = bytes(page[start : start + len(_INVALID)])
     magic, *fields = _ENTRY.unpack_from(data)
@@ -83,7 +83,7 @@ def read(page: memoryview, index: int) -> Entry | None:
 
 
 def write(page: memoryview, index: int, entry: Entry | None) -> None:
-    """Write the entry of a buffer; None: invalidate it."""
+    """Write the entry of a buffer; None invalidates it."""
     data = _INVALID
     if entry is not None:
         packed = _ENTRY.pack(MAGIC, *entry)
@@ -96,7 +96,7 @@ class Destination(NamedTuple):
     """Where and when the saver writes checkpoints."""
 
     folder: str
-    """An absolute path, or a URL."""
+    """Absolute path, or URL."""
     keep: int
     """Number of checkpoints to keep."""
     at_breakpoint: bool
@@ -104,11 +104,11 @@ class Destination(NamedTuple):
 
 
 _TYPES = (str, int, bool)
-"""Of the fields of ``Destination``."""
+"""Types of the fields of ``Destination``."""
 
 
 def read_destinations(page: memoryview) -> dict[int, Destination]:
-    """Return the destinations of checkpoints by owner, the last one written last."""
+    """Return the destinations of checkpoints by owner, with the last one written at the end."""
     length, checksum = _LENGTH.unpack_from(page, _DESTINATIONS_START)
     data = bytes(page[_DESTINATIONS_START + _LENGTH.size :][:length])
     if not length or zlib.crc32(data) != checksum:
@@ -123,7 +123,7 @@ def read_destinations(page: memoryview) -> dict[int, Destination]:
 def write_destination(page: memoryview, owner: int, destination: Destination) -> bool:
     """Write the destination of an owner; return False if its path is too long.
 
-    Other owners keep theirs as long as there are entries of them, and room.
+    Other owners keep theirs as long as they have entries, and there is room.
     """
     entries = [read(page, index) for index in range(BUFFERS)]
     present = {entry.owner for entry in entries if entry is not None}

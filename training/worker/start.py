@@ -9,7 +9,7 @@ a bare Python has loaded, not e.g. ``typing``, ``__future__`` or ``mmap``. ``hoo
 imports are loaded when the script imports torch, which they patch, or when ``ft_run.training`` uses
 them; the page is mapped then.
 
-Interpreters without ft-run load it too, as a module of a package that has this folder only
+Interpreters without ft-run load it too, as a module of a package that contains only this directory
 (``starter/sitecustomize.py``).
 """
 
@@ -29,22 +29,20 @@ if TYPE_CHECKING:
     Loader: TypeAlias = "Callable[[], Callable[[ModuleType, Page], None]]"
 
 NAME = "_ft_run_hook"
-"""The name in ``sys.modules`` under which ``ft_run.training`` finds the hooks."""
+"""Name in ``sys.modules`` under which ``ft_run.training`` finds the hooks."""
 _NAMES = ("progress", "expect", "piece", "enter", "leave", "tuning")
-"""The functions and objects of that module."""
+"""Functions and objects of that module."""
 _LIBRARY = "torch"
-"""Its import loads the hooks: they patch modules of it."""
+"""Its import loads the hooks, which patch modules of it."""
 
 STACKS_SIGNAL = 62
-"""A real-time signal (``SIGRTMAX - 2``) on which all stacks are written."""
+"""Real-time signal (``SIGRTMAX - 2``) on which all stacks are written."""
 
 _FD_MIN = 100
-"""Above the descriptors that programs usually get."""
+"""Higher than the descriptors that programs usually get."""
 
 
 class _Words:
-    """The 8-byte words of a file."""
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
@@ -56,18 +54,12 @@ class _Words:
 
 
 class Page:
-    """The page of this worker, and the process and thread that it is about."""
+    """The page of this worker, and its process and thread."""
 
     def __init__(self, words: "Any", fd: int = 0, stacks_fd: int = 0) -> None:
-        """Begin the first phase.
-
-        Args:
-            words: the 8-byte words of the page.
-            fd: the descriptor of its file, if it has one.
-            stacks_fd: the descriptor of the file for stacks, if there is one.
-        """
+        """Start the first phase; ``fd`` is the page's file, ``stacks_fd`` the file for stacks."""
         self.words, self.pid, self.thread, self._fd = words, os.getpid(), get_ident(), fd
-        if words[PID]:  # of a process that has ended
+        if words[PID]:  # from a process that has ended
             words[PID] = 0
             for word in range(PAGE_BYTES // 8):
                 if word != WANTED:
@@ -76,14 +68,14 @@ class Page:
         words[PID] = self.pid  # last: from here on the agent reads the others
 
     def is_own(self) -> bool:
-        """Return whether this process is the worker, and not one that it has forked."""
+        """Return whether this process is the worker itself, not one that it has forked."""
         return os.getpid() == self.pid
 
     def map(self) -> None:
         """Map the page into memory, which makes each access much faster.
 
         Raises:
-            OSError: the script has closed the descriptor, or the kernel refuses.
+            OSError: If the script has closed the descriptor, or the kernel refuses.
         """
         import mmap
 
@@ -102,7 +94,7 @@ class Page:
 class _Hooks:
     """A finder on ``sys.meta_path`` that loads the hooks on import of torch, and finds nothing.
 
-    It is also the ``__getattr__`` of the module ``NAME`` until then.
+    Until then, it is also the ``__getattr__`` of the module ``NAME``.
     """
 
     def __init__(self, page: Page, load: "Loader") -> None:
@@ -121,7 +113,7 @@ class _Hooks:
             self._load()
 
     def _attribute(self, name: str) -> "Any":
-        if name not in _NAMES:  # others look for e.g. ``__file__`` in all modules
+        if name not in _NAMES:  # others look up e.g. ``__file__`` in all modules
             raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
         self._load()
         return getattr(self._module, name)
@@ -152,7 +144,7 @@ def _say(error: Exception) -> None:
 
 
 def install_or_say(fd: int, stacks_fd: int, load: "Loader") -> None:
-    """Watch this process, or log why not: the worker runs in any case."""
+    """Watch this process, or log an error: the worker runs in any case."""
     try:
         install(fd, stacks_fd, load)
     except Exception as error:
@@ -162,13 +154,10 @@ def install_or_say(fd: int, stacks_fd: int, load: "Loader") -> None:
 def install(fd: int, stacks_fd: int, load: "Loader") -> None:
     """Watch this process, unless another live process uses the same page.
 
-    Args:
-        fd: descriptor of the page; the caller may close it.
-        stacks_fd: descriptor of the file for stacks, likewise.
-        load: imports ``hook.py``, and returns its ``install``.
+    The caller can close both descriptors; ``load`` imports ``hook.py`` and returns its ``install``.
 
     Raises:
-        OSError: the descriptor is invalid, or the kernel refuses.
+        OSError: If a descriptor is invalid, or the kernel refuses.
     """
     import faulthandler
 
@@ -190,7 +179,7 @@ def _check(fd: int, file: str) -> None:
 
 
 def _free() -> int:
-    """Return the first descriptor from ``_FD_MIN`` on that is not open."""
+    """Return the first free descriptor from ``_FD_MIN`` on."""
     fd = _FD_MIN
     while True:
         try:

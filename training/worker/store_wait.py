@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 _STORE_WAIT_S = 60.0
-"""The longest wait for torch's store; then torch connects as usual."""
+"""Maximum wait for torch's store; after that, torch connects as usual."""
 
 
 def await_store() -> None:
     """If torch is loaded, make ranks wait until its store listens before they connect.
 
-    All ranks start at the same moment, and one of them hosts the store. A connection that is too
-    early is refused, and torch retries after 0.25 to 0.75 s: longer than the rest of a restart with
-    a fork server.
+    All ranks start simultaneously, and one of them hosts the store. A connection that is too early
+    is refused, and torch retries after 0.25 to 0.75 s: longer than the rest of a restart with a
+    fork server.
     """
     if (rendezvous := sys.modules.get(RENDEZVOUS)) is not None:
         await_before_connecting(rendezvous)
 
 
 def await_before_connecting(rendezvous: Any) -> None:
-    """Make ranks wait in ``torch.distributed.rendezvous``, the module that is given."""
+    """Make ranks wait, by a patch of ``torch.distributed.rendezvous``."""
     create = getattr(rendezvous, "_create_c10d_store", None)
     if create is None:
         return
@@ -50,7 +50,7 @@ def await_before_connecting(rendezvous: Any) -> None:
 def _is_separate(host: str, port: int) -> bool:
     """Return whether an address is that of ``--store separate``.
 
-    A store that the script itself names, which rank 0 hosts, is another one.
+    A store that the script itself names, which rank 0 hosts, is a different one.
     """
     served = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": host, "MASTER_PORT": str(port)}
     return all(os.environ.get(name) == value for name, value in served.items())
@@ -59,16 +59,11 @@ def _is_separate(host: str, port: int) -> bool:
 def _await(host: str, port: int, ranks: int, limit_s: float) -> None:
     """Wait until an address accepts connections, up to a limit.
 
-    The store ignores a connection that is closed without data.
-
-    Args:
-        host: of the store.
-        port: of the store.
-        ranks: of the job; together they try at most 10,000 times a second.
-        limit_s: maximum time to wait.
+    All ranks of the job together try at most 10,000 times per second. The store ignores a
+    connection that is closed without data.
 
     Raises:
-        OSError: the connection failed, other than by being refused.
+        OSError: If the connection failed, except by being refused.
     """
     deadline = time.monotonic() + limit_s
     shortest_s = pause_s = 0.002 + ranks / 10_000
@@ -78,7 +73,7 @@ def _await(host: str, port: int, ranks: int, limit_s: float) -> None:
 
 
 def _listens(host: str, port: int, limit_s: float) -> bool:
-    import socket  # torch has it already
+    import socket  # torch has loaded it
 
     try:
         socket.create_connection((host, port), limit_s).close()

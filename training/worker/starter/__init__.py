@@ -1,1 +1,1 @@
-"""The folder that is first on the ``PYTHONPATH`` of an executed worker that has hooks."""
+"""The directory that is first on the ``PYTHONPATH`` of an executed worker that has hooks."""

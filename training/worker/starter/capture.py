@@ -1,15 +1,17 @@
-"""Runs in a worker: writes the exception that ends it to torch's error file, as ``@record`` does.
+"""Runs in a worker: writes the exception that ends it to torch's error file, like ``@record``.
 
-It sees what reaches ``sys.excepthook`` and ``threading.excepthook``, and calls the hook that was
-there before. A hook that the script sets later replaces it, or chains to it.
+It receives the exceptions of ``sys.excepthook`` and ``threading.excepthook``, and calls the
+previous hook. A hook that the script sets later replaces it, or chains to it.
 
-- What the interpreter reports as the end of the program goes to the error file, unless something
-  else (``@record``) has written that.
-- What ends no process goes to a second file: the exception of a thread, or one that the program
-  itself passes to ``sys.excepthook``. The agent reads that file if the process ends soon after.
+- An exception that the interpreter reports as the end of the program goes to the error file, unless
+  other code (``@record``) has written it.
+- An exception that does not end the process goes to a second file: an exception of a thread, or one
+  that the program itself passes to ``sys.excepthook``. The agent reads that file if the process
+  ends soon after.
 
-This file is also run by path, in interpreters that have no ft-run: it imports nothing of it. Until
-there is an exception it imports only what every interpreter has loaded: no ``typing`` either.
+This file is also run by path, in interpreters without ft-run, so it imports nothing of ft-run.
+Until there is an exception, it imports only modules that every interpreter has loaded, so not
+``typing``.
 """
 
 import os
@@ -21,28 +23,28 @@ if TYPE_CHECKING:
     from typing import Any
 
 SURVIVED_SUFFIX = ".survived"
-"""What the name of the second file adds to that of the error file."""
+"""Suffix of the second file's name after the name of the error file."""
 SURVIVED_S = 5
 """A process that ends within this time after an exception has not survived it."""
 
 _MESSAGE_MAX_CHARS = 8 * 1024
 _STACK_MAX_CHARS = 64 * 1024
-"""With six bytes for a character, as JSON may need, the agent still reads the file to its end."""
+"""With six bytes per character, as JSON may need, the agent still reads the whole file."""
 
 
 class _ErrorFile:
-    """A file for the exception of this process; its children, forked by it, write none."""
+    """A file for the exception of this process; forked children do not write to it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._pid = os.getpid()
         self._written: tuple[int, ...] | None = None
-        """What the file was like when this had written it."""
+        """State of the file after this process had written it."""
 
     def write(
         self, kind: "type[BaseException]", error: "BaseException", trace: "TracebackType | None"
     ) -> None:
-        """Write an exception, also over an earlier one of this; never over that of another."""
+        """Write an exception; overwrite only this process's own."""
         try:
             # As with `@record`: an exit has no exception, and an interrupt ends the process by
             # SIGINT. The interpreter would forget that during the imports below.
@@ -58,7 +60,7 @@ class _ErrorFile:
                 os.close(fd)
             self._written = self._state()
         except Exception:
-            return  # there is one, or no space for it: standard error has the traceback in any case
+            return  # it exists, or the disk is full; the traceback is on standard error anyway
 
     def _state(self) -> "tuple[int, ...] | None":
         try:
@@ -69,10 +71,9 @@ class _ErrorFile:
 
 
 def install_or_say(path: str) -> None:
-    """Install the hooks, or say why not: a worker without them is better than none.
+    """Install the hooks, or log an error: a worker without them is better than none.
 
-    Args:
-        path: of the error file; empty: there is none, and nothing is installed.
+    ``path``: path of the error file; if it is empty, nothing is installed.
     """
     try:
         if path:
@@ -130,15 +131,15 @@ def _install_for_threads(survived: _ErrorFile) -> None:
 def _as_json(
     kind: "type[BaseException]", error: "BaseException", trace: "TracebackType | None"
 ) -> bytes:
-    """Return what ``@record`` would write, bounded."""
+    """Return the content that ``@record`` would write, bounded."""
     import time
     import traceback
-    from _json import encode_basestring_ascii as quoted  # a script may have a `json` of its own
+    from _json import encode_basestring_ascii as quoted  # a script may have its own `json`
 
     try:
         text = str(error)
     except Exception:
-        text = "<exception str() failed>"  # as the traceback says
+        text = "<exception str() failed>"  # as in the traceback
     message = f"{kind.__name__}: {text}" if text else kind.__name__
     stack = "".join(traceback.format_exception(kind, error, trace))
     return (

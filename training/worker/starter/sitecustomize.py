@@ -1,8 +1,8 @@
 """Imported by the interpreter of an executed worker that has a hook, before its script.
 
-It takes the place of the ``sitecustomize`` that the worker would have, if any. It undoes what led
-the interpreter here, installs the hooks, and imports that one. The worker's interpreter need not
-have ft-run: the hooks are read from files.
+It replaces the ``sitecustomize`` that the worker would have, if any: it restores the environment,
+installs the hooks, and imports that one. The worker's interpreter need not have ft-run, because the
+hooks are read from files.
 """
 
 import os
@@ -16,7 +16,7 @@ _PACKAGE = "_ft_run_worker"
 
 
 def _take_off(folder: str) -> "tuple[int, int, int, int]":
-    """Leave environment and path as they would be; return what ``starter_env`` has given."""
+    """Restore environment and path; return the values that ``starter_env`` has set."""
     given = os.environ.pop("FT_RUN_HOOK", "-1:-1:0:0").split(":")
     fd, stacks_fd, is_empty, pid = (int(number) for number in given)
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -33,9 +33,9 @@ def _take_off(folder: str) -> "tuple[int, int, int, int]":
 
 
 def _module(folder: str, name: str) -> "Any":
-    """Return a module of ft-run. It is not imported: the interpreter would look for it first."""
+    """Return a module of ft-run without importing it: the interpreter would search for it first."""
     name, path = f"{_PACKAGE}.{name}", os.path.join(folder, f"{name}.py")
-    loader: Any = type(__spec__.loader)  # it reads the compiled form where there is one
+    loader: Any = type(__spec__.loader)  # it reads the compiled form if there is one
     module: Any = type(sys)(name)
     module.__file__, module.__spec__ = path, type(__spec__)(name, loader(name, path), origin=path)
     module.__spec__.loader.exec_module(module)
@@ -43,7 +43,7 @@ def _module(folder: str, name: str) -> "Any":
 
 
 def _watch(folder: str, fd: int, stacks_fd: int) -> None:
-    """Have the process watched by modules of ft-run, in a package of their own."""
+    """Watch the process with modules of ft-run, in a separate package."""
     package: Any = type(sys)(_PACKAGE)
     package.__path__ = [folder]
     sys.modules[_PACKAGE] = package
@@ -54,7 +54,6 @@ def _watch(folder: str, fd: int, stacks_fd: int) -> None:
 
 
 def _hooks() -> "Any":
-    """Return the function that installs the hooks."""
     __import__(f"{_PACKAGE}.hook")
     return sys.modules[f"{_PACKAGE}.hook"].install
 
@@ -69,5 +68,5 @@ if _fd >= 0:
     os.close(_fd)
     os.close(_stacks_fd)
 del sys.modules["sitecustomize"]
-# What it raises, also that there is none, is for the interpreter's `site` as if asked directly.
+# Its errors, including that it does not exist, reach the interpreter's `site` as usual.
 __import__("sitecustomize")
