@@ -1,1 +1,1 @@
-"""The workers of this node: how they are started and watched, and what outlives them."""
+"""The workers of this node: how they are started and watched, and state that outlives them."""

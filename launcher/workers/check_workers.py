@@ -1,4 +1,4 @@
-"""The check workers of this node: as many as training workers, on the same devices."""
+"""The check workers of this node: the same number as training workers, on the same devices."""
 
 import os
 import sys
@@ -29,11 +29,7 @@ def crew_plan(
 ) -> CrewPlan:
     """Return the configuration of the check workers.
 
-    Args:
-        node: the node id, as in records.
-        options: the options of the job.
-        starter: the resources that training workers are started with.
-        gpus_shown: the kinds of GPUs found on the machine, and how they were counted.
+    ``gpus_shown`` are the kinds of GPUs found on the machine, and how they were counted.
     """
     commands = starter.commands
     threads = commands.environ.get("OMP_NUM_THREADS")
@@ -67,16 +63,7 @@ def check_crew(
     gpus_shown: Mapping[str, str],
     node: str,
 ) -> CheckCrew:
-    """Return the check workers; none is started yet.
-
-    Args:
-        options: the options of the job.
-        display: prints the events of their fork server.
-        spawner: starts the check workers only.
-        starter: the resources that training workers are started with.
-        gpus_shown: likewise for ``crew_plan``.
-        node: the node id, as in records.
-    """
+    """Return the check workers, which are not started yet. ``spawner`` must start no others."""
 
     def fork_server_changed(event: ForkServerEvent) -> None:
         # A preload that fails also fails for the training workers: it is reported once.

@@ -59,11 +59,7 @@ class FailureRecords:
     def of_start(self, at: Assignment, local_rank: int, exit_code: int, why: str) -> Failure:
         """Return the record of a worker that could not be started.
 
-        Args:
-            at: the assignment of this node.
-            local_rank: of the worker.
-            exit_code: ``NOT_EXECUTED`` or ``SHORTAGE``.
-            why: the reason, as part of a sentence.
+        ``exit_code`` is ``NOT_EXECUTED`` or ``SHORTAGE``; ``why`` is part of a sentence.
         """
         return self._failure(
             FailureKind.START,
@@ -78,10 +74,7 @@ class FailureRecords:
     def of_store(self, group: WorkerGroup, exit_code: int, log: str) -> Failure:
         """Return the record of a store process that ended while workers needed it.
 
-        Args:
-            group: the workers; the process id is 0 if the process could not be started.
-            exit_code: in the form of ``subprocess``.
-            log: the last lines of its output.
+        ``exit_code`` is as in ``subprocess``; ``log`` contains the last lines of its output.
         """
         return self._failure(
             FailureKind.STORE,
@@ -127,7 +120,7 @@ its process group exists. The record has the rank in a field."""
 
 
 _DEVICE_OOM = "OutOfMemoryError"
-"""In the traceback of a worker whose accelerator ran out of memory: of torch, also as a cause."""
+"""Occurs in the traceback of a worker whose accelerator ran out of memory, even as a cause."""
 
 
 def worker_failure(
@@ -180,7 +173,7 @@ def ended_by_timer(failure: Failure, scope: str) -> Failure:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line that is not blank; in a Python traceback, exception type and text."""
+    """Return the last line that is not blank; in a Python traceback, exception type and message."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip()[:MESSAGE_MAX_CHARS] if lines else ""
 

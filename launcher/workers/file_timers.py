@@ -26,18 +26,17 @@ _MAX_TIMERS = 10_000
 _READ_BYTES = 65_536
 
 Expired = Callable[[int, str, int], None]
-"""Receives the process id, the name of the timer, and the signal to send (0: none)."""
+"""Receives the process ID, the name of the timer, and the signal to send (0 for none)."""
 
 
 class FileTimers:
-    """The FIFO and the active timers. One per agent."""
+    """The FIFO and the active timers. One per agent. A FIFO of an earlier agent is replaced.
+
+    Raises:
+        UsageError: If a FIFO cannot be created at ``path``.
+    """
 
     def __init__(self, path: str) -> None:
-        """Create the FIFO; one that an earlier agent left behind is replaced.
-
-        Raises:
-            UsageError: no FIFO can be created at ``path``.
-        """
         try:
             if os.path.lexists(path) and stat.S_ISFIFO(os.lstat(path).st_mode):
                 os.unlink(path)
@@ -60,12 +59,12 @@ class FileTimers:
         loop.add_reader(self._fifo, self._read)
 
     def forget(self, pid: int | None = None) -> None:
-        """Cancel the timers of a process; None: all timers."""
+        """Cancel the timers of a process; all timers if it is None."""
         for key in [key for key in self._timers if pid in (None, key[0])]:
             self._timers.pop(key).cancel()
 
     def close(self) -> None:
-        """Remove the FIFO, unless it is gone or another agent has created its own at the path."""
+        """Remove the FIFO, unless another agent has created its own at the path."""
         self.forget()
         with contextlib.suppress(OSError):
             if os.path.samestat(os.lstat(self.path), os.fstat(self._fifo)):
@@ -104,7 +103,7 @@ def make_file_timers(environ: MutableMapping[str, str]) -> FileTimers:
     """Return the timers and set the FIFO's variable in ``environ``; the user has enabled timers.
 
     Raises:
-        UsageError: no FIFO can be created at the user's path.
+        UsageError: If a FIFO cannot be created at the user's path.
     """
     made_up = os.path.join(tempfile.gettempdir(), f"watchdog_timer_{uuid.uuid4()}")
     timers = FileTimers(environ.get(TIMER_FILE) or made_up)

@@ -24,11 +24,15 @@ from ..stacks.lateness import Lateness
 from .worker_group import WorkerGroup, WorkerGroupState
 
 STACKS_FILE = "hang.txt"
-"""The file name in the folder of the attempt."""
+"""File name in the directory of the attempt."""
 
 
 class Hangs:
-    """Sleeps until a worker could be late, and reports each late worker to the master once."""
+    """Sleeps until a worker could be late, and reports each late worker to the master once.
+
+    Without ``spec``, no worker is ever late. ``environ`` is the environment of the workers.
+    ``piece_of`` returns the piece of ``shared_work`` that a rank is processing.
+    """
 
     def __init__(
         self,
@@ -39,16 +43,6 @@ class Hangs:
         environ: Mapping[str, str] = MappingProxyType({}),
         piece_of: Callable[[int], str] = lambda _rank: "",
     ) -> None:
-        """Create the hang detection of one node.
-
-        Args:
-            spec: when a worker is late; None: never.
-            host: the display name of this node.
-            send: sends a message to the master.
-            note: receives events.
-            environ: the environment of the workers.
-            piece_of: returns the piece of ``shared_work`` that a rank is doing.
-        """
         self._host, self._environ, self._piece_of = host, environ, piece_of
         self._lateness = Lateness(spec.timeout_s, spec.start_s) if spec is not None else None
         self._send = send
@@ -58,22 +52,19 @@ class Hangs:
         self._reporting: asyncio.Task[None] | None = None
         self._inquiry = 0
         self._recorders, self._servers = FlightRecorders({}), ControlPlane({})
-        """Those of the present inquiry that read a pipe, and those that a server dumps."""
+        """Recorders of the current inquiry that read a pipe, and servers that dump the others."""
         self._backends: dict[int, tuple[str, ...]] = {}
-        """Those of the process groups of each rank, where they are known."""
+        """Backends of the process groups of each rank, if known."""
         self._collectives: dict[int, RankCollectives | None] = {}
-        """What they have recorded, by rank; None: the file is unusable."""
+        """Recorded collectives by rank; None if the file is unusable."""
 
     def report(self, number: int, group: WorkerGroup | None, inquiry: int = 0) -> None:
         """Collect the stacks of the workers, which the master has requested, and send them.
 
-        Args:
-            number: of the request.
-            group: the workers; None: there are none.
-            inquiry: as in ``StackOrder``.
+        ``number`` is the number of the request; ``inquiry`` is as in ``StackOrder``.
         """
         if self._reporting is not None and not self._reporting.done():
-            return  # the master sends one request at a time; this one was cancelled
+            return  # the master sends one request at a time; this one was canceled
         self._reporting = asyncio.create_task(self._report(number, group, inquiry))
         self._reporting.add_done_callback(partial(show_bug, "a report of stacks"))
 
@@ -136,25 +127,25 @@ class Hangs:
             self._look()
 
     def repeat(self) -> None:
-        """Report late workers again: the master may be a new one."""
+        """Report late workers again, because the master may be a new one."""
         if self._lateness is not None:
             self._lateness.repeat()
             self._look()
 
     def keep(self, stop: Stop, group: WorkerGroup) -> None:
-        """Write the stacks of all ranks of the hang to the log folder, if log files are kept."""
+        """Write the stacks of all ranks of the hang to the log directory, if log files are kept."""
         directory = group.logs.directory
         if not stop.stacks or directory is None:
             return
         path = os.path.join(directory, STACKS_FILE)
-        with contextlib.suppress(OSError):  # a full disk: the report has the first part
+        with contextlib.suppress(OSError):  # a full disk: the report contains the first part
             with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{stop.reason}\n\n{stop.stacks}\n")
             at = group.assignment
             self._note(StacksKept(at.round, at.node_rank, path))
 
     def close(self) -> None:
-        """Stop watching, and send no further report."""
+        """Stop watching and reporting."""
         if self._reporting is not None:
             self._reporting.cancel()
         self._servers.close()
@@ -193,7 +184,7 @@ class Hangs:
 def _summary(
     dumps: Mapping[str, Any] | str, backends: Sequence[str], most: int
 ) -> RankCollectives | None:
-    """Summarize dumps by backend, or the file of the one that reads a pipe."""
+    """Summarize dumps by backend, or the file of a recorder that reads a pipe."""
     from ..stacks import recorded  # only now: it loads pickle
 
     try:

@@ -1,4 +1,4 @@
-"""What ``--auto-tune advise`` measures on a node: with each report of progress, a few reads."""
+"""Measurements of ``--auto-tune advise`` on a node: a few reads with each progress report."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,18 +17,14 @@ _PROCESSOR = 36
 
 
 class Measuring:
-    """Reads how the workers of this node use its CPUs and wait for data."""
+    """Reads how the workers of this node use its CPUs and wait for data.
+
+    ``environ`` is the environment of the workers; ``devices`` are in the workers' order.
+    """
 
     def __init__(
         self, environ: Mapping[str, str], devices: Sequence[Device], root: Path = Path("/")
     ) -> None:
-        """Read the topology of this machine.
-
-        Args:
-            environ: of the workers.
-            devices: the visible accelerators, in the workers' order.
-            root: the directory below which ``proc`` and ``sys`` are looked up.
-        """
         self._proc, self._idle = root / "proc", IdleCpus(root)
         threads = environ.get("OMP_NUM_THREADS", "")
         self._omp_num_threads = int(threads) if threads.isdecimal() else 0
@@ -36,7 +32,7 @@ class Measuring:
         self._socket_of = topology.socket_of
         mask = allowed_cpus()
         self._near: list[frozenset[int]] = []
-        """The sockets of each GPU; empty: not known, or no CPU there is allowed."""
+        """The sockets of each GPU; empty if unknown, or no CPU there is allowed."""
         for device in devices:
             node = find_gpu_node(device.pci_address, root)
             cpus = topology.node_cpus.get(node, frozenset()) if node is not None else frozenset()
@@ -79,7 +75,7 @@ class Measuring:
         )
 
     def _sample(self, watches: Sequence[WorkerWatch | None]) -> None:
-        """Count the workers that run on the CPUs of another socket than their GPU."""
+        """Count the workers that run on a different socket than their GPU."""
         for watch, near in zip(watches, self._near, strict=False):
             computing = watch.computing() if watch is not None and near else None
             if computing is None:

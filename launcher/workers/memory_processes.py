@@ -1,4 +1,4 @@
-"""The processes that the snapshot memory of a node's ranks belongs to in a round."""
+"""The processes that own the snapshot memory of a node's ranks in a round."""
 
 import os
 import select

@@ -15,23 +15,19 @@ _KILL_AGAIN_S = 0.02
 
 
 def adopt_orphans(loop: asyncio.AbstractEventLoop, *, spare: Collection[int]) -> None:
-    """Adopt every descendant whose parent dies from now on, and reap it when it ends.
+    """Adopt every descendant whose parent dies from now on, and reap it when it exits.
 
-    Args:
-        loop: runs in this process.
-        spare: children that are not reaped, because they belong to the program that runs ``main``.
+    ``spare`` are not reaped, because they belong to the program that runs ``main``.
     """
     become_subreaper()
-    # Also children adopted as PID 1.
+    # This includes children adopted as PID 1.
     loop.add_signal_handler(signal.SIGCHLD, partial(reap_all, spare=spare))
 
 
 async def kill_orphans(*, spare: Collection[int | None]) -> None:
-    """Kill every descendant of this process except ``spare`` and what these have started.
+    """Kill every descendant of this process except ``spare`` and their descendants.
 
-    Returns when the others are dead.
-
-    A process that is left then is in uninterruptible sleep.
+    Returns when the others are dead; a process that is left then is in uninterruptible sleep.
     """
     loop, left = asyncio.get_running_loop(), _descendants_but(spare)
     dying = Dying(left, loop.time(), have_devices=has_driver())

@@ -1,4 +1,4 @@
-"""``--preload``: whether workers can be forked here, from which modules, and what became of it."""
+"""``--preload``: whether workers can be forked here, from which modules, and the result."""
 
 import os
 import shutil
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 def start_preload(options: LaunchOptions, starter: "WorkerStarter") -> str | None:
     """Have the spawner start a fork server, if ``--preload`` was given and it can be used.
 
-    With ``auto`` it is started only if the modules are known from an earlier start.
-
-    Returns:
-        Why no fork server is started although ``--preload`` was given; None otherwise.
+    With ``auto`` it is started only if the modules are known from an earlier start. Returns why no
+    fork server is started although ``--preload`` was given; None otherwise.
 
     Raises:
-        UsageError: no worker would find a module.
+        UsageError: If no worker would find a module.
     """
     if not options.preload:
         return None
@@ -47,13 +45,13 @@ def start_preload(options: LaunchOptions, starter: "WorkerStarter") -> str | Non
             import_modules(modules, PreloadSource.TUNE_FILE, starter)
         return None
     _refuse_missing_modules(options.preload, options.script)
-    if not options.only_checks:  # otherwise only check workers are started
+    if not options.only_checks:  # else only check workers are started
         import_modules(options.preload, PreloadSource.OPTION, starter)
     return None
 
 
 def _remembered(starter: "WorkerStarter") -> tuple[str, ...]:
-    """Return the modules that an earlier start of the job has learnt."""
+    """Return the modules that an earlier start of the job recorded."""
     return starter.tune_file.values.preload if starter.tune_file is not None else ()
 
 
@@ -72,17 +70,14 @@ def import_modules(modules: Sequence[str], source: PreloadSource, starter: "Work
 def _refuse_missing_modules(modules: Sequence[str], script: str) -> None:
     """Reject a module that no worker would find, most likely because of a spelling error.
 
-    Only the top-level package is looked up, which imports nothing.
-
-    Args:
-        modules: the value of ``--preload``.
-        script: the workers' script; modules may be beside it or, if it is an archive, in it.
+    Only the top-level package is looked up, which imports nothing. Modules may be next to the
+    script or, if it is an archive, in it.
 
     Raises:
-        UsageError: there is no such package.
+        UsageError: If there is no such package.
     """
     if sys.flags.ignore_environment or sys.flags.no_user_site:
-        return  # workers search more folders than this process
+        return  # workers search more directories than this process
     folders = [os.getcwd(), script, os.path.dirname(os.path.realpath(script)), *sys.path]
     for module in modules:
         package = module.partition(".")[0]
@@ -97,7 +92,7 @@ def _refuse_missing_modules(modules: Sequence[str], script: str) -> None:
 
 
 def _other_interpreter() -> str | None:
-    """Return why workers cannot be forked, if their interpreter is another one."""
+    """Return why workers cannot be forked, if they have a different interpreter."""
     python = os.environ.get("PYTHON_EXEC")
     if not python or _is_this_interpreter(python):
         return None
@@ -108,9 +103,9 @@ def _other_interpreter() -> str | None:
 
 
 def _is_this_interpreter(python: str) -> bool:
-    """Return whether ``python`` is the interpreter of ft-run, under any of its names in its folder.
+    """Return whether ``python`` is a name of ft-run's interpreter in the same directory.
 
-    The folder matters: two virtual environments link to the same file.
+    The directory matters: two virtual environments link to the same file.
     """
     found = os.path.abspath(shutil.which(python) or python)
     same_folder = os.path.samefile(os.path.dirname(found), os.path.dirname(sys.executable))
@@ -118,7 +113,10 @@ def _is_this_interpreter(python: str) -> bool:
 
 
 class Preload:
-    """What the fork server imports, and what it has reported."""
+    """The modules that the fork server imports, and its reports. Create it after ``start_preload``.
+
+    ``keep`` keeps the modules of ``auto`` for the next start of the job.
+    """
 
     def __init__(
         self,
@@ -127,14 +125,6 @@ class Preload:
         note: Callable[[Event], None],
         keep: Callable[[tuple[str, ...]], None],
     ) -> None:
-        """Create it after ``start_preload``.
-
-        Args:
-            options: of this node.
-            starter: the resources that workers are started with.
-            note: receives events.
-            keep: keeps the modules of ``auto`` for the next start of the job.
-        """
         self._starter, self._note, self._keep = starter, note, keep
         self._source, self._modules = PreloadSource.OPTION, options.preload
         self._may_learn = False
@@ -143,7 +133,7 @@ class Preload:
             self._may_learn = not self._modules
 
     def learn(self, group: "WorkerGroup") -> None:
-        """Preload what all workers of this node had imported by their first step, once."""
+        """Preload the modules that all workers here had imported by their first step, once."""
         if not self._may_learn:
             return
         self._may_learn = False

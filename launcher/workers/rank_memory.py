@@ -8,18 +8,17 @@ from ..processes.shared_memory import shared_page
 from ..saver.saves import HeldShard
 
 NO_WORKER = -1
-"""The value instead of a local rank where no worker has requested the checkpoint."""
+"""Value of a local rank if no worker has requested the checkpoint."""
 
 
 class RankMemory:
-    """The page and the buffers, as memfds."""
+    """The page and the buffers, as memfds.
+
+    Raises:
+        OSError: If no descriptor or memory is available.
+    """
 
     def __init__(self) -> None:
-        """Create the page and the buffers.
-
-        Raises:
-            OSError: no descriptor or memory is available.
-        """
         self.held = 0
         """Buffers that the saver is reading, one bit each."""
         self.fds: list[int] = []
@@ -34,10 +33,9 @@ class RankMemory:
         self._page = memoryview(self._map)
 
     def shards(self, local_rank: int) -> dict[Snapshot, int]:
-        """Return the snapshots of a worker without their generations, and these.
+        """Return the generations of a worker's snapshots, by snapshot without generation.
 
-        Args:
-            local_rank: local rank of the worker; it implies the world that its rank belongs to.
+        Ranks are relative to ``local_rank``, so that they are equal for all workers of a node.
         """
         return {
             Snapshot(
@@ -56,13 +54,7 @@ class RankMemory:
         return next(iter(self.all_shards(owner, step, local_rank)), None)
 
     def all_shards(self, owner: int, step: int, local_rank: int = NO_WORKER) -> list[HeldShard]:
-        """Return all shards of a step.
-
-        Args:
-            owner: owner of the snapshot; 0 if unknown.
-            step: completed steps.
-            local_rank: of the worker that requests the checkpoint.
-        """
+        """Return all shards of a step; ``owner`` is 0 if unknown."""
         return [
             HeldShard(local_rank, index, self.fds[1 + index], entry, self.fds[0])
             for index, entry in self.entries()
@@ -75,12 +67,7 @@ class RankMemory:
         return [(n, one) for n, one in entries if one is not None and one.step <= STEP_MAX]
 
     def keep(self, owner: int, step: int | None) -> None:
-        """Discard all snapshots but one.
-
-        Args:
-            owner: its owner; 0 if unknown.
-            step: its step; None to discard all.
-        """
+        """Discard all snapshots except those of a step; None for all. ``owner`` is 0 if unknown."""
         for index, entry in self.entries():
             if entry.step != step or owner not in (0, entry.owner):
                 page.write(self._page, index, None)

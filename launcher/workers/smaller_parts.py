@@ -1,6 +1,6 @@
 """Smaller parts of ``ElasticBatches`` after an accelerator ran out of memory.
 
-A worker leaves the size of the part in which that happened. The node proposes half of it for the
+A worker records the size of the part in which that happened. The node proposes half of it for the
 next round, and ``--on-failure device-oom=shrink`` adopts that on all nodes.
 """
 
@@ -21,24 +21,19 @@ _FILE_MAX_BYTES: Final = 16
 
 
 def read_samples(error_file: str) -> int:
-    """Return the size of the part in which an accelerator ran out of memory; 0: in none.
+    """Return the size of the part in which an accelerator ran out of memory; 0 if in none.
 
-    Args:
-        error_file: the path of the worker's error file; empty: it has none.
+    ``error_file`` is the path of the worker's error file; empty if it has none.
     """
     return samples_of(head_of_file(error_file + SUFFIX, _FILE_MAX_BYTES)) if error_file else 0
 
 
 def propose(samples: int, carried: Sequence[CarriedValue]) -> Proposal | None:
-    """Return the proposal for a worker whose accelerator ran out of memory.
+    """Return the proposal for a worker whose accelerator ran out of memory; None without samples.
 
-    A job shrinks at most log2 of its first value times: each value is at most half of the one
-    before, or there is none.
-
-    Args:
-        samples: of the part in which that happened; 0: it happened elsewhere, and there is no
-            proposal.
-        carried: the values of the round.
+    ``samples`` is the size of the part in which that happened; 0 if it happened elsewhere. A job
+    shrinks at most log2 of its first value times, because each value is at most half of the
+    previous one.
     """
     if not samples:
         return None

@@ -2,8 +2,8 @@
 
 A worker requests its memory at a socket: a page and some buffers (memfds), the same for a local
 rank in each round. It belongs to the first process of a rank that requests it in a round, until
-that process has exited: others, e.g. helpers that the script starts, read storage only. At the same
-socket the worker requests checkpoints. The agent reads the pages, never the buffers.
+that process has exited: others, e.g. helpers that the script starts, only read storage. The worker
+requests checkpoints at the same socket. The agent reads the pages, never the buffers.
 """
 
 import asyncio
@@ -51,32 +51,29 @@ class SaveOrder(NamedTuple):
 
 
 class HeldSnapshots:
-    """The snapshot memory of this node; ``close`` it."""
+    """The snapshot memory of this node.
+
+    ``replicas`` is the number of other ranks whose shards each worker holds.
+    """
 
     def __init__(self, local_world_size: int, saves: Saves, replicas: int = 0) -> None:
-        """Start without memory.
-
-        Args:
-            local_world_size: number of workers.
-            saves: writes the checkpoints that workers request.
-            replicas: number of other ranks whose shards each worker holds.
-        """
         self._local_world_size = local_world_size
         self._saves = saves
         self._replicas = replicas
         self._of_others: dict[tuple[int, int], RankMemory] = {}
-        """By local rank and replica number, from 1."""
+        """Memory for replicas, by local rank and replica number, from 1."""
         self._memory: dict[int, RankMemory] = {}
-        """By local rank, of workers that have requested it."""
+        """Memory by local rank, of workers that have requested it."""
         self._assignment: Assignment | None = None
         self._local_ranks: dict[socket.socket, int | None] = {}
-        """Of workers with memory; None: for replicas, which request no checkpoints."""
+        """Local ranks of connections with memory; None for replicas, which request no checkpoints.
+        """
         self._orders: dict[int, SaveOrder] = {}
         """By local rank, until all ranks of this node have sent theirs."""
         self._ordered: Counter[int] = Counter()
         """Number of orders by local rank in this round; equal on all nodes."""
         self._refused: tuple[int, int] | None = None
-        """Owner and step of an order that did not match the memory: all ranks are answered, so that
+        """Owner and step of an order that did not match the memory: all ranks get a reply, so that
         none waits."""
         self._processes = MemoryProcesses()
         self._workers = WorkerSocket(
@@ -126,10 +123,7 @@ class HeldSnapshots:
         self._of_others.clear()
 
     def held(self) -> Snapshots | None:
-        """Return the states of which all workers of this node have saved their shards.
-
-        The newest ones, by generation.
-        """
+        """Return the newest states, by generation, with the shards of all workers of this node."""
         at = self._assignment
         if at is None or len(self._memory) < self._local_world_size:
             return None
@@ -153,7 +147,7 @@ class HeldSnapshots:
         )
 
     def newest_whole(self) -> NodeShards | None:
-        """Return the newest snapshot of which this node has all shards; None: there is none."""
+        """Return the newest snapshot with all shards on this node; None if there is none."""
         held = self.held()
         for snapshot in reversed(held.held if held is not None else ()):
             for local_rank in sorted(self._memory):
@@ -163,7 +157,7 @@ class HeldSnapshots:
         return None
 
     def part(self, saving: Saving) -> NodeShards | None:
-        """Return the shards that the master has assigned to this node; None: they are not here."""
+        """Return the shards that the master has assigned to this node; None if one is missing."""
         shards = {
             shard.entry.rank: shard
             for memory in (*self._of_others.values(), *self._memory.values())
@@ -201,7 +195,7 @@ class HeldSnapshots:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _saved(self, snapshot: NodeShards, error: str) -> None:
-        """Release the buffers of a checkpoint that has ended, and answer their workers."""
+        """Release the buffers of a checkpoint that has ended, and reply to their workers."""
         for shard in snapshot.shards:
             memory = self._memory.get(shard.local_rank)
             if memory is not None:
@@ -216,7 +210,7 @@ class HeldSnapshots:
         )
         for connection, of in self._local_ranks.items():
             if of == order.local_rank:
-                with suppress(OSError):  # the worker is gone
+                with suppress(OSError):  # the worker has exited
                     connection.send(reply)
 
     def close(self) -> None:
@@ -234,7 +228,7 @@ class HeldSnapshots:
         except BlockingIOError:
             return False
         except OSError:
-            pass  # the worker is gone, or there is no memory for it
+            pass  # the worker has exited, or there is no memory for it
         self._workers.hang_up(connection)
         return False
 
@@ -296,10 +290,10 @@ class HeldSnapshots:
         return True
 
     def _memory_of(self, rank: int, replica: int) -> "RankMemory | None":
-        """Return the memory of a rank or of its replica; None: the rank is not on this node.
+        """Return the memory of a rank or of its replica; None if the rank is not on this node.
 
         Raises:
-            OSError: no descriptor or memory is available.
+            OSError: If no descriptor or memory is available.
         """
         if self._assignment is None:
             return None

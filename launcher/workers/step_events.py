@@ -1,7 +1,7 @@
 """Reports the progress of this node's workers: the first step of a round, then once a minute.
 
-Of workers that are watched it also reports the seconds in each phase, once a minute and before
-each event at which the time of this node begins to count as something else.
+If workers are watched, it also reports the seconds in each phase, once a minute and before each
+event that changes how the time of this node is counted.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .measuring import Measuring
 
 _SOONEST_S: Final = 0.05
-"""Two workers that start on two CPUs are slowed by each look."""
+"""Minimum delay: each poll slows down two workers that start on two CPUs."""
 _LATEST_S: Final = 15.0
 _SHARE: Final = 0.05
-"""Until the first step it looks again after this share of the time since the start, so that the
-time of the event is known to 5 %."""
+"""Until the first step it polls again after this share of the time since the start, so that the
+time of the event is accurate to 5%."""
 _INTERVAL_S: Final = 60.0
 _CHANGES: Final = STOPS | {
     *("training.started", "hang.suspected", "hang.dismissed", "drain.ordered", "agent.preempted"),
@@ -35,7 +35,7 @@ _CHANGES: Final = STOPS | {
 class FirstWorker:
     """The worker with local rank 0, which may be several processes one after the other.
 
-    It stands for the node where its time is counted.
+    Its time represents the time of the node.
     """
 
     def __init__(self, group: WorkerGroup) -> None:
@@ -50,11 +50,8 @@ class FirstWorker:
     def look(self, now: float) -> tuple[str, dict[str, float], float]:
         """Return the current phase, the seconds in each phase in this round, and its idle time.
 
-        That is the training since its last progress, in seconds.
-
-        Args:
-            now: the time (``time.monotonic``). If it has exited, that was at the first ``now``
-                since.
+        The idle time is the training since its last progress, in seconds. ``now`` is the time
+        (``time.monotonic``); times stop at the first ``now`` after its exit.
         """
         doing = ""
         watch = self._group.watches[0]
@@ -74,7 +71,10 @@ class FirstWorker:
 
 
 class StepEvents:
-    """Reads the pages of watched workers; of others it reports only that the round runs."""
+    """Reads the pages of watched workers; of others it reports only that the round runs.
+
+    ``held`` returns the snapshots of this node; ``stepped`` is called at the first step of a round.
+    """
 
     def __init__(
         self,
@@ -83,20 +83,12 @@ class StepEvents:
         measuring: "Measuring | None" = None,
         stepped: Callable[[WorkerGroup], None] = lambda _: None,
     ) -> None:
-        """Create it without workers.
-
-        Args:
-            note: receives the events.
-            held: returns the snapshots of this node.
-            measuring: of ``--auto-tune advise``; None: it was not given.
-            stepped: called at the first step of a round.
-        """
         self._note, self._held, self._measuring = note, held, measuring
         self._at_first_step = stepped
         self._timer: asyncio.TimerHandle | None = None
         self._group: WorkerGroup | None = None
         self._first: FirstWorker | None = None
-        """Until the workers stop, if it is watched."""
+        """Set until the workers stop, if it is watched."""
         self._reported_at = 0.0
         self._has_trained = False
         self._stopped_at: float | None = None
@@ -138,7 +130,7 @@ class StepEvents:
             if self._has_trained and self._stopped_at is None:
                 self._stopped_at = time.monotonic()
         elif isinstance(event, WorkerExited) and event.local_rank == 0 and self._first is not None:
-            self._first.look(time.monotonic())  # what it did is reported when the others stop
+            self._first.look(time.monotonic())  # reported when the others stop
         self._note(event)
 
     def _stop_looking(self) -> None:
@@ -208,7 +200,7 @@ def _stepped(group: WorkerGroup) -> list[Progress]:
 
 
 def _data_waits(group: WorkerGroup) -> tuple[float, ...]:
-    """Return the seconds that each worker has waited for data; empty: no loader was used."""
+    """Return the seconds that each worker has waited for data; empty if no loader was used."""
     known = [watch.loading() if watch is not None else None for watch in group.watches]
     if not any(known):
         return ()
@@ -216,7 +208,7 @@ def _data_waits(group: WorkerGroup) -> tuple[float, ...]:
 
 
 def _newest(held: Snapshots | None) -> tuple[int, int]:
-    """Return the steps of the newest snapshot and of the newest replica; -1: none."""
+    """Return the steps of the newest snapshot and of the newest replica; -1 if none."""
     if held is None:
         return -1, -1
     own = held.held[-1] if held.held else None

@@ -36,7 +36,7 @@ def check_interpreter(environ: Mapping[str, str]) -> None:
     """Reject a ``PYTHON_EXEC`` that cannot start a worker.
 
     Raises:
-        UsageError: there is no such program.
+        UsageError: If there is no such program.
     """
     python = environ.get("PYTHON_EXEC")
     if not python:
@@ -62,25 +62,23 @@ def worker_environ(options: LaunchOptions, local_world_size: int) -> dict[str, s
 
 
 class WorkerCommands:
-    """Builds the command line and the environment of every worker of this node."""
+    """Builds the command line and the environment of every worker of this node.
+
+    Raises:
+        UsageError: If ``--virtual-local-rank`` has fewer visible devices than workers.
+    """
 
     def __init__(
         self, options: LaunchOptions, local_world_size: int, environ: Mapping[str, str]
     ) -> None:
-        """Validate the options that can be validated before a round.
-
-        Raises:
-            UsageError: ``--virtual-local-rank`` with fewer visible devices than workers.
-        """
         self.options = options
-        """Of this node."""
         self.local_world_size = local_world_size
         self.environ = environ
         """The environment to which the variables of a worker are added."""
         self.devices = virtual_devices(options.virtual_local_rank, local_world_size, environ)
 
     def argv(self, local_rank: int) -> tuple[str, ...]:
-        """Return the command line of a worker, ``${local_rank}`` substituted in its arguments."""
+        """Return the command line of a worker; arguments may contain ``${local_rank}``."""
         options = self.options
         python = worker_python(os.environ)
         match options.mode:
@@ -103,7 +101,7 @@ class WorkerCommands:
         """Whether the workers write the exception that ends them to their error files."""
         if not self.options.capture_errors or self.options.mode is ScriptMode.COMMAND:
             return False
-        # A wrapper of an interpreter, e.g. a shell script or a profiler, is not changed.
+        # The command of an interpreter's wrapper, e.g. a profiler, is not changed.
         return os.path.basename(worker_python(os.environ)).startswith(("python", "pypy"))
 
     def store_argv(self, assignment: Assignment) -> tuple[str, ...]:
@@ -165,13 +163,12 @@ def virtual_devices(
 ) -> tuple[Mapping[str, str], ...]:
     """Return the variables that show each worker one device under ``--virtual-local-rank``.
 
-    Without that flag there are none. The device is the worker's own entry of
-    ``HIP_VISIBLE_DEVICES``, which on ROCm overrides ``CUDA_VISIBLE_DEVICES``; if it is not set, the
-    entry of the latter. Each variable that was set is set to that entry, and
-    ``CUDA_VISIBLE_DEVICES`` always is.
+    The device is the worker's own entry of ``HIP_VISIBLE_DEVICES``, which on ROCm overrides
+    ``CUDA_VISIBLE_DEVICES``; if it is not set, the entry of the latter. Each variable that was set
+    is set to that entry, and ``CUDA_VISIBLE_DEVICES`` always is.
 
     Raises:
-        UsageError: there are fewer visible devices than workers.
+        UsageError: If there are fewer visible devices than workers.
     """
     if not virtual_local_rank:
         return ()

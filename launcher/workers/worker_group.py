@@ -28,7 +28,7 @@ from .worker_starter import WorkerStarter
 
 
 class WorkerGroupState(enum.Enum):
-    """The state of the workers of a round; the module's docstring has the legal transitions."""
+    """The state of the workers of a round; the module's docstring shows the legal transitions."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -42,12 +42,12 @@ class WorkerGroupState(enum.Enum):
 
     @property
     def is_ending(self) -> bool:
-        """Whether the workers were signalled to exit, or have exited after that."""
+        """Whether the workers were signaled to exit, or have exited after that."""
         return self in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING, WorkerGroupState.GONE)
 
     @property
     def is_training(self) -> bool:
-        """Whether workers run, or are being started, and were not signalled to exit."""
+        """Whether workers run, or are being started, and were not signaled to exit."""
         return self in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING)
 
     @property
@@ -77,22 +77,22 @@ class WorkerGroup:
         self._starter, self._spawner, self._relay = starter, starter.spawner, starter.relay
         self._workers = [_Worker() for _ in logs.workers]
         self._store: _Worker | None = None
-        """The store process, where this node hosts one; the spawner's next index."""
+        """The store process, if this node hosts one; the spawner's next index."""
         self._has_spared = False
         """Whether processes may be left that have not received SIGTERM."""
         self.programs: tuple[str, ...] = ()
         self.not_started: set[int] = set()
         """Local ranks whose program could not be executed; their exits are not reported again."""
         self.timed_out: dict[int, str] = {}
-        """Process id → name of the timer for which the worker was killed."""
+        """Process ID → name of the timer for which the worker was killed."""
         self.progress: Progress | None = None
-        """The progress of the workers, once they are gone; None: not known."""
+        """The final progress of the workers, once they have exited; None if unknown."""
 
     def start(self) -> None:
-        """Order all workers from the spawner at once.
+        """Order all workers from the spawner, with one request.
 
         Raises:
-            OSError: their output cannot be opened; no worker is started.
+            OSError: If their output cannot be opened; then no worker is started.
         """
         commands, cpus = self._starter.commands, self._starter.cpus
         requests: list[WorkerCommand] = []
@@ -122,7 +122,7 @@ class WorkerGroup:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids by local rank."""
+        """Process IDs by local rank."""
         return tuple(worker.pid for worker in self._workers)
 
     @property
@@ -136,7 +136,7 @@ class WorkerGroup:
 
     @property
     def watches(self) -> tuple[WorkerWatch | None, ...]:
-        """The files of the workers by local rank, until ``gone``; None: it is not watched."""
+        """The files of the workers by local rank, until ``gone``; None if it is not watched."""
         return tuple(worker.watch for worker in self._workers)
 
     @property
@@ -146,7 +146,7 @@ class WorkerGroup:
 
     @property
     def store_pid(self) -> int | None:
-        """Process id of the store process; None where this node hosts none."""
+        """Process ID of the store process; None if this node does not host it."""
         return self._store.pid if self._store is not None else None
 
     def is_store(self, index: int) -> bool:
@@ -164,7 +164,7 @@ class WorkerGroup:
         return all(worker.exit_code == 0 for worker in self._workers)
 
     def spawned(self, event: Spawned) -> None:
-        """Record the process ids."""
+        """Record the process IDs."""
         started = self._workers if self._store is None else [*self._workers, self._store]
         for worker, pid in zip(started, event.pids, strict=True):
             worker.pid = pid
@@ -222,7 +222,7 @@ class WorkerGroup:
                 worker.watch = None
 
     def _came_so_far(self) -> Progress | None:
-        """Return the workers' progress; None where some may have progressed further than known."""
+        """Return the workers' progress; None if some may have progressed further."""
         known = [watch.progress() if watch is not None else None for watch in self.watches]
         there = [progress for progress in known if progress is not None]
         has_stepped = any(progress.ticks for progress in there)
@@ -232,7 +232,7 @@ class WorkerGroup:
         return Progress(min(furthest, STEPS_MAX), has_stepped)
 
     async def stderr_tail(self, local_rank: int, max_bytes: int, timeout_s: float) -> bytes:
-        """Return the last bytes of a worker's standard error, where they were captured."""
+        """Return the last bytes of a worker's standard error, if they were captured."""
         number = self._workers[local_rank].stderr_stream
         if number is not None and self._relay is not None:
             # A child of the worker may keep the pipe open: then the output so far is used.
@@ -262,7 +262,8 @@ class WorkerGroup:
         )
 
     def _open(self, local_rank: int, stream: Stream, fds: list[int]) -> int | None:
-        """Return the descriptor for a worker's stream, also added to ``fds``; None: the agent's."""
+        """Return the descriptor for a worker's stream, also added to ``fds``; None to inherit it.
+        """
         plan = self.logs.workers[local_rank].streams[stream]
         match plan.route:
             case Route.INHERIT:

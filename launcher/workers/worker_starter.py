@@ -1,4 +1,4 @@
-"""What the workers of this node are started with."""
+"""Resources for the start of the workers of this node."""
 
 from typing import TYPE_CHECKING
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class WorkerStarter(Struct, frozen=True):
-    """The same in every round; made before the event loop by ``launch``, which also closes it."""
+    """The same in every round. ``launch`` creates it before the event loop, and closes it."""
 
     commands: WorkerCommands
     """Programs and environments."""
     cpus: tuple[frozenset[int], ...] | None
-    """The CPUs that each worker is bound to, by local rank; None: not bound."""
+    """The CPUs that each worker is bound to, by local rank; None if not bound."""
     log_dir: LogDir
     spawner: SpawnerClient
-    """Starts and signals them."""
+    """Starts and signals the workers."""
     relay: RelayClient | None
-    """Carries their output where it must be prefixed, filtered or copied."""
+    """Carries their output if it must be prefixed, filtered or copied."""
     timers: "FileTimers | None" = None
-    """Torch's timers that they set themselves; None where the user has not asked for them."""
+    """Torch's timers that workers set themselves; None unless the user requested them."""
     tune_file: "TuneFile | None" = None
-    """``--tune-file``; None: it was not given."""
+    """``--tune-file``; None if not given."""
     measuring: "Measuring | None" = None
-    """``--auto-tune advise``; None: it was not given."""
+    """``--auto-tune advise``; None if not given."""
