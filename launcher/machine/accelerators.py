@@ -24,16 +24,14 @@ _INTEL: Final = "0x8086"
 
 
 class AcceleratorKind(enum.Enum):
-    """A kind of accelerator; the values are the values of ``--accelerator``.
-
-    Only ``--nproc-per-node=xpu`` selects ``xpu``: Intel's driver lists integrated graphics too,
-    which do not count as accelerators.
-    """
+    """A kind of accelerator; the values are the values of ``--accelerator``."""
 
     NVIDIA = "nvidia.com/gpu"
     AMD = "amd.com/gpu"
     ASCEND = "ascend-npu"
     XPU = "xpu"
+    """Only for ``--nproc-per-node=xpu``: Intel's driver lists integrated graphics too, which do not
+    count as accelerators."""
     CPU = "cpu"
 
 
@@ -54,26 +52,22 @@ VISIBLE_DEVICES_VARIABLE: Final[Mapping[AcceleratorKind, str]] = {
 
 
 class Device(Struct, frozen=True):
-    """One accelerator that this node's workers can use.
-
-    ``identifier`` is its entry in the environment variable of its kind: the parent's own entry if
-    the parent set the variable, else the index. ``pci_address`` is its name in
-    ``/sys/bus/pci/devices`` (for a MIG device, the name of its GPU); None if unknown.
-    """
+    """One accelerator that this node's workers can use."""
 
     identifier: str
+    """Its entry in the variable of its kind: the parent's own entry if the parent set the variable,
+    else the index."""
     pci_address: str | None = None
+    """The name in ``/sys/bus/pci/devices`` (for a MIG device, of its GPU); None if unknown."""
 
 
 class Accelerators(Struct, frozen=True):
-    """The usable accelerators of one kind, in the order in which workers see them.
-
-    ``source`` is text on how they were counted, even if there are none.
-    """
+    """The usable accelerators of one kind, in the order in which workers see them."""
 
     kind: AcceleratorKind
     devices: tuple[Device, ...]
     source: str
+    """Text on how they were counted, even if there are none."""
 
     @property
     def count(self) -> int:
@@ -82,11 +76,9 @@ class Accelerators(Struct, frozen=True):
 
     @property
     def per_process(self) -> int:
-        """Return how many of them one process can use simultaneously.
-
-        All of them, except that CUDA shows a process only the first MIG device of its list. Source:
-        NVIDIA's MIG user guide, "CUDA device enumeration".
-        """
+        """Return how many of them one process can use simultaneously."""
+        # CUDA shows a process only the first MIG device of its list. Source: NVIDIA's MIG user
+        # guide, "CUDA device enumeration".
         is_mig = any(device.identifier.startswith("MIG-") for device in self.devices)
         return 1 if is_mig else self.count
 
@@ -121,10 +113,7 @@ def find_devices(
 
 
 def device_names(accelerator: str, environ: Mapping[str, str]) -> list[str]:
-    """Return text that distinguishes machines by their devices of the kind ``accelerator``.
-
-    It contains the models of NVIDIA GPUs if NVML responds; for other devices, their kind.
-    """
+    """Return text that distinguishes machines by devices: their kind, and models of NVIDIA GPUs."""
     kinds = tuple(AcceleratorKind) if accelerator == AUTO else (AcceleratorKind(accelerator),)
     for kind in kinds:
         found = find_accelerators(kind, environ)
@@ -147,7 +136,7 @@ def gpus_asked_by(nproc_per_node: str, accelerator: str) -> str:
 def shown_gpus(
     accelerator: str, environ: Mapping[str, str], *, root: Path = _ROOT
 ) -> dict[str, str]:
-    """Return the kinds of GPUs that checks should find, and how they were counted, as text.
+    """Return the GPUs that checks should find, by kind, and how they were counted.
 
     Empty unless ``accelerator`` is ``auto``.
     """
@@ -242,15 +231,12 @@ def _gpus_of_machine() -> tuple[tuple[NvmlGpu, ...], str]:
 
 
 def _select_nvidia(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the devices that CUDA shows, with MIG devices in place of their GPU.
-
-    CUDA shows a process only one device of a GPU in MIG mode, however the GPU is named, so workers
-    get different devices only by MIG names.
-    """
+    """Return the devices that CUDA shows, with MIG devices, by name, in place of their GPU."""
     named, is_known = visible(gpus, environ)
     devices = []
     for entry, index in named:
         gpu = gpus[index]
+        # However a GPU in MIG mode is named, CUDA shows a process only one of its devices.
         is_whole = is_known and not entry.startswith("MIG-")
         names = [name for name, *_ in gpu.mig] if is_whole else []
         address = gpu.pci_address if is_known else None

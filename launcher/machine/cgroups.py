@@ -84,10 +84,7 @@ def own_directories(root: Path, controller: str) -> tuple[Path, ...]:
 
 
 def split_path(path: str) -> Parts:
-    """Split a path; ``..`` never leads above the root.
-
-    A process outside its cgroup namespace sees paths like ``/../../sibling``.
-    """
+    """Split a path; ``..``, as seen from outside a cgroup namespace, never leads above the root."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":

@@ -18,14 +18,12 @@ _NUMBER: Final = re.compile(r"0*[1-9][0-9]{0,18}")
 
 
 class CpuLimit(NamedTuple):
-    """How many CPUs this process may use simultaneously, at least 1, and the source of that number.
-
-    ``source`` is text for the log, e.g. ``cgroup v2 cpu.max 350000/100000 at /kubepods/pod1`` or
-    ``affinity mask 0-3 of 64 CPUs``.
-    """
+    """How many CPUs this process may use simultaneously, at least 1."""
 
     cpus: int
     source: str
+    """Text for the log, e.g. ``cgroup v2 cpu.max 350000/100000 at /kubepods/pod1`` or ``affinity
+    mask 0-3 of 64 CPUs``."""
 
 
 class _Quota(NamedTuple):
@@ -56,8 +54,7 @@ def read_cpu_limit(root: Path = _ROOT) -> CpuLimit | None:
 
     The limit is ``max(1, ceil(quota / period))`` of the tightest cgroup from this process's own up
     to the mount's root, and never above the affinity mask. A mask smaller than the machine is
-    itself a limit; shares and weights never are. Files that are missing, unreadable or malformed do
-    not limit, and do not raise an error.
+    itself a limit; shares and weights never are. Unreadable files are ignored.
     """
     mask, total = allowed_cpus(), _count_machine_cpus(root)
     quota = _tightest_quota(root)
@@ -96,11 +93,7 @@ def quota_used_s(root: Path = _ROOT) -> float | None:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Parse CPU numbers in the kernel's list format, e.g. ``0-3,8``.
-
-    Raises:
-        ValueError: If ``text`` is not such a list.
-    """
+    """Parse CPU numbers in the kernel's list format, e.g. ``0-3,8``; raises ``ValueError``."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         if part:

@@ -20,10 +20,7 @@ def near_cpus(address: str, root: Path = _ROOT) -> set[int]:
 
 @contextmanager
 def near(address: str | None, root: Path = _ROOT) -> Iterator[None]:
-    """Run on the CPUs near a PCI device, if allowed; restore the affinity at the end.
-
-    Without effect if ``address`` is None.
-    """
+    """Run on the allowed CPUs near a PCI device, if any; restore the affinity at the end."""
     before = os.sched_getaffinity(0)
     chosen = before & near_cpus(address, root) if address is not None else before
     if not chosen or chosen == before:

@@ -38,19 +38,17 @@ def resolve(host: str) -> list[str]:
 def listen_address(endpoint: Endpoint) -> Endpoint | None:
     """Return the address to listen at if the endpoint names this host; None for another host.
 
-    For a literal address or ``localhost`` it is that address only. For a name it is all addresses:
-    Debian maps a host's own name to 127.0.1.1, which other hosts cannot reach. A pod starts before
-    the DNS has its address, so the host compares the name with its own if the DNS does not know it
-    or has another address, as for a pod that was replaced.
+    A name listens at all addresses: Debian maps a host's own name to 127.0.1.1, which other hosts
+    cannot reach. The DNS may not know the name of a new pod, or have the address of the pod that it
+    replaced, so the name is also compared with this host's own.
     """
     return _listen_address(endpoint, resolve(endpoint.host))
 
 
 def own_endpoints(endpoints: Sequence[Endpoint]) -> tuple[dict[int, Endpoint], bool]:
-    """Return the listen address of each endpoint that names this host, by its position.
+    """Return listen addresses of endpoints here, by position; and whether every name resolves.
 
-    The second value is whether every name resolves: an unresolved one may be a name of this host
-    that the DNS does not have yet.
+    An unresolved one may be a name of this host that the DNS does not have yet.
     """
     known = [resolve(endpoint.host) for endpoint in endpoints]
     found = map(_listen_address, endpoints, known)
@@ -90,8 +88,7 @@ def _is_loopback_address(address: str) -> bool:
 def names_all_hosts(host: str) -> bool:
     """Return whether other hosts can connect to a master at this name, judged by the name alone.
 
-    With a name, a master listens at all addresses, even if this host resolves it to a loopback
-    address.
+    With a name, a master listens at all addresses, even if it resolves to a loopback address.
     """
     return host != "localhost" and not (_is_literal(host) and _is_loopback_address(host))
 
@@ -119,10 +116,9 @@ class AdvertisedAddress:
 
     It is ``local_addr`` (``--local-addr``) if given, else the address of the interface that routes
     to the master, or to the first resolvable host that may lead (``others``). On the master's own
-    host, whose name may resolve to a loopback address or not at all, it is the address of the
-    interface that routes to another node, and before there is one, of the default route. It is the
-    loopback address only if no other host can join (``is_open``). A host can get another address
-    while the job runs: ``find`` checks again, without resolving names a second time.
+    host, whose name may not resolve to a useful address, it is the address that routes to another
+    node, and before there is one, the default route's. It is the loopback address only if no other
+    host can join (``is_open``). ``find`` checks again, because addresses can change during a job.
 
     Raises:
         UsageError: If ``local_addr`` is neither an address nor a name that resolves.
@@ -249,12 +245,11 @@ def _route_to(address: str) -> str | None:
 
 
 class PortReservation:
-    """Reserves a port for the store of a round, without a race.
+    """Reserves a port for the store of a round, without a race; a free one if ``ports`` is None.
 
     The socket is bound with SO_REUSEADDR and never listens: the kernel does not assign the port to
     another process, and the store of rank 0, which sets SO_REUSEADDR too, can still bind it and
-    listen. (Linux; verified with torch 2.13's libuv and legacy stores.) If ``ports`` is None, the
-    kernel chooses; ``flag`` is the option that gave them.
+    listen. (Linux; verified with torch 2.13's libuv and legacy stores.)
 
     Raises:
         UsageError: If none of ``ports`` is free.
@@ -275,10 +270,7 @@ class PortReservation:
         return Offer(self._address(), self._socket.getsockname()[1])
 
     def renew(self) -> Offer:
-        """Release the port and reserve another, for the next round.
-
-        If there is no other, the port is kept; the store reports an error if it cannot listen.
-        """
+        """Reserve another port for the next round, or keep this one if there is no other."""
         with suppress(OSError, UsageError):
             old, self._socket = self._socket, self._bind()
             old.close()

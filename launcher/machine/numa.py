@@ -35,10 +35,7 @@ class NumaBinding(enum.Enum):
 
 
 class Topology(Struct, frozen=True):
-    """The CPUs of a machine and their groups. A group is named by its lowest CPU.
-
-    ``cache_of`` lacks the CPUs whose caches the kernel does not show.
-    """
+    """The CPUs of a machine and their groups. A group is named by its lowest CPU."""
 
     node_cpus: Mapping[int, frozenset[int]]
     """NUMA node → its CPUs; empty for a memory-only node."""
@@ -47,7 +44,7 @@ class Topology(Struct, frozen=True):
     core_of: Mapping[int, int]
     """CPU → physical core."""
     cache_of: Mapping[int, int]
-    """CPU → last-level cache."""
+    """CPU → last-level cache, if the kernel shows it."""
 
 
 def read_topology(root: Path = _ROOT) -> Topology:
@@ -79,16 +76,13 @@ def read_topology(root: Path = _ROOT) -> Topology:
 
 
 def find_gpu_node(pci_address: str | None, root: Path = _ROOT) -> int | None:
-    """Return the NUMA node of a PCI device; None if unknown.
-
-    A machine with one node reports -1, which is node 0.
-    """
+    """Return the NUMA node of a PCI device; None if unknown."""
     if pci_address is None:
         return None
     text = read_text(root / "sys/bus/pci/devices" / pci_address / "numa_node").strip()
     if not re.fullmatch(r"-?[0-9]+", text):
         return None
-    return max(0, int(text))
+    return max(0, int(text))  # a machine with one node reports -1
 
 
 def bind_workers(
@@ -100,13 +94,13 @@ def bind_workers(
 ) -> tuple[frozenset[int], ...]:
     """Return the CPUs of each worker, by local rank; no set is empty.
 
-    Worker ``r`` belongs to GPU ``r``; ``gpu_nodes`` has the NUMA node of each visible GPU, None if
-    unknown. Workers get only ``allowed`` CPUs. Parts (``exclusive``, ``core-complex``) are made for
-    all visible GPUs of a node, as by torchrun, even if there are fewer workers than GPUs.
+    Worker ``r`` belongs to GPU ``r``, on ``gpu_nodes[r]`` (None if unknown). Parts (``exclusive``,
+    ``core-complex``) are made for all visible GPUs of a node, as by torchrun, even if there are
+    fewer workers than GPUs.
 
     Raises:
-        UsageError: If there is no GPU, there are more workers than GPUs, the node of a GPU is
-            unknown, or a node has too few allowed CPUs for the mode.
+        UsageError: If a worker has no GPU, the node of a GPU is unknown, or a node has too few
+            allowed CPUs for the mode.
     """
     option = f"--numa-binding={binding.value}"
     if not gpu_nodes:

@@ -91,11 +91,7 @@ def has_driver() -> bool:
 
 
 def load_nvml() -> Nvml | None:
-    """Return ``pynvml``; None without a driver.
-
-    Raises:
-        NvmlFailedError: If there is a driver, but this interpreter has no pynvml.
-    """
+    """Return ``pynvml``; None without a driver. Raises ``NvmlFailedError`` without pynvml."""
     if not has_library():
         return None
     try:
@@ -108,11 +104,7 @@ def load_nvml() -> Nvml | None:
 
 @contextmanager
 def opened(nvml: Nvml) -> Iterator[None]:
-    """Open NVML and close it again.
-
-    Raises:
-        NVMLError: If it cannot be opened.
-    """
+    """Open NVML and close it again; raises ``NVMLError``."""
     nvml.nvmlInit()
     try:
         yield
@@ -129,8 +121,7 @@ def code_of(error: Exception) -> int | None:
 def ask(nvml: Nvml, function: str, *args: Any) -> Any:
     """Return the result of a query; None if the driver or the GPU does not support it.
 
-    Raises:
-        NVMLError: If the GPU is lost or must be reset: its other results are meaningless.
+    Raises ``NVMLError`` if the GPU is lost or must be reset: its other results are meaningless.
     """
     try:
         return getattr(nvml, function)(*args)
@@ -255,11 +246,7 @@ _HUNG: Final[list[object]] = []
 
 
 def answer_of(output: bytes) -> Any:
-    """Return the result in the output of a process.
-
-    Raises:
-        NvmlFailedError: If there is no result.
-    """
+    """Return the result in the output of a process; raises ``NvmlFailedError``."""
     try:
         found = json.loads(output)
     except ValueError:
@@ -270,11 +257,7 @@ def answer_of(output: bytes) -> Any:
 
 
 def gpus_by_process(command: Sequence[str] = GPUS, deadline_s: float = DEADLINE_S) -> list[NvmlGpu]:
-    """Return the result of ``read_gpus`` without using the driver in this process.
-
-    Raises:
-        NvmlFailedError: If there is no result within ``deadline_s``.
-    """
+    """Return the result of ``read_gpus`` from another process; raises ``NvmlFailedError``."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -9,10 +9,7 @@ _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class OomWatch:
-    """Counts the OOM kills of this process's cgroup, which contains the workers too.
-
-    They are read from ``memory.oom_control`` (v1) or ``memory.events`` (v2).
-    """
+    """Counts the OOM kills of this process's cgroup (v1 or v2), which contains the workers too."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         directory = own_directory(root, "memory")
@@ -27,7 +24,7 @@ class OomWatch:
         self._known = self._read()
 
     def has_struck(self) -> bool:
-        """Return whether there is an unreported kill, which then counts as reported.
+        """Return whether there is an unreported kill, and count one kill as reported.
 
         There may be several kills at once; the caller asks once for each killed worker.
         """

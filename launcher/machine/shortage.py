@@ -46,11 +46,7 @@ def explained(error: OSError) -> str:
 
 
 def require_grpc_threads() -> None:
-    """Check that gRPC can start its threads, because otherwise it aborts without a message.
-
-    Raises:
-        NoProcessError: If the kernel refuses a thread.
-    """
+    """Raise ``NoProcessError`` if gRPC could not start its threads: it would abort silently."""
     needed = _GRPC_THREADS + min(max(os.cpu_count() or 1, 4), 16)
     done = threading.Event()
     threads: list[threading.Thread] = []

@@ -11,11 +11,7 @@ SOCKET_SUFFIX: Final = ".sock"
 
 
 def user_folder() -> Path:
-    """Return the folder; create it if necessary.
-
-    Raises:
-        OSError: If it cannot be created, or it belongs to another user.
-    """
+    """Return the folder, created if necessary; raises ``OSError`` if it belongs to another user."""
     folder = _shared_folder()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -34,8 +34,7 @@ _OPENMETRICS = "application/openmetrics-text"
 def written(samples: Samples, accept: str) -> tuple[bytes, str]:
     """Return samples as text, and its content type.
 
-    ``accept`` is the header of the request. It may contain anything, for which ``choose_encoder``
-    would raise, so only OpenMetrics is recognized.
+    ``choose_encoder`` raises for an invalid ``accept`` header, so only OpenMetrics is recognized.
     """
     kinds = [one.partition(";")[0].strip().lower() for one in accept.split(",")]
     wanted = f"{_OPENMETRICS}; version=1.0.0" if _OPENMETRICS in kinds else ""

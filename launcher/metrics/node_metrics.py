@@ -89,11 +89,7 @@ class NodeEndpoint:
 
 
 def add_account(samples: Samples, account: Account) -> None:
-    """Add the time per phase, losses and restarts.
-
-    Every cause has a sample, because Prometheus does not see the growth of a counter whose first
-    sample is above 0.
-    """
+    """Add the time per phase, losses and restarts; every cause has a sample (see ``CAUSES``)."""
     for phase in dict.fromkeys((*Phase, *account.phases)):
         samples.put(c.PHASE_SECONDS, account.phases.get(phase, 0.0), phase.value)
     for cause in dict.fromkeys((*_LOST_BY, *account.lost)):

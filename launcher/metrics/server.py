@@ -63,7 +63,6 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     """Listens at once, and answers after ``serve``. With port 0 the kernel chooses the port.
 
     Without ``tls`` it is plain HTTP. A nonempty ``bearer`` is the token that requests must have.
-    Raises ``OSError`` if it cannot listen at the address.
     """
 
     daemon_threads = True

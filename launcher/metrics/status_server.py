@@ -26,10 +26,7 @@ class StatusServer(NamedTuple):
 
 
 class NotSentError(Exception):
-    """Raised if the server did not accept a status.
-
-    ``severity`` is WARNING if a retry is unlikely to succeed.
-    """
+    """Raised if a status was not accepted; severity WARNING if a retry is unlikely to succeed."""
 
     def __init__(self, reason: str, severity: Severity = Severity.DEBUG) -> None:
         super().__init__(reason)

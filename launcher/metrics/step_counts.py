@@ -26,9 +26,8 @@ class StepCounts:
     def update(self, found: Iterable[tuple[int, Progress]]) -> dict[int, int]:
         """Return the steps of each rank that has ever made progress.
 
-        ``found`` is the progress of the ranks whose workers are alive. A script that reports its
-        steps starts with any number, and goes back after a failure: its first report is its first
-        step.
+        A script that reports its steps starts with any number, and goes back after a failure: its
+        first report is its first step.
         """
         for rank, now in found:
             if not now.ticks:

@@ -87,10 +87,7 @@ class Status(Struct, frozen=True):
 
 
 class TrainJobProgress:
-    """Reports the progress of rank 0 while this node has it. It polls from its creation on.
-
-    ``note`` receives the event of a failure once per outage, or twice if it gets worse.
-    """
+    """Polls and reports the progress of rank 0 while this node has it."""
 
     def __init__(
         self, server: StatusServer, agent: "Observed", note: Callable[[Event], None]

@@ -8,17 +8,14 @@ from .pages import NoticePage
 
 
 class Draining:
-    """The master's drain order, until the round ends, and the workers' response.
-
-    ``saves``: snapshots that would be lost with a node are written to storage.
-    """
+    """The master's drain order, until the round ends, and the workers' response."""
 
     def __init__(self, send: Callable[[Drained], None], *, saves: bool) -> None:
         self._send = send
         self._page = NoticePage(self._answer, saves=saves)
         self._order: Drain | None = None
         self._cancelled: int | None = None
-        """Number of the last cancelled order, for which a worker may still report a saved shard;
+        """Number of the last canceled order, for which a worker may still report a saved shard;
         None if there is none, or a later order was received."""
         self._round = 0
         self._has_fixed = False
@@ -77,10 +74,7 @@ class Draining:
         return self._page.withdraw()
 
     def are_ready(self, round_number: int) -> bool:
-        """Return whether workers have all exited with 0 because nodes are being preempted.
-
-        Then the job has not ended; instead, the master is informed that they are ready.
-        """
+        """Return whether all workers exited with 0 for a preemption; if so, inform the master."""
         order = self._order
         if order is None or order.round != round_number or order.grows or not self._page.only_ask:
             return False

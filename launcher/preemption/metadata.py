@@ -40,11 +40,7 @@ class Service:
         *,
         method: str = "GET",
     ) -> Reply:
-        """Return the reply to a request.
-
-        Raises:
-            MetadataError: If there is no reply in time, or it is not valid HTTP.
-        """
+        """Return the reply to a request; raises ``MetadataError`` if it is late or not HTTP."""
         reply = in_daemon_thread(lambda: self._reply(method, path, headers, timeout_s))
         try:
             return await asyncio.wait_for(reply, timeout_s)

@@ -30,14 +30,9 @@ _READ_BYTES: Final = 65536
 
 
 class CheckMember:
-    """One check worker process of a crew."""
+    """One check worker process of a crew. Its pipes are open before it starts."""
 
     def __init__(self, local_rank: int, changed: Callable[[], None], stage: str) -> None:
-        """Open the pipes of a worker that will be started.
-
-        Raises:
-            OSError: If too many files are open.
-        """
         self.local_rank = local_rank
         self._changed = changed
         orders_from, self._orders_to = os.pipe()
@@ -117,8 +112,7 @@ class CheckMember:
     def outcome(self, order: CheckOrder, *, was_cut_short: bool) -> WorkerAnswer:
         """Return the result of the order, even if the worker did not reply.
 
-        ``was_cut_short``: the crew stopped waiting before the deadline, because another worker
-        failed.
+        ``was_cut_short``: the wait ended before the deadline, because another worker failed.
         """
         if self._record is not None:
             record = self._record

@@ -109,7 +109,7 @@ class CheckCrew:
     def start(self) -> None:
         """Start the workers, so that they import torch before the first order.
 
-        It does not start a worker while workers of an earlier crew are left.
+        Does nothing while workers of an earlier crew are left.
 
         Raises:
             OSError: If too many files are open; then no worker is started.
@@ -126,11 +126,10 @@ class CheckCrew:
             member.started()
 
     async def run(self, order: CheckOrder) -> Record:
-        """Execute one order and return this node's record of it before the order's deadline.
+        """Execute one order and return this node's record, even of a failure, before its deadline.
 
         Single-node phases do not use the ranks and the address of the order: the workers of this
-        node connect on the loopback interface. The record contains the failure of a check; nothing
-        is raised.
+        node connect on the loopback interface.
         """
         deadline = asyncio.get_running_loop().time() + order.deadline_s
         if not await self._is_renewed(deadline):
@@ -183,7 +182,7 @@ class CheckCrew:
         if renewal is not None:
             loop = asyncio.get_running_loop()
             limit_s = None if deadline is None else max(deadline - loop.time(), 0.0)
-            await asyncio.wait([renewal], timeout=limit_s)  # continues if this wait is cancelled
+            await asyncio.wait([renewal], timeout=limit_s)  # continues if this wait is canceled
             if not renewal.done():
                 return False
             self._renewal = None
@@ -218,10 +217,7 @@ class CheckCrew:
             port.close()
 
     async def _answers(self, asked: list[CheckMember], deadline: float) -> bool:
-        """Wait until all workers have replied, or waiting for the others is useless.
-
-        Returns whether the deadline has not passed.
-        """
+        """Wait until all have replied, or waiting is useless; return False after the deadline."""
         loop = asyncio.get_running_loop()
         limit = deadline
         while not self._spawner_gone:

@@ -11,11 +11,7 @@ from ...errors import UsageError
 
 
 def check_report_path(path: str | None) -> None:
-    """Reject a path that cannot be written, before the checks start.
-
-    Raises:
-        UsageError: If it is not a regular file, or its directory is not writable.
-    """
+    """Raise ``UsageError`` if the report cannot be written, before the checks start."""
     if path is None:
         return
     # The target of a redirection is a regular file, but this process is writing to it.
@@ -29,11 +25,7 @@ def check_report_path(path: str | None) -> None:
 
 
 def write_report(path: str, report: str) -> None:
-    """Write the report.
-
-    Raises:
-        UsageError: If it cannot be written.
-    """
+    """Write the report; raises ``UsageError`` if that fails."""
     target = Path(path).resolve()
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:

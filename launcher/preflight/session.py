@@ -1,7 +1,7 @@
 """The checks on this node: passes the master's orders to the crew, and sends its records back.
 
 Orders are executed one at a time, in the order received; the crew ends each by its deadline. A
-check with a partner that an earlier master ordered is cancelled when the next master orders a
+check with a partner that an earlier master ordered is canceled when the next master orders a
 different one: the partner may never have received the order, and the checks would time out. The
 crew is stopped before training workers start, so that no check worker holds a device.
 """
@@ -31,8 +31,7 @@ _ALONE = ("facts", "solo")
 class CheckSession:
     """Receives orders, has the crew execute them, and sends the results.
 
-    Without a crew, the master sends no orders. ``renew`` reserves another port for a store and
-    returns its address. ``is_all``: the job consists only of checks.
+    Without a crew, the master sends no orders. ``is_all``: the job consists only of checks.
     """
 
     def __init__(

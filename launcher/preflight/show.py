@@ -16,11 +16,7 @@ from .report_file import write_report
 def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -> None:
     """Print the result of the checks, and write the report file if the user requested it.
 
-    The master sends the whole report to one node of the job. ``ft-run check`` writes its table or
-    JSON to standard output.
-
-    Raises:
-        UsageError: If the result of ``ft-run check`` cannot be written to standard output.
+    The master sends the whole report to only one node of the job.
     """
     has_table = bool(found.report) and display.live and not options.spec.only
     if found.report:

@@ -44,10 +44,8 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def close_all_but(*kept: int) -> None:
-    """Close this process's file descriptors, except the standard streams and ``kept``.
-
-    They are listed rather than counted up, because the limit can be a billion.
-    """
+    """Close this process's file descriptors, except the standard streams and ``kept``."""
+    # Listed rather than counted up: the limit can be a billion.
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in (0, 1, 2, *kept):
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
@@ -73,7 +71,6 @@ class Incoming(Generic[_T]):
         """Return the messages that are complete after one read; None at end-of-file.
 
         Raises:
-            BlockingIOError: If the socket is non-blocking and there is no data.
             ValueError: If a message is invalid.
         """
         try:

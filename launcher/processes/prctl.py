@@ -19,10 +19,7 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Make the kernel send this process a signal when its parent dies.
-
-    If the process ``parent`` has already died, this process exits here.
-    """
+    """Have the kernel signal this process when its parent dies; exit if it is already dead."""
     prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # the parent died before the line above
         os._exit(SIGNAL_BASE + number)

@@ -9,10 +9,7 @@ import os
 
 
 def shared_page(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
-    """Return the descriptor of a new zeroed memory file and its mapping; the caller closes both.
-
-    ``name`` is shown in ``/proc/PID/fd``. Raises ``OSError`` if descriptors or memory run out.
-    """
+    """Return the descriptor of a new zeroed memory file and its mapping; the caller closes both."""
     fd = shared_file(name, size_bytes)
     try:
         return fd, mmap.mmap(fd, size_bytes)
@@ -22,10 +19,7 @@ def shared_page(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
 
 
 def shared_file(name: str, size_bytes: int = 0) -> int:
-    """Return the descriptor of a new zeroed memory file, which can grow; the caller closes it.
-
-    ``name`` is shown in ``/proc/PID/fd``. Raises ``OSError`` if descriptors or memory run out.
-    """
+    """Return the descriptor of a new zeroed memory file, which can grow; the caller closes it."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)

@@ -9,11 +9,7 @@ import sys
 
 
 def main(host: str, port: int) -> None:
-    """Serve until this process is killed.
-
-    ``host`` is an address of this machine to which the store's own client connects; the store
-    itself listens at all addresses.
-    """
+    """Serve at all addresses until killed; the store's own client connects to ``host``."""
     import os
     import signal
 

@@ -17,11 +17,7 @@ _SHELLS = {"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"}
 
 
 def require_own_proc() -> None:
-    """Check that /proc shows the processes that this one can signal.
-
-    Raises:
-        UsageError: If /proc belongs to another PID namespace, or is missing.
-    """
+    """Raise ``UsageError`` if /proc is missing, or belongs to another PID namespace."""
     try:
         shown = os.readlink("/proc/self")
     except OSError as error:
@@ -155,9 +151,8 @@ def signal_parents(leader: int, number: int, root: int) -> bool:
     """Send a signal to a session, but not to the children of a process that handles it.
 
     Such a process may still need its children, e.g. to load data for its current step. A shell
-    waits for its command before it handles a signal, so its children receive it too.
-
-    Returns False if there are no such children, so all processes have received the signal.
+    waits for its command before it handles a signal, so its children receive it too. Returns False
+    if there are no such children, so all processes have received the signal.
     """
     members = session(leader, root)
     spared: set[int] = set()

@@ -56,8 +56,7 @@ class Started(NamedTuple):
 def start_workers(workers: Sequence[Worker], fds: Sequence[int]) -> Started:
     """Start workers by executing their programs.
 
-    ``fds`` are their standard streams, in the order of the workers; for a watched worker, its page
-    and its file for stacks follow.
+    ``fds`` are the standard streams of each worker, and then its page and stacks file if watched.
     """
     pids: list[int] = []
     errors: list[tuple[int, int]] = []
@@ -84,11 +83,7 @@ def fork_worker(worker: Worker, fds: Sequence[int], keep: Sequence[int] = ()) ->
     """Fork and execute one worker; return its process ID and a pipe.
 
     End-of-file on the pipe means that the program was started; otherwise four bytes are the error
-    code (``code_from``). ``fds`` are as in ``start_workers``; the program also gets the file
-    descriptors ``keep``, under the same numbers.
-
-    Raises:
-        OSError: If no process or no descriptor for the pipe could be created.
+    code (``code_from``). The program also gets ``keep``, under the same numbers.
     """
     parent = os.getpid()
     pid, pipe = fork_with_pipe()
@@ -100,11 +95,7 @@ def fork_worker(worker: Worker, fds: Sequence[int], keep: Sequence[int] = ()) ->
 
 
 def fork_with_pipe() -> tuple[int, int]:
-    """Return the result of ``os.fork``, and this process's end of a pipe from child to parent.
-
-    Raises:
-        OSError: If no process or no descriptor could be created; nothing is left open.
-    """
+    """Return the result of ``os.fork``, and this process's end of a pipe from child to parent."""
     read_from, write_to = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
@@ -118,12 +109,7 @@ def fork_with_pipe() -> tuple[int, int]:
 
 
 def set_up(worker: Worker, fds: Sequence[int]) -> None:
-    """Set up the streams and the CPU affinity of a worker in this process.
-
-    Raises:
-        NotBoundError: If the kernel refused the CPUs.
-        OSError: If anything else failed.
-    """
+    """Set up streams and CPU affinity of a worker in this process; raises ``NotBoundError``."""
     for fd, target in zip(fds, worker.targets, strict=False):
         os.dup2(fd, target)  # the copy is inheritable
     if worker.cpus:

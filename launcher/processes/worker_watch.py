@@ -78,11 +78,7 @@ class Tuned(NamedTuple):
 
 
 class WorkerWatch:
-    """The files that a worker shares with this process.
-
-    Raises:
-        OSError: If no descriptor or no memory is available.
-    """
+    """The files that a worker shares with this process."""
 
     def __init__(self) -> None:
         page_fd, self._memory = shared_page(layout.PAGE_FILE, layout.PAGE_BYTES)
@@ -140,11 +136,10 @@ class WorkerWatch:
         )
 
     def phases(self, now_s: float) -> tuple[int, str, dict[str, float], float] | None:
-        """Return process ID, current phase, seconds per phase, and seconds since the last progress.
+        """Return process ID, current phase, seconds per phase, and idle training seconds.
 
-        ``now_s`` is the current time, or the time of its exit (``time.monotonic``). The last value
-        counts training only. None if it is not watched now, or is changing the values at this
-        moment.
+        The last value is the training since its last progress. None if it is not watched now, or is
+        changing the values at this moment.
         """
         if self.is_closed or not self._page[layout.PID]:
             return None
@@ -223,7 +218,7 @@ class WorkerWatch:
         return self._page[layout.STACKS_FD]
 
     def trainjob(self) -> tuple[int, bool]:
-        """Return the number of steps of the whole training, and whether the worker reports itself.
+        """Return the number of steps of the training, and whether the worker reports them itself.
 
         The number is 0 if unknown. The report is progress in Kubeflow's TrainJob.
         """

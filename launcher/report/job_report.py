@@ -108,11 +108,7 @@ class JobReport(Struct):
 def make_report(
     records: Iterable[Record], again: Callable[[Sequence[str]], Iterator[Record]]
 ) -> JobReport:
-    """Return the report.
-
-    ``records`` are those of all nodes, in order of time; ``again`` yields the records of some nodes
-    once more.
-    """
+    """Return the report of records in order of time; ``again`` yields those of some nodes again."""
     folds = _Folds()
     for record in records:
         folds.add(record)

@@ -145,8 +145,7 @@ class Lane(Struct):
 def accountable(lanes: dict[str, Lane]) -> list[tuple[str, int]]:
     """Return node and process number that account for the time of each start of the job, in order.
 
-    Of the processes that ran for nearly the whole time, the one with the lowest rank is chosen,
-    because it also shows the closing table.
+    It is the lowest rank that ran nearly the whole time, which also shows the closing table.
     """
     of_runs: dict[int, list[tuple[str, int, Process]]] = {}
     for lane in lanes.values():

@@ -90,10 +90,7 @@ class RestartTimes:
         """The node that provides the times of the last restart; empty if none yet."""
 
     def add(self, record: Record, at_s: float, run: int, accounting: Accounting) -> None:
-        """Process the next event; ``accounting`` is that of its node, and includes the event.
-
-        ``at_s`` is its Unix time, ``run`` the start of the job that it belongs to.
-        """
+        """Process an event of a start of the job; ``accounting`` of its node includes the event."""
         node = record["node"]
         match record["name"]:
             case "agent.started":

@@ -24,8 +24,7 @@ _SLOW = "the disk or the reader is too slow"
 class BackgroundWriter:
     """The lines of one outlet, in order. The first line starts the thread.
 
-    ``lost_line`` returns the line for a number of lost lines and the reason. ``failed`` is called
-    once per outage, with the reason, but not in the thread. ``max_bytes`` limits the waiting lines.
+    ``failed`` is called once per outage, with the reason, but not in the thread.
     """
 
     def __init__(

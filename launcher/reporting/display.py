@@ -37,9 +37,8 @@ class Display:
     """Writes event lines to standard error, and the live line if that is a terminal.
 
     ``live`` keeps a live line while this process is in the foreground; if None, on a terminal,
-    unless the output is JSON or only warnings. ``recorder`` records every event, even those that
-    the console does not show. ``level`` is the minimum severity for the console, by default
-    ``LOGLEVEL``. ``is_json`` needs a recorder.
+    unless the output is JSON or only warnings. ``level`` is by default that of ``LOGLEVEL``. JSON
+    needs a recorder, which also records events that the console does not show.
     """
 
     def __init__(
@@ -92,11 +91,7 @@ class Display:
             self.recorder.event(event)
 
     def show(self, event: Event, severity: Severity | None = None) -> None:
-        """Write one line for one event, if the level (``LOGLEVEL``) allows it.
-
-        If there is no reader (Ctrl-S on a terminal, a pager on a pipe), the line is buffered:
-        blocked output must not block the job. ``severity`` overrides the severity of the event.
-        """
+        """Write one line for one event, if the level allows it, without waiting for a reader."""
         severity = event.severity if severity is None else severity
         if not self.shows(severity):
             return
@@ -121,11 +116,9 @@ class Display:
         self._writer.put(text + "\n")
 
     def report(self, text: str, *, is_styled: bool = False) -> None:
-        """Write several lines, after an empty line.
+        """Write several lines, after an empty line: a stopped worker may have left part of a line.
 
-        The empty line is needed because workers write to the same terminal: a worker that was
-        stopped in the middle of a line has left it unfinished. With ``is_styled``, the text has
-        colors, and external text in it was already made printable.
+        With ``is_styled``, the text has colors, and external text in it was already made printable.
         """
         if self.is_json:
             self._put_record(LogMessage(_STYLE.sub("", text).strip("\n")), Severity.INFO)
@@ -146,8 +139,7 @@ class Display:
     def open(self, tell_last_words: Callable[[str], None]) -> None:
         """Reserve the row of the live line.
 
-        ``tell_last_words`` receives the text that restores the terminal if this process is killed;
-        it is called again when the text changes.
+        ``tell_last_words`` receives text that restores the terminal, whenever it changes.
         """
         self._tell_last_words = tell_last_words
         self.refresh()
@@ -169,10 +161,7 @@ class Display:
             self._draw(columns)
 
     def resized(self) -> None:
-        """Redraw after a change of the terminal's size, which lets all rows scroll.
-
-        Workers may have written to the last row since, so it is reserved again.
-        """
+        """Reserve the last row again, and redraw: a change of size lets all rows scroll."""
         self._is_resized = True
         self.refresh()
 
@@ -222,11 +211,9 @@ def _in_foreground() -> bool:
 
 
 def _size() -> tuple[int, int]:
-    """Return rows and columns of the terminal; 0, 0 if it is too small for a live line.
-
-    The variables COLUMNS and LINES are not read: they do not change when the terminal does.
-    """
+    """Return rows and columns of the terminal; 0, 0 if it is too small for a live line."""
     try:
+        # Not COLUMNS and LINES: they do not change when the terminal does.
         size = os.get_terminal_size(_STDERR)
     except OSError:
         return 0, 0

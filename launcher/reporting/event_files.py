@@ -21,11 +21,7 @@ class EventFiles:
         self._writers: list[BackgroundWriter] = []
 
     def open(self, target: str | None, folder: str | None) -> None:
-        """Write from now on to the target of ``--events``, and to files in ``folder``.
-
-        Raises:
-            UsageError: If the target cannot be written.
-        """
+        """Write to the target of ``--events`` and to files in ``folder``; raises ``UsageError``."""
         if target is not None:
             self._add_events(open_outlet(target), target)
         if folder is not None:

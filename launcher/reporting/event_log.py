@@ -15,11 +15,7 @@ from ..options import LaunchOptions
 
 
 class EventLog:
-    """Writes the events of this node's agent and workers to standard error.
-
-    ``entry_point`` is the program of the workers; ``line`` writes a line without waiting for a
-    reader.
-    """
+    """Writes the events of agent and workers; ``line`` must not wait for a reader."""
 
     NAMES = frozenset(
         ("round.started", "workers.started", "worker.exited", "round.ended", "job.ended")

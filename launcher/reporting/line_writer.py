@@ -14,7 +14,7 @@ _STDERR: Final = 2
 _LAST_WORDS_S: Final = 5.0
 """How long the end of a job waits for a console that does not accept output."""
 _SLICE_S: Final = 0.1
-"""The interval at which a wait checks whether it was cancelled."""
+"""The interval at which a wait checks whether it was canceled."""
 _KEPT_MAX_BYTES: Final = 1 << 20
 
 

@@ -18,10 +18,7 @@ _REDRAW_S = 1.0
 async def live_line(
     display: Display, text: Callable[[], str], spawner: SpawnerClient
 ) -> AsyncIterator[None]:
-    """Keep the live line on a terminal, through resizes and Ctrl-Z.
-
-    ``text`` returns the current text. ``spawner`` restores the terminal if this process is killed.
-    """
+    """Keep the live line on a terminal, through resizes and Ctrl-Z."""
     if not display.live:
         yield
         return

@@ -31,11 +31,7 @@ class Outlet(Protocol):
 
 
 def open_outlet(target: str) -> Outlet:
-    """Open the target of ``--events``: ``-`` or the path of a file.
-
-    Raises:
-        UsageError: If the file cannot be written.
-    """
+    """Open the target of ``--events``: ``-`` or a file; raises ``UsageError``."""
     if target == STDOUT:
         return StandardOutput()
     outlet = RotatedFile(target)
@@ -64,11 +60,7 @@ class RotatedFile:
         """Whether the file ends in a part of a line, which could not be removed."""
 
     def open(self) -> None:
-        """Open or create the file; the first ``write`` does so if it is not open.
-
-        Raises:
-            OSError: If it cannot be written, or is not a regular file.
-        """
+        """Open or create the file; raises ``OSError`` if it is not a regular file."""
         # A FIFO without a reader would make a plain open wait for one.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         fd = os.open(self._path, flags, _MODE)
@@ -130,10 +122,7 @@ class RotatedFile:
 
 
 class StandardOutput:
-    """Descriptor 1, which the workers may write to as well.
-
-    It is opened again if possible, because it must stay blocking for the workers.
-    """
+    """Descriptor 1, opened again if possible: it must stay blocking for the workers."""
 
     def __init__(self) -> None:
         self._file = ConsoleFile(1)

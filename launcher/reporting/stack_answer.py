@@ -12,10 +12,7 @@ Groups: TypeAlias = Sequence[tuple[Sequence[int], RankStack]]
 
 
 def stacks_answer(round_number: int, groups: Groups, silent: Sequence[str]) -> dict[str, Any]:
-    """Return the response as JSON values.
-
-    ``round_number`` is -1 if no round runs; ``silent`` describes the nodes that did not respond.
-    """
+    """Return the response as JSON values; ``round_number`` is -1 if no round runs."""
     lines = [f"{node}: no answer" for node in silent]
     if not groups:
         lines.append("none of the requested workers is running")

@@ -22,13 +22,9 @@ _UNFOLDED: Final = 10_000
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Write a complete reply to standard output.
+    """Write a complete reply to standard output; raises ``UsageError`` if that fails.
 
-    A reader that closes the pipe early (``| head -1``) is not an error; the exit code does not
-    change.
-
-    Raises:
-        UsageError: If it cannot be written.
+    A reader that closes the pipe early (``| head -1``) is not an error.
     """
     try:
         yield
@@ -49,10 +45,7 @@ def standard_output() -> Iterator[None]:
 
 
 def table_console() -> "Console":
-    """Return a console that writes tables to standard output.
-
-    Output to a pipe is not wrapped, so that it can be searched by line.
-    """
+    """Return a console for tables. Output to a pipe is not wrapped, for searches by line."""
     from rich.console import Console
 
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ

@@ -23,10 +23,7 @@ def status_dict(reply: StatusReply) -> dict[str, Any]:
 
 
 def _with_report(status: dict[str, Any], report: str) -> dict[str, Any]:
-    """Add the report of the master's process, or nothing if ``status_lines`` cannot use it.
-
-    It comes from another process, perhaps of another version.
-    """
+    """Add the report of the master's process, if it is valid: versions may differ."""
     with contextlib.suppress(
         ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
     ):

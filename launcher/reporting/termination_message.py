@@ -13,11 +13,7 @@ _MAX_BYTES: Final = 4096
 
 
 def write_termination_message(sentence: str, exit_code: int) -> None:
-    """Write why this process fails to the file that Kubernetes reads, if it exists.
-
-    The file is not created: it belongs to the container, and other processes have none.
-    ``sentence`` is the root cause, as in the last line of the console.
-    """
+    """Write why this process fails to the file that Kubernetes has created, if any."""
     path = os.environ.get(VARIABLE) or _DEFAULT
     ending = f" (exit code {exit_code})".encode()
     text = printable(sentence).encode(errors="backslashreplace")

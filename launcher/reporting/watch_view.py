@@ -31,8 +31,7 @@ _BEHIND: Final = 1
 def view(status: Status, link: str, clock: str, width: int, height: int) -> list[Text]:
     """Return exactly ``height`` lines of at most ``width`` cells.
 
-    ``status`` is a result of ``status_dict``; ``link`` describes a problem of the connection;
-    ``clock`` is the time of day.
+    ``link`` describes a problem of the connection; ``clock`` is the time of day.
     """
     title, *answers = status_lines(status)
     lines = [_header(title, link, clock, width)]

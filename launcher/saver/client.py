@@ -28,10 +28,9 @@ class SaverClient:
         return self._process.pid if self._process is not None else None
 
     async def write(self, order: WriteOrder, fds: Sequence[int]) -> WriteResult:
-        """Write a checkpoint from the buffers ``fds`` of its shards. Only one call at a time.
+        """Write a checkpoint from the buffers of its shards. Only one call at a time.
 
-        If the saver is killed, another one starts again, once. A checkpoint of several nodes is
-        given up instead.
+        If the saver is killed, a new one retries once; a checkpoint of several nodes is given up.
         """
         written = await self._ask(order, fds)
         if self._process is not None:

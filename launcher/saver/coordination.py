@@ -34,7 +34,10 @@ class IncompleteCheckpointError(Exception):
 
 
 class Coordination:
-    """One saver's view of the checkpoint; without effect if this saver has all shards."""
+    """One saver's view of the checkpoint; without effect if this saver has all shards.
+
+    Waiting raises ``IncompleteCheckpointError`` if another node failed or does not respond.
+    """
 
     def __init__(
         self,
@@ -51,11 +54,7 @@ class Coordination:
         """Contents of the markers that were read or written, by name."""
 
     def begin(self, draft: str) -> None:
-        """Prepare the folder, or wait until rank 0's saver has prepared it.
-
-        Raises:
-            IncompleteCheckpointError: If another node failed or does not respond.
-        """
+        """Prepare the folder, or wait until rank 0's saver has prepared it."""
         if self._order.is_first:
             self._storage.begin(draft)
             self._write_mark(_BEGUN, {})
@@ -101,11 +100,7 @@ class Coordination:
         return words
 
     def wait_for_others(self, digests: Sequence[str]) -> tuple[int, dict[str, list[Checksum]]]:
-        """Wait until the files of all ranks are durable; return their size and their checksums.
-
-        Raises:
-            IncompleteCheckpointError: If a node failed, does not respond, or has other layouts.
-        """
+        """Wait until the files of all ranks are durable; return their size and their checksums."""
         self._wait(set(range(self._order.ranks)), lambda: self._written().keys())
         if [digest for _, digest in sorted(self._written().items())] != [*digests]:
             raise IncompleteCheckpointError(NOT_AGREED)

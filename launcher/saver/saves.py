@@ -55,8 +55,7 @@ class NodeShards(NamedTuple):
     def order(self, job: str = "", *, pages: int = 0, is_last: bool = False) -> WriteOrder:
         """Return the order to write them.
 
-        ``pages`` is the number of pages in which the saver counts progress. ``is_last``: the
-        checkpoint at the end of the job, unless a newer one exists.
+        ``is_last``: it is the checkpoint at the end of the job, unless a newer one exists.
         """
         entries = tuple(shard.entry for shard in self.shards)
         attempt = self.attempt or f"{entries[0].rank}-{entries[0].generation}"
@@ -77,7 +76,7 @@ class Saves:
         self._is_distributed = False
         """Whether several nodes write the current or last checkpoint."""
         self._cancel_reason = _UNFINISHED
-        """Why it failed, if it is cancelled."""
+        """Why it failed, if it is canceled."""
         self._newest: dict[str, int] = {}
         """By directory, the step of the newest checkpoint written here."""
         self._last = -1
@@ -95,8 +94,7 @@ class Saves:
     def begin(self, snapshot: NodeShards, ended: Callable[[str], None]) -> bool:
         """Start a checkpoint that a worker requested; return False if another is being written.
 
-        The buffers must not change until ``ended`` is called with the error, empty if it is
-        complete.
+        The buffers must not change until ``ended`` is called with the error, or an empty string.
         """
         if self._writing is not None and not self._writing.done():
             return False

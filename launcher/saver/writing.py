@@ -55,10 +55,9 @@ def _write(
     peers: Coordination,
     tick: Callable[[], object],
 ) -> tuple[int, str]:
-    """Write a checkpoint, or this node's part of it.
+    """Write a checkpoint; return its size in bytes, and a warning, empty if there is none.
 
-    Returns the size of the checkpoint in bytes, 0 if another node makes it visible; and why an old
-    checkpoint could not be removed, empty if it was.
+    The size is 0 if another node makes the checkpoint visible.
     """
     draft, has_begun = storage.draft(order.step, order.attempt), False
 

@@ -76,12 +76,9 @@ class WorkerCommand(Struct, frozen=True):
 
 
 class SpawnerClient:
-    """The spawner process, as the agent sees it. Its constructor forks the guard.
+    """The spawner as the agent sees it. The constructor forks it, or raises ``NoProcessError``.
 
     Create it before anything starts a thread or loads gRPC; ``listen`` when the loop runs.
-
-    Raises:
-        NoProcessError: If the process could not be created.
     """
 
     def __init__(self) -> None:
@@ -236,11 +233,7 @@ class SpawnerClient:
             self._reap_guard()
 
     def _reap_guard(self) -> None:
-        """Wait for the exit of the guard; kill it if a debugger or a frozen cgroup stops it.
-
-        Raises:
-            ChildProcessError: If it was reaped as an unknown child.
-        """
+        """Wait for the exit of the guard; kill it if a debugger or a frozen cgroup stops it."""
         end = time.monotonic() + MOST_S
         while not exits_within(self.pid, _STUCK_S) and time.monotonic() < end:
             if all(map(is_zombie, descendants(self.pid))):

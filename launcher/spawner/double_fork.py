@@ -11,16 +11,11 @@ _FAILED = -1
 
 
 def double_fork(count: int) -> list[int] | int:
-    """Fork processes, each in its own session.
+    """Fork processes, each in its own session, as children of the subreaper.
 
-    An intermediate process forks them and exits, which makes them children of the subreaper.
-
-    Returns:
-        In each forked process its index; in the caller their process IDs in order, or an empty list
-            if one was killed before it had its own session.
-
-    Raises:
-        OSError: If a process or descriptor is unavailable; no forked process keeps running.
+    Returns its index in each forked process; in the caller the process IDs in order, or an empty
+    list if one was killed before it had its own session. After an ``OSError``, no forked process
+    keeps running.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:

@@ -23,11 +23,7 @@ Key = tuple[int, int]
 
 
 class ExitWatch:
-    """The workers that the spawner has started and not yet reported as exited.
-
-    ``wake`` wakes the spawner. ``report`` reports a worker that has exited, with its exit code as
-    in ``subprocess``.
-    """
+    """The workers that the spawner has started and not yet reported as exited."""
 
     def __init__(self, wake: Callable[[], None], report: Callable[[Key, int], None]) -> None:
         self._wake, self._report = wake, report

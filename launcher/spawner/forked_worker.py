@@ -93,9 +93,8 @@ def first_path(argv: list[str]) -> str | None:
 def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) -> str | None:
     """Show preloaded modules the same ``sys.argv`` and ``sys.path`` that a worker has.
 
-    ``bare_main`` is the content of ``__main__`` in a bare interpreter. ``is_secluded``: the
-    worker's program first removes its own directory from ``sys.path``. Returns the head of
-    ``sys.path``; None if nothing was put there.
+    ``is_secluded``: the worker's program first removes its own directory from ``sys.path``. Returns
+    the new head of ``sys.path``, if any.
     """
     path0 = None if is_secluded else first_path(argv)
     if path0 is not None:
@@ -117,14 +116,9 @@ def become(
     """Turn a forked process into a worker; return the program that it has to run.
 
     Args:
-        parent: process ID of the spawner.
-        worker: the worker.
         streams: its descriptors; they are closed when they have their final numbers.
         environ: the variables that the preload found; changes that the preload made are kept.
         path0: the head of ``sys.path`` in the fork server.
-
-    Raises:
-        OSError: If the kernel refused a resource that the worker needs.
     """
     argv = worker.argv
     die_with_parent(parent)

@@ -212,10 +212,7 @@ class ForkServer:
 
 
 def _own_fds(index: int, workers: list[Worker], fds: list[int]) -> list[int]:
-    """Return the release pipe and the streams of one worker, after closing the streams of others.
-
-    ``fds`` contains the release pipe, then the streams of all workers.
-    """
+    """Return the release pipe (the first) and the streams of one worker; close those of others."""
     start = 1 + sum(worker.fds for worker in workers[:index])
     end = start + workers[index].fds
     close_all([*fds[1:start], *fds[end:]])

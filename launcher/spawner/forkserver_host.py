@@ -43,11 +43,7 @@ class ForkServerState(enum.Enum):
 
 
 class ForkServerHost:
-    """The fork server, as the spawner sees it. Workers start normally until ``preload``.
-
-    ``tell`` sends an event to the agent. ``released`` takes over forked workers (pids), and starts
-    the others normally.
-    """
+    """The fork server, as the spawner sees it. Workers start normally until ``preload``."""
 
     def __init__(
         self,
@@ -64,7 +60,7 @@ class ForkServerHost:
         self.channel: socket.socket | None = None
 
     def preload(self, order: Preload) -> None:
-        """Start a fork server."""
+        """Start a fork server with an order of ``SpawnerClient.preload``."""
         self._order, self._is_of_use = order, True
         self._start()
 
@@ -74,11 +70,10 @@ class ForkServerHost:
         return self._order.source is PreloadSource.WORKERS
 
     def spared(self, found: list[int]) -> set[int]:
-        """Return which of some processes do not belong to workers.
+        """Return the given processes that do not belong to workers.
 
-        While the fork server forks, each of its descendants may be a worker, and none is exempt.
-        Otherwise the exempt processes are the fork server and the processes that modules start
-        while they are imported (e.g. a compiler).
+        They are the fork server and processes that modules start during import (e.g. a compiler).
+        While the fork server forks, each of its descendants may be a worker.
         """
         if self.state is ForkServerState.FORKING or not self.pid:
             return set()

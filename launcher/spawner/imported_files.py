@@ -18,11 +18,8 @@ class ImportedFiles:
                 self._marks[found] = _mark(found)
 
     def changed(self) -> str | None:
-        """Return a file that has changed, or None.
-
-        Every file is checked: the time of a directory does not change when a file in it is
-        rewritten in place.
-        """
+        """Return a file that has changed, or None."""
+        # Every file: a directory's time does not change if a file in it is rewritten in place.
         return next((path for path, mark in self._marks.items() if _mark(path) != mark), None)
 
 

@@ -30,7 +30,7 @@ _READERS: Final[dict[str, Callable[[Any], None]]] = {
 
 
 def is_reader(frame: FrameType | None) -> bool:
-    """Return whether a lookup comes from one of these modules.
+    """Return whether a lookup in ``os.environ`` comes from one of these modules.
 
     ``frame`` is that of ``os.environ.__getitem__``.
     """
@@ -41,7 +41,7 @@ def is_reader(frame: FrameType | None) -> bool:
 
 
 def read_again() -> None:
-    """Set the rank in the loaded ones of these modules.
+    """Set the rank in those of the modules that are loaded.
 
     Raises:
         AttributeError: If the version of a module keeps it elsewhere.

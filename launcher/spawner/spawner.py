@@ -226,11 +226,7 @@ class Spawner:
             self.released(request, fds, [])
 
     def released(self, request: Spawn, fds: list[int], pids: list[int]) -> None:
-        """Supervise forked workers, and start the remaining ones by executing their programs.
-
-        ``fds`` are the descriptors of all workers; they are closed. ``pids`` are the first workers,
-        which were forked from the fork server.
-        """
+        """Supervise the first workers, forked as ``pids``; start the others, and close ``fds``."""
         workers = request.workers
         used = sum(worker.fds for worker in workers[: len(pids)])
         started = start_workers(workers[len(pids) :], fds[used:])

@@ -37,9 +37,6 @@ def record_collectives(environ: MutableMapping[str, str]) -> str:
 
     torch keeps the last 2,000 collectives by default, but dumps them on request only with a pipe or
     a socket.
-
-    Raises:
-        OSError: If the directory cannot be created.
     """
     import tempfile  # slow, and of no use without a GPU
 
@@ -73,11 +70,7 @@ class FlightRecorders:
         return bool(self._dumps)
 
     def look(self) -> None:
-        """Poll the files.
-
-        A file is complete if it differs from the one before the request, and has not changed since
-        the last poll.
-        """
+        """Poll the files. One is complete if it is new, and has not changed since the last poll."""
         for rank, dump in self._dumps.items():
             found = signature(f"{self.files}{rank}")
             dump.is_written = found not in (None, dump.before) and found == dump.seen

@@ -25,8 +25,7 @@ class Look(Struct, frozen=True):
 class Lateness:
     """The workers of a node that have shown no progress for too long. Times in seconds.
 
-    ``timeout_s`` is the maximum time without progress; 0 derives it from the longest time so far.
-    ``start_s`` is the maximum time to the first step. Call ``begin`` for each round.
+    ``timeout_s`` is the maximum time without progress, 0 to derive it from the longest so far.
     """
 
     def __init__(self, timeout_s: float, start_s: float) -> None:
@@ -53,10 +52,7 @@ class Lateness:
         self._reported.clear()
 
     def look(self, workers: Mapping[int, Progress | None], now: float) -> Look:
-        """Return which of the running workers are late.
-
-        The progress of a worker is None if unknown. ``now`` is on the clock of ``Progress.last_s``.
-        """
+        """Return the late workers at ``now``, on the clock of ``Progress.last_s``."""
         known = {rank: progress for rank, progress in workers.items() if progress is not None}
         longest = [progress.longest_s for progress in known.values()]
         self._longest_s = max(self._longest_s, *longest, 0.0)

@@ -52,7 +52,7 @@ _FAULTS = (
 
 
 class BadDumpError(Exception):
-    """Raised if a file is not a dump of the flight recorder."""
+    """Raised if a file is not a complete dump of the flight recorder, or is too long."""
 
 
 _UNPICKLER: Any = pickle._Unpickler  # the Python version, whose methods can be replaced
@@ -80,11 +80,7 @@ Dump = Mapping[str, Any]
 
 
 def read(path: str) -> Dump:
-    """Return the content of a file.
-
-    Raises:
-        BadDumpError: If it is something else, incomplete, or too long.
-    """
+    """Return the content of a file; raises ``BadDumpError``."""
     data = head_of_file(path, FILE_MAX_BYTES + 1)
     if data is None:
         raise BadDumpError
@@ -92,11 +88,7 @@ def read(path: str) -> Dump:
 
 
 def parse(data: bytes) -> Dump:
-    """Return the content of a dump.
-
-    Raises:
-        BadDumpError: If it is something else, incomplete, or too long.
-    """
+    """Return the content of a dump; raises ``BadDumpError``."""
     if len(data) > FILE_MAX_BYTES:
         raise BadDumpError
     try:
@@ -109,11 +101,7 @@ def parse(data: bytes) -> Dump:
 
 
 def backends_of(dump: Dump) -> frozenset[str]:
-    """Return the backends that have recorded the entries of a dump.
-
-    Raises:
-        BadDumpError: If the dump does not have the fields that torch writes.
-    """
+    """Return the backends that have recorded the entries of a dump; raises ``BadDumpError``."""
     try:
         return frozenset(map(_backend, dump.get("entries", [])))
     except _FAULTS as error:

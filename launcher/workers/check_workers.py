@@ -27,10 +27,7 @@ def crew_plan(
     starter: WorkerStarter,
     gpus_shown: Mapping[str, str],
 ) -> CrewPlan:
-    """Return the configuration of the check workers.
-
-    ``gpus_shown`` are the kinds of GPUs found on the machine, and how they were counted.
-    """
+    """Return the configuration of the check workers."""
     commands = starter.commands
     threads = commands.environ.get("OMP_NUM_THREADS")
     is_program = options.mode is ScriptMode.COMMAND

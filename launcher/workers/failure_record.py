@@ -57,10 +57,7 @@ class FailureRecords:
         )
 
     def of_start(self, at: Assignment, local_rank: int, exit_code: int, why: str) -> Failure:
-        """Return the record of a worker that could not be started.
-
-        ``exit_code`` is ``NOT_EXECUTED`` or ``SHORTAGE``; ``why`` is part of a sentence.
-        """
+        """Return the record of a worker that could not be started."""
         return self._failure(
             FailureKind.START,
             at,
@@ -72,10 +69,7 @@ class FailureRecords:
         )
 
     def of_store(self, group: WorkerGroup, exit_code: int, log: str) -> Failure:
-        """Return the record of a store process that ended while workers needed it.
-
-        ``exit_code`` is as in ``subprocess``; ``log`` contains the last lines of its output.
-        """
+        """Return the record of a store process that ended while workers needed it."""
         return self._failure(
             FailureKind.STORE,
             group.assignment,

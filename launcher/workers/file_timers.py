@@ -100,11 +100,7 @@ class FileTimers:
 
 
 def make_file_timers(environ: MutableMapping[str, str]) -> FileTimers:
-    """Return the timers and set the FIFO's variable in ``environ``; the user has enabled timers.
-
-    Raises:
-        UsageError: If a FIFO cannot be created at the user's path.
-    """
+    """Return the timers and set the FIFO's variable in ``environ``; the user has enabled timers."""
     made_up = os.path.join(tempfile.gettempdir(), f"watchdog_timer_{uuid.uuid4()}")
     timers = FileTimers(environ.get(TIMER_FILE) or made_up)
     environ[TIMER_FILE] = timers.path

@@ -28,11 +28,7 @@ STACKS_FILE = "hang.txt"
 
 
 class Hangs:
-    """Sleeps until a worker could be late, and reports each late worker to the master once.
-
-    Without ``spec``, no worker is ever late. ``environ`` is the environment of the workers.
-    ``piece_of`` returns the piece of ``shared_work`` that a rank is processing.
-    """
+    """Sleeps until a worker could be late, and reports each late worker to the master once."""
 
     def __init__(
         self,
@@ -59,10 +55,7 @@ class Hangs:
         """Recorded collectives by rank; None if the file is unusable."""
 
     def report(self, number: int, group: WorkerGroup | None, inquiry: int = 0) -> None:
-        """Collect the stacks of the workers, which the master has requested, and send them.
-
-        ``number`` is the number of the request; ``inquiry`` is as in ``StackOrder``.
-        """
+        """Collect the stacks of the workers, which the master has requested, and send them."""
         if self._reporting is not None and not self._reporting.done():
             return  # the master sends one request at a time; this one was canceled
         self._reporting = asyncio.create_task(self._report(number, group, inquiry))

@@ -17,10 +17,7 @@ _PROCESSOR = 36
 
 
 class Measuring:
-    """Reads how the workers of this node use its CPUs and wait for data.
-
-    ``environ`` is the environment of the workers; ``devices`` are in the workers' order.
-    """
+    """Reads how the workers of this node use its CPUs and wait for data."""
 
     def __init__(
         self, environ: Mapping[str, str], devices: Sequence[Device], root: Path = Path("/")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def start_preload(options: LaunchOptions, starter: "WorkerStarter") -> str | None:
     """Have the spawner start a fork server, if ``--preload`` was given and it can be used.
 
-    With ``auto`` it is started only if the modules are known from an earlier start. Returns why no
-    fork server is started although ``--preload`` was given; None otherwise.
+    With ``auto`` it is started only if the modules are known from an earlier start. Returns why it
+    is not started although ``--preload`` was given; None otherwise.
 
     Raises:
         UsageError: If no worker would find a module.
@@ -68,13 +68,10 @@ def import_modules(modules: Sequence[str], source: PreloadSource, starter: "Work
 
 
 def _refuse_missing_modules(modules: Sequence[str], script: str) -> None:
-    """Reject a module that no worker would find, most likely because of a spelling error.
+    """Raise ``UsageError`` for a module that no worker would find, e.g. a misspelled one.
 
     Only the top-level package is looked up, which imports nothing. Modules may be next to the
     script or, if it is an archive, in it.
-
-    Raises:
-        UsageError: If there is no such package.
     """
     if sys.flags.ignore_environment or sys.flags.no_user_site:
         return  # workers search more directories than this process
@@ -113,10 +110,7 @@ def _is_this_interpreter(python: str) -> bool:
 
 
 class Preload:
-    """The modules that the fork server imports, and its reports. Create it after ``start_preload``.
-
-    ``keep`` keeps the modules of ``auto`` for the next start of the job.
-    """
+    """The modules that the fork server imports, and its reports."""
 
     def __init__(
         self,

@@ -12,11 +12,7 @@ NO_WORKER = -1
 
 
 class RankMemory:
-    """The page and the buffers, as memfds.
-
-    Raises:
-        OSError: If no descriptor or memory is available.
-    """
+    """The page and the buffers, as memfds."""
 
     def __init__(self) -> None:
         self.held = 0

@@ -21,18 +21,14 @@ _FILE_MAX_BYTES: Final = 16
 
 
 def read_samples(error_file: str) -> int:
-    """Return the size of the part in which an accelerator ran out of memory; 0 if in none.
-
-    ``error_file`` is the path of the worker's error file; empty if it has none.
-    """
+    """Return the size of the part in which an accelerator ran out of memory; 0 if in none."""
     return samples_of(head_of_file(error_file + SUFFIX, _FILE_MAX_BYTES)) if error_file else 0
 
 
 def propose(samples: int, carried: Sequence[CarriedValue]) -> Proposal | None:
-    """Return the proposal for a worker whose accelerator ran out of memory; None without samples.
+    """Return the proposal after an accelerator ran out of memory in a part of ``samples``, if any.
 
-    ``samples`` is the size of the part in which that happened; 0 if it happened elsewhere. A job
-    shrinks at most log2 of its first value times, because each value is at most half of the
+    A job shrinks at most log2 of its first value times, because each value is at most half of the
     previous one.
     """
     if not samples:

@@ -51,15 +51,13 @@ class SaveOrder(NamedTuple):
 
 
 class HeldSnapshots:
-    """The snapshot memory of this node.
-
-    ``replicas`` is the number of other ranks whose shards each worker holds.
-    """
+    """The snapshot memory of this node."""
 
     def __init__(self, local_world_size: int, saves: Saves, replicas: int = 0) -> None:
         self._local_world_size = local_world_size
         self._saves = saves
         self._replicas = replicas
+        """Number of other ranks whose shards each worker holds."""
         self._of_others: dict[tuple[int, int], RankMemory] = {}
         """Memory for replicas, by local rank and replica number, from 1."""
         self._memory: dict[int, RankMemory] = {}
@@ -290,11 +288,7 @@ class HeldSnapshots:
         return True
 
     def _memory_of(self, rank: int, replica: int) -> "RankMemory | None":
-        """Return the memory of a rank or of its replica; None if the rank is not on this node.
-
-        Raises:
-            OSError: If no descriptor or memory is available.
-        """
+        """Return the memory of a rank or of its replica; None if the rank is not on this node."""
         if self._assignment is None:
             return None
         local_rank = rank - self._assignment.rank_offset

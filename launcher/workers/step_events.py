@@ -33,10 +33,7 @@ _CHANGES: Final = STOPS | {
 
 
 class FirstWorker:
-    """The worker with local rank 0, which may be several processes one after the other.
-
-    Its time represents the time of the node.
-    """
+    """The worker with local rank 0, as one or more processes; its time represents the node."""
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
@@ -71,10 +68,7 @@ class FirstWorker:
 
 
 class StepEvents:
-    """Reads the pages of watched workers; of others it reports only that the round runs.
-
-    ``held`` returns the snapshots of this node; ``stepped`` is called at the first step of a round.
-    """
+    """Reads the pages of watched workers; of others it reports only that the round runs."""
 
     def __init__(
         self,

@@ -33,11 +33,7 @@ def worker_python(environ: Mapping[str, str]) -> str:
 
 
 def check_interpreter(environ: Mapping[str, str]) -> None:
-    """Reject a ``PYTHON_EXEC`` that cannot start a worker.
-
-    Raises:
-        UsageError: If there is no such program.
-    """
+    """Raise ``UsageError`` if ``PYTHON_EXEC`` cannot start a worker."""
     python = environ.get("PYTHON_EXEC")
     if not python:
         return
@@ -165,10 +161,8 @@ def virtual_devices(
 
     The device is the worker's own entry of ``HIP_VISIBLE_DEVICES``, which on ROCm overrides
     ``CUDA_VISIBLE_DEVICES``; if it is not set, the entry of the latter. Each variable that was set
-    is set to that entry, and ``CUDA_VISIBLE_DEVICES`` always is.
-
-    Raises:
-        UsageError: If there are fewer visible devices than workers.
+    is set to that entry, and ``CUDA_VISIBLE_DEVICES`` always is. Raises ``UsageError`` if there are
+    fewer visible devices than workers.
     """
     if not virtual_local_rank:
         return ()

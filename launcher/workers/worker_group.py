@@ -262,8 +262,7 @@ class WorkerGroup:
         )
 
     def _open(self, local_rank: int, stream: Stream, fds: list[int]) -> int | None:
-        """Return the descriptor for a worker's stream, also added to ``fds``; None to inherit it.
-        """
+        """Return the descriptor for a worker's stream, and add it to ``fds``; None to inherit."""
         plan = self.logs.workers[local_rank].streams[stream]
         match plan.route:
             case Route.INHERIT:
