@@ -33,7 +33,7 @@ class Budget:
     message_max_bytes: int
     """The largest all-reduce."""
     memory_bytes: int
-    """The buffer to copy on a CPU. Its pages and those of the copy are touched first, which takes
+    """The buffer to copy on a CPU. Its pages and the copy's are touched first, which takes
     several times as long as the measurement if many nodes share a host."""
 
 

@@ -43,7 +43,7 @@ class WorkerAnswer(Struct, frozen=True):
 def merge(node: str, phase: Phase, answers: list[WorkerAnswer], workers: int) -> Record:
     """Return the node's record from its workers' answers; there is at least one.
 
-    The metrics are those of the slowest worker; the failure is the most informative one, with the
+    The metrics come from the slowest worker; the failure is the most informative one, with the
     local rank if there are several ``workers``.
     """
     failed = sorted((a for a in answers if a.failure), key=lambda a: (a.blame, a.local_rank))

@@ -40,7 +40,7 @@ def _revived(results: Results, step: Step) -> Step:
     """Order nodes that failed together to run alone once more before they meet others.
 
     Check workers that hang are killed, including those of the healthy partner, and new ones import
-    torch. The time for that does not tell anything about a node, and must not count as a failed
+    torch. This takes time that gives no information about a node, and must not count as a failed
     meeting.
     """
     if len(step.meetings[0]) == 1:
@@ -234,7 +234,7 @@ def _slow_ones_could_hide(results: Results) -> bool:
     )
 
 
-# --- which are to blame ----------------------------------------------------------------------
+# --- faults ----------------------------------------------------------------------------------
 
 
 def bad_links(nodes: int) -> int:
@@ -352,8 +352,8 @@ def _unmet_pairs(results: Results, nodes: tuple[str, ...]) -> Iterator[Meeting]:
 def together(results: Results) -> tuple[str, ...]:
     """Return the nodes that could be in one world: trusted nodes, without one end of each bad link.
 
-    Of the two ends, the one that has not passed before is left out; otherwise the one with more bad
-    links; otherwise the later one in the order.
+    The end that has not passed before is left out; otherwise the end with more bad links; otherwise
+    the later end in the order.
     """
     order = {node: position for position, node in enumerate(results.nodes)}
     linked: dict[str, set[str]] = {}

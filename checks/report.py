@@ -18,7 +18,7 @@ def report_to_json(verdicts: Verdicts, most_bytes: int | None = None) -> str:
 
     A report larger than ``most_bytes`` omits the system information of nodes that passed without a
     warning. If that is not enough, it includes nodes with something to report, then others, up to
-    this size. It counts what is omitted.
+    this size. It counts the omissions.
     """
     entries = [_entry(found) for found in verdicts.nodes]
     frame: dict[str, Any] = {

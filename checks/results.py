@@ -92,7 +92,7 @@ class Results(Struct, frozen=True, dict=True):
     known: Mapping[str, Known] = field(default_factory=dict)
     """Values of nodes that passed before, for comparison; empty if another master checked them."""
 
-    # --- phases that a node goes through alone -----------------------------------------------
+    # --- phases without partners -------------------------------------------------------------
 
     @cached_property
     def solo_failures(self) -> dict[str, tuple[Phase, str]]:
@@ -253,7 +253,7 @@ class Results(Struct, frozen=True, dict=True):
         """Return the steps in which all met."""
         return [answered for answered in self.steps if answered.step.phase is Phase.ALL]
 
-    # --- how fast ----------------------------------------------------------------------------
+    # --- speed -------------------------------------------------------------------------------
 
     @cached_property
     def best(self) -> dict[str, dict[str, float]]:

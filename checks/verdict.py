@@ -286,7 +286,7 @@ def _warnings(
     return tuple(found)
 
 
-# --- what follows ----------------------------------------------------------------------------
+# --- consequences ----------------------------------------------------------------------------
 
 
 def exit_code(found: NodeVerdict, spec: CheckSpec) -> int:
@@ -304,7 +304,7 @@ def exit_code(found: NodeVerdict, spec: CheckSpec) -> int:
     return exit_codes.CHECKS_WARNED if spec.is_strict and warned else exit_codes.SUCCESS
 
 
-# --- words -----------------------------------------------------------------------------------
+# --- messages --------------------------------------------------------------------------------
 
 
 def metric_words(metric: str, value: float) -> str:

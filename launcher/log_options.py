@@ -55,7 +55,7 @@ class LogOptions(Struct, frozen=True):
             ours=True,
         ),
     )
-    """The lowest severity that the console shows; None for the one of ``LOGLEVEL``."""
+    """The lowest severity that the console shows; None to use ``LOGLEVEL``."""
     is_json: bool = LOGS.option(
         False,
         "--log-format text|json",

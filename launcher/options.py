@@ -220,7 +220,7 @@ class LaunchOptions(Struct, frozen=True):
         "Count the steps of Python workers, and let ft-run stacks show their stack traces.",
         ours=True,
     )
-    """Workers have the hook of ``training``, also with ``hang`` and ``auto_tune``."""
+    """Workers have the hook of ``training``; ``hang`` and ``auto_tune`` imply it."""
     auto_tune: str = WORKERS.option(
         "off",
         "--auto-tune off|advise|on",

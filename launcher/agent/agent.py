@@ -221,7 +221,7 @@ class Agent:
             None if display.is_json else display.report,
         )
 
-    # --- what the launcher calls -------------------------------------------------------------
+    # --- interface of the launcher -----------------------------------------------------------
 
     def attend(self) -> Attend:
         """Return the first message that this node sends on every stream, with current values."""

@@ -124,7 +124,7 @@ class Situation(Struct, frozen=True):
 
 
 class StopWorkers(Struct, frozen=True):
-    """Send a signal to the workers, and kill those that are left after the timeout."""
+    """Send a signal to the workers, and kill the remaining ones after the timeout."""
 
     number: int = signal.SIGTERM
     lets_settle: bool = False
@@ -173,7 +173,7 @@ class Lifecycle:
         """Reason of the preemption; empty if this node is not being preempted."""
         self._gone_at = self._save_until = math.inf
 
-    # --- what others ask -------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------
 
     @property
     def goes_on(self) -> bool:
@@ -207,7 +207,7 @@ class Lifecycle:
             return verdict.exit_code
         return (exit_status(verdict.cause) if verdict.cause else None) or verdict.exit_code
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def handle(self, event: LifeEvent, at: Situation) -> list[LifeOrder]:
         """Handle an event; return the orders to execute, in this order."""

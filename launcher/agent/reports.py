@@ -55,7 +55,7 @@ class NodeReports:
         if self._claim.knows_nothing_after(round_number):
             self._send(Stopped(round_number, self._offers.offer))
 
-    # --- what becomes of the workers ---------------------------------------------------------
+    # --- exits of workers --------------------------------------------------------------------
 
     def worker_succeeded(self, assignment: Assignment, rank: int) -> None:
         """Report success of the job if rank 0 decides and this is rank 0."""

@@ -86,7 +86,7 @@ class Supervisor:
         if (timers := self._starter.timers) is not None:
             timers.listen(loop, self._timer_expired)
 
-    # --- what the agent orders ---------------------------------------------------------------
+    # --- orders of the agent -----------------------------------------------------------------
 
     def start(self, assignment: Assignment) -> None:
         """Start the workers of a round. All workers of earlier rounds must be gone."""
@@ -150,7 +150,7 @@ class Supervisor:
             )
         return self._stopping
 
-    # --- what happened -----------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------
 
     def spawned(self, event: Spawned) -> None:
         """Record the workers' start, and programs that could not be executed."""

@@ -137,7 +137,7 @@ def training_check_flags() -> list[Flag]:
     return [NETWORK_CHECK, *how, *STRAGGLERS, *MINIMUMS.values(), *flags_of(CheckOptions)]
 
 
-# --- what they mean --------------------------------------------------------------------------
+# --- options ---------------------------------------------------------------------------------
 
 
 def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:

@@ -21,7 +21,7 @@ _UNBROKEN = "\u2011"
 
 
 class Given:
-    """The values of a command's flags, and the texts and origins of those that were given."""
+    """The values of a command's flags, and the texts and origins of given flags."""
 
     def __init__(self, flags: Sequence[Flag]) -> None:
         self._flags = {flag.key: flag for flag in flags}

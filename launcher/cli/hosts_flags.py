@@ -1,4 +1,4 @@
-"""The command line of ``ft-run hosts``: its own flags, then those of the job."""
+"""The command line of ``ft-run hosts``: its own flags, then the job's."""
 
 import os
 import shlex

@@ -57,7 +57,7 @@ class RehearseOptions(Struct, frozen=True):
 
 
 def rehearse_command() -> CommandLine:
-    """Return the flags of ``ft-run rehearse``: its own, and those of a job on one machine."""
+    """Return the flags of ``ft-run rehearse``: its own, and the flags of a job on one machine."""
     own, job = flags_of(RehearseOptions), launch_command().flags
     left_out = {"help", "help_all", "version", *(f.key for f in job if f.group == RENDEZVOUS.name)}
     flags = [*own, *(f for f in job if f.key not in left_out - {"standalone"})]

@@ -219,7 +219,7 @@ def _remove(path: Path) -> None:
 
 
 def distinct(jobs: Sequence[LocalJob]) -> list[LocalJob]:
-    """Return one agent of each job, preferably the one with the master."""
+    """Return one agent of each job, preferably the agent with the master."""
     best: dict[object, LocalJob] = {}
     for job in jobs:
         if job.key not in best or job.hosts_master:

@@ -58,7 +58,7 @@ async def watch(target: Target, options: StatusOptions) -> int:
 
 
 class _Watched:
-    """A job: its status, the state of the connection, and whether the job is over."""
+    """A job: its status, the state of the connection, and whether the job has ended."""
 
     def __init__(self, calls: LocalCalls | MasterCalls) -> None:
         self._calls = calls

@@ -34,8 +34,8 @@ class Environment(Struct, frozen=True):
     name: str
     """The name in messages: ``Slurm``."""
     flags: Mapping[str, Found] = field(default_factory=dict)
-    """The ones that the environment sets of ``nnodes``, ``node_rank``, ``rdzv_endpoint``,
-    ``rdzv_id``, ``nproc_per_node``, ``segment``."""
+    """Any of ``nnodes``, ``node_rank``, ``rdzv_endpoint``, ``rdzv_id``, ``nproc_per_node``,
+    ``segment``."""
     start: str = "ft-run --auto-config"
     """The command that starts a node here."""
     why_no_count: str = ""

@@ -18,7 +18,7 @@ def expand(text: str) -> tuple[str, ...]:
     """Return the hosts of a list, in its order.
 
     Raises:
-        BadHostListError: e.g. for a descending range, or more than ``MOST_HOSTS`` hosts.
+        BadHostListError: if it is invalid, or has more than ``MOST_HOSTS`` hosts.
     """
     hosts: list[str] = []
     for word in _split(text):

@@ -131,7 +131,7 @@ class Heading:
     def __call__(
         self, usage: str, text: str, read: Callable[[str], Any] = string, **more: Any
     ) -> Flag:
-        """Return a flag; the arguments are those of ``Flag``."""
+        """Return a flag; see ``Flag`` for the arguments."""
         return Flag(usage, text, read, group=self.name, **more)
 
     def option(self, default: T, usage: str, text: str, *args: Any, **kwargs: Any) -> T:

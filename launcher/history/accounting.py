@@ -196,7 +196,7 @@ class Accounting:
         self._forget_reports()
         self.phase, self._cause = Phase.STARTING, "requeue"
 
-    # --- what happened -----------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------
 
     def _wait(self, phase: Phase) -> None:
         if self.phase not in IN_ROUND:
