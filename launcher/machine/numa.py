@@ -139,7 +139,7 @@ def _bind_one(
             f"CPUs {format_cpus(allowed)} that this process may run on; widen them, "
             "or leave it out."
         )
-    # The position of the GPU among those on this node, and their number.
+    # The position of the GPU among the GPUs of this node, and their number.
     turn, turns = gpu_nodes[:gpu].count(node), gpu_nodes.count(node)
     if binding is NumaBinding.SOCKET:
         return _socket_cpus(topology, node) & allowed

@@ -23,7 +23,7 @@ def user_folder() -> Path:
 def _shared_folder() -> Path:
     # Independent of TMPDIR and the session: all agents of a user on a host must find it, and a job
     # may outlive its login session, with which XDG_RUNTIME_DIR is removed (pam_systemd(8)).
-    return Path(f"/tmp/ft-run-{os.getuid()}")  # noqa: S108 - its owner and mode are looked at
+    return Path(f"/tmp/ft-run-{os.getuid()}")  # noqa: S108 - its owner and mode are checked
 
 
 def _is_own(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Reads preemption notices from the metadata services of three clouds, as documented by them.
 
 Each function returns when this machine is being preempted, and raises ``MetadataError`` if the
-service cannot be queried. The polling intervals are those that the clouds recommend.
+service cannot be queried. The polling intervals follow the clouds' recommendations.
 
 - Google: ``instance/preempted`` becomes ``TRUE``; 30 s later the machine is off. A request can wait
   for the change.

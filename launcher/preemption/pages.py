@@ -27,7 +27,7 @@ class NoticePage:
         self._workers = WorkerSocket(notices.SOCKET, self._answer)
         self._asked: set[int] = set()
         self._steps: dict[int, int | None] = {}
-        """By rank, the step of the shard that it has saved; None before that."""
+        """Step of the shard that each rank has saved; None before that."""
         self.is_fixed = False
         """Whether only this number of ranks can load the state of a worker."""
 

@@ -50,7 +50,7 @@ _ENVIRONMENT: Final = {
     # It must not tune matrix products for minutes.
     "PYTORCH_TUNABLEOP_ENABLED": "0",
 }
-"""Variables of check workers, which override those of the training."""
+"""Variables of check workers, which override the variables of training workers."""
 
 
 class CrewPlan(Struct, frozen=True):
@@ -59,7 +59,6 @@ class CrewPlan(Struct, frozen=True):
     worker: CheckWorkerConfig
     """The configuration that is common to all check workers."""
     python: str = sys.executable
-    """The interpreter of the workers."""
     visible_devices: tuple[Mapping[str, str], ...] = ()
     """The variables that show each worker one device under ``--virtual-local-rank``; else empty."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -164,7 +163,7 @@ class CheckCrew:
 
     async def rest(self) -> None:
         """Stop the workers; the next order starts new ones. Devices are free on return."""
-        self._is_resting = True  # do not replace workers meanwhile
+        self._is_resting = True  # workers are not replaced
         try:
             await self._is_renewed()
             await self._kill()
@@ -195,7 +194,7 @@ class CheckCrew:
 
     @contextmanager
     def _at_home(self, order: CheckOrder) -> Iterator[Delivery]:
-        """Yield the order for the workers, with the port of their own store reserved."""
+        """Yield the order for the workers, with the port of the node's own store reserved."""
         now = time.time()
         if Phase(order.phase) not in (Phase.FACTS, Phase.SOLO):
             yield Delivery(Order(**asdict(order)), now)

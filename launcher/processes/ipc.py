@@ -53,15 +53,12 @@ def close_all_but(*kept: int) -> None:
 
 
 class Incoming(Generic[_T]):
-    """Reads the messages and file descriptors of one socket."""
+    """Reads the messages and file descriptors of one socket.
+
+    ``read`` converts the JSON text of a message, and raises ``ValueError`` if it is invalid.
+    """
 
     def __init__(self, channel: socket.socket, read: Callable[[bytes], _T]) -> None:
-        """Initialize an empty buffer.
-
-        Args:
-            channel: The socket.
-            read: Converts the JSON text of a message; raises ``ValueError`` if it is invalid.
-        """
         self._channel, self._read = channel, read
         self._buffer = bytearray()
         self._fds: list[int] = []

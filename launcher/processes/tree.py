@@ -188,7 +188,7 @@ def _is_shell(pid: int) -> bool:
 
 
 def kill_all(pids: Iterable[int]) -> list[int]:
-    """Send SIGKILL to processes; return those that were not yet dead.
+    """Send SIGKILL to processes; return the ones that were not yet dead.
 
     A process can fork in the meantime: call it again until none is left.
     """
@@ -200,7 +200,7 @@ def kill_all(pids: Iterable[int]) -> list[int]:
 
 
 def end_descendants(limit_s: float) -> None:
-    """Kill and reap all descendants of this process, until none is alive or ``limit_s`` is over."""
+    """Kill and reap all descendants of this process; some may be left after ``limit_s``."""
     deadline = time.monotonic() + limit_s
     while kill_all(descendants(os.getpid())) and time.monotonic() < deadline:
         reap_all()

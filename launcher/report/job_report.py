@@ -32,7 +32,7 @@ class Attempt(Struct):
     """One start of the job."""
 
     number: int
-    """As the scheduler counts it, from 0."""
+    """The scheduler's count of starts, from 0."""
     began_s: float
     nodes: int = 0
     exit_code: int | None = None
@@ -108,7 +108,10 @@ class JobReport(Struct):
 def make_report(
     records: Iterable[Record], again: Callable[[Sequence[str]], Iterator[Record]]
 ) -> JobReport:
-    """Return the report of records in order of time; ``again`` yields those of some nodes again."""
+    """Return the report of records in order of time.
+
+    ``again`` yields the records of some nodes once more.
+    """
     folds = _Folds()
     for record in records:
         folds.add(record)

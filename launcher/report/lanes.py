@@ -58,7 +58,7 @@ class Lane(Struct):
     failures: int = 0
     """How often one of its workers was the root cause, or the node itself."""
     starts_s: list[float] = field(default_factory=list)
-    """When each phase began, as Unix time."""
+    """Start of each phase, as Unix time."""
     phases: list[int] = field(default_factory=list)
     """Each phase: its number in ``names``, or ``GONE``."""
     processes: list[Process] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Lane(Struct):
     reported: dict[str, float] = field(default_factory=dict)
     """Seconds by phase that its workers have reported in this round."""
     reported_at_s: float = 0.0
-    """When they reported, or when the phase of the node began."""
+    """When they reported, or when the phase of the node started."""
 
     def add(self, record: Record, at_s: float, run: int, accounting: Accounting) -> None:
         """Process the next event of the node; ``accounting`` already includes it."""

@@ -59,7 +59,7 @@ def page_of(report: JobReport, reading: Reading) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return a text's source expression of a Content-Security-Policy."""
+    """Return a source expression of a Content-Security-Policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

@@ -1,6 +1,6 @@
 """The parts of each restart: detection, the phases until the first step, redone steps.
 
-They are those of the node with the lowest rank that was in both rounds. Its phases come from
+They are taken from the node with the lowest rank that was in both rounds. Its phases come from
 ``Accounting``. Only detection compares the clocks of two hosts.
 """
 

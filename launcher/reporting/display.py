@@ -37,8 +37,8 @@ class Display:
     """Writes event lines to standard error, and the live line if that is a terminal.
 
     ``live`` keeps a live line while this process is in the foreground; if None, on a terminal,
-    unless the output is JSON or only warnings. ``level`` is by default that of ``LOGLEVEL``. JSON
-    needs a recorder, which also records events that the console does not show.
+    unless the output is JSON or only warnings. ``level`` defaults to ``LOGLEVEL``. JSON needs a
+    recorder, which also records events that the console does not show.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class Coordination:
             except IncompleteCheckpointError as error:
                 # The other node may have failed because of ``make_room`` here.
                 return words if is_again else str(error)
-            except Exception:  # file systems raise anything
+            except Exception:  # a file system may raise any exception
                 if pause_s is None:
                     break  # the others will time out
                 make_room()

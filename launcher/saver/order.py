@@ -16,7 +16,6 @@ class WriteOrder(Struct, frozen=True):
     attempt: str
     """Distinguishes writers of the same step; the same on all nodes that write it together."""
     job: str = ""
-    """Job ID."""
     unless_newer: bool = False
     """Write nothing if there is a checkpoint of this step or a newer one."""
     pages: int = 0
@@ -57,7 +56,6 @@ class WriteResult(Struct, frozen=True):
     error: str
     """Why it failed; empty if the checkpoint is complete, or this node's shards are written."""
     path: str = ""
-    """The path of the checkpoint."""
     bytes: int = 0
     """Size of all files; 0 if nothing was written, or another node makes it visible."""
     seconds: float = 0.0

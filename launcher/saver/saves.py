@@ -43,7 +43,6 @@ class NodeShards(NamedTuple):
     shards: tuple[HeldShard, ...]
     """One replicated shard, or shards of some or all ranks, by rank."""
     destination: page.Destination
-    """The destination of the checkpoint."""
     attempt: str = ""
     """The attempt, equal on all nodes, if other nodes write the other shards; else empty."""
 
@@ -78,7 +77,7 @@ class Saves:
         self._cancel_reason = _UNFINISHED
         """Why it failed, if it is canceled."""
         self._newest: dict[str, int] = {}
-        """By directory, the step of the newest checkpoint written here."""
+        """Step of the newest checkpoint written here, by directory."""
         self._last = -1
         """The step of the last complete checkpoint, in any directory."""
         self._written_at = 0.0

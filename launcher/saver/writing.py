@@ -43,7 +43,7 @@ def write(
             return WriteResult("", path)
         peers = Coordination(storage, order, timeout_s, tick)
         count, warning = _write(order, fds, storage, peers, tick)
-    except Exception as error:  # file systems of fsspec raise anything
+    except Exception as error:  # a file system of fsspec may raise any exception
         return WriteResult(one_line(error) or type(error).__name__)
     return WriteResult("", path, count, time.monotonic() - begun, warning)
 

@@ -93,7 +93,7 @@ class ExitWatch:
 def _exit_code(pid: int) -> int:
     """Return the exit code of a process that was not reaped; 1 if it cannot be read.
 
-    The kernel shows that of another user's process as 0 (``proc_pid_stat(5)``).
+    The kernel shows 0 for another user's process (``proc_pid_stat(5)``).
     """
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         if os.geteuid() in (0, os.fstat(file.fileno()).st_uid):

@@ -142,7 +142,7 @@ def become(
     set_process_title(argv)
     _set_arguments(argv)
     _set_path(path0, first_path(argv))
-    for finder in sys.meta_path:  # folders may have changed since the preload
+    for finder in sys.meta_path:  # directories may have changed since the preload
         if hasattr(finder, "invalidate_caches"):
             finder.invalidate_caches()
     return _program(argv)

@@ -1,4 +1,4 @@
-"""The messages between agent and spawner, and those of the fork server to the spawner."""
+"""The messages between agent and spawner, and from the fork server to the spawner."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -64,7 +64,7 @@ def _accepts(path: str) -> bool:
 
 async def _dumps(path: str, backends: Collection[str], file: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
-    # The last dump is the one that stays in the file.
+    # The usual backend comes last, because the file keeps the last dump.
     in_turn = sorted(backends, key=lambda name: (name == _USUAL, name))
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(_collect(path, in_turn, file, found), DUMPS_S)

@@ -37,8 +37,8 @@ _STDLIB = tuple(
 def main_thread(dump: str) -> tuple[Frame, ...]:
     """Return the frames of the main thread, innermost first; empty if there is no dump.
 
-    In a backward pass, the frames of torch's thread precede those of the main thread. If the output
-    contains several dumps, the last is used.
+    In a backward pass, the frames of torch's thread come first. If the output contains several
+    dumps, the last is used.
     """
     threads: list[list[re.Match[str]]] = []
     for line in dump.splitlines():

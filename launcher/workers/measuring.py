@@ -13,7 +13,7 @@ from ..machine.numa import find_gpu_node, read_topology
 from ..processes.worker_watch import WorkerWatch
 
 _PROCESSOR = 36
-"""The CPU on which a thread ran last, in ``/proc/PID/stat`` after the name (field 39)."""
+"""Index in ``/proc/PID/stat``, after the name, of the CPU on which a thread ran last (field 39)."""
 
 
 class Measuring:

@@ -5,11 +5,11 @@ import select
 
 
 class MemoryProcesses:
-    """By local rank: the first process that has requested the memory, until it has exited."""
+    """The first process that has requested the memory, by local rank, until it has exited."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[int, int]] = {}
-        """By local rank: the process ID and a pidfd."""
+        """Process ID and pidfd, by local rank."""
 
     def may_use(self, local_rank: int, pid: int) -> bool:
         """Return whether a process may use the memory of a rank.

@@ -63,7 +63,10 @@ class RankMemory:
         return [(n, one) for n, one in entries if one is not None and one.step <= STEP_MAX]
 
     def keep(self, owner: int, step: int | None) -> None:
-        """Discard all snapshots except those of a step; None for all. ``owner`` is 0 if unknown."""
+        """Discard all snapshots except the ones of a step, or all if it is None.
+
+        ``owner`` is 0 if unknown.
+        """
         for index, entry in self.entries():
             if entry.step != step or owner not in (0, entry.owner):
                 page.write(self._page, index, None)

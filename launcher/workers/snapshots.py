@@ -67,7 +67,7 @@ class HeldSnapshots:
         """Local ranks of connections with memory; None for replicas, which request no checkpoints.
         """
         self._orders: dict[int, SaveOrder] = {}
-        """By local rank, until all ranks of this node have sent theirs."""
+        """Orders by local rank, until all ranks of this node have sent one."""
         self._ordered: Counter[int] = Counter()
         """Number of orders by local rank in this round; equal on all nodes."""
         self._refused: tuple[int, int] | None = None

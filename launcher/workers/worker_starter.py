@@ -19,12 +19,10 @@ class WorkerStarter(Struct, frozen=True):
     """The same in every round. ``launch`` creates it before the event loop, and closes it."""
 
     commands: WorkerCommands
-    """Programs and environments."""
     cpus: tuple[frozenset[int], ...] | None
     """The CPUs that each worker is bound to, by local rank; None if not bound."""
     log_dir: LogDir
     spawner: SpawnerClient
-    """Starts and signals the workers."""
     relay: RelayClient | None
     """Carries their output if it must be prefixed, filtered or copied."""
     timers: "FileTimers | None" = None
