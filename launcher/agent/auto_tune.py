@@ -1,7 +1,6 @@
 """``--auto-tune on``: on the node with rank 0, reads the workers' pages and sets loader values.
 
-The worker with rank 0 reads the values from its page and sends them to all ranks with its step
-report.
+The worker with rank 0 reads them from its page and sends them to all ranks with its step report.
 """
 
 import asyncio

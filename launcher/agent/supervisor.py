@@ -1,7 +1,4 @@
-"""Supervises this node's workers: starts them, classifies each exit, and limits the time of a stop.
-
-``NodeReports`` reports to the master.
-"""
+"""Supervises this node's workers: starts them, classifies their exits, limits the time to stop."""
 
 import asyncio
 import os

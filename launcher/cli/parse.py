@@ -1,8 +1,4 @@
-"""The command line of ``ft-run``: parses arguments and ``PET_*`` variables into valid options.
-
-This module prints only ``--help``, ``--version`` and ``--dry-run``. It does not inspect this
-machine, except whether the script exists.
-"""
+"""The command line of every command of ``ft-run``: from arguments and variables to options."""
 
 import math
 import signal
