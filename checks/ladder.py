@@ -72,7 +72,6 @@ class Ladder:
         self._step: Step | None = None
         self._records: dict[str, Record] = {}
         self._workers: dict[str, int] = {}
-        """Number of workers by node."""
         self._has_gpus: bool | None = None
         """Whether GPUs are checked; None if no node has reported it."""
         for node in self._results.vouched & self._known.keys():

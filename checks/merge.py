@@ -26,8 +26,7 @@ class WorkerAnswer(Struct, frozen=True):
     local_rank: int
     failure: str = ""
     held_up: bool = False
-    """Whether it did not answer, but another worker may be the cause: it was waiting for others, or
-    they had failed before its time expired."""
+    """It did not answer, but was waiting for other workers, or these had failed before."""
     metrics: Metrics = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
 

@@ -47,7 +47,6 @@ class Phase(enum.Enum):
     SOLO = "solo"
     """Each device alone, then an all-reduce among the node's own workers."""
     PAIR = "pair"
-    """Nodes meet in pairs."""
     SUSPECTS = "suspects"
     """Nodes of bad pairs meet other partners."""
     ALL = "all"
@@ -76,7 +75,6 @@ class Record:
     """The reason as text; empty if the node passed."""
     metrics: Metrics = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
-    """System information by name; units are in the names."""
 
 
 def record_to_json(record: Record) -> str:

@@ -74,7 +74,6 @@ class Known(Struct, frozen=True):
     """The results of a node when it passed."""
 
     metrics: Mapping[str, float]
-    """The best value of each measured metric, by its name."""
     facts: Mapping[str, Fact]
     """The values that are compared between nodes."""
 

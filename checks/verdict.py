@@ -44,11 +44,9 @@ class NodeVerdict(Struct, frozen=True):
     reason: str
     """The reason as text; empty for a node that passed without a warning."""
     metrics: Mapping[str, float]
-    """The best value of each measured metric, by its name."""
     slow: tuple[str, ...] = ()
     """The metrics by which it is a straggler."""
     warnings: tuple[str, ...] = ()
-    """Warnings on a node that passed."""
     facts: Mapping[str, Fact] = field(default_factory=dict)
     """System information, if it was requested from the node."""
 

@@ -108,7 +108,6 @@ class CheckWorkerConfig:
     """The configuration of a check worker."""
 
     node: str
-    """Identity of the node, as in records."""
     local_rank: int = 0
     local_world_size: int = 1
     device_index: int = 0

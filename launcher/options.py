@@ -144,7 +144,6 @@ class RendezvousOptions(Struct, frozen=True):
         ours=True,
     )
     worker_ports_flag: str = "--worker-port"
-    """The flag that set the ports."""
     trust: TrustOptions | None = None
     """The security of connections; None for plain text."""
 
@@ -344,7 +343,6 @@ class LaunchOptions(Struct, frozen=True):
         values.one_of("null", "console"),
     )
     checks: CheckOptions | None = None
-    """None for no checks."""
     warnings: tuple[str, ...] = ()
     """Printed once, before the job starts, e.g. ignored keys, a missing ID."""
     name: str = ""

@@ -18,7 +18,6 @@ class OwnClaim:
         self._claim: Claim | None = None
         self._since = 0.0
         self.is_checked = False
-        """Whether this node passed the checks."""
 
     def present(self) -> Claim | None:
         """Return the claim as of now; None before the node's first round."""

@@ -53,7 +53,6 @@ class Stage(enum.Enum):
     """No worker is running. The master is disconnected and would count this node as lost."""
     LEFT = "left"
     JOB_OVER = "job over"
-    """The verdict has been received."""
 
 
 NEXT: Final[Mapping[Stage, frozenset[Stage]]] = {
@@ -65,7 +64,6 @@ NEXT: Final[Mapping[Stage, frozenset[Stage]]] = {
     Stage.LEFT: frozenset(),
     Stage.JOB_OVER: frozenset(),
 }
-"""The legal transitions."""
 
 _MAY_LEAVE: Final = frozenset(stage for stage, after in NEXT.items() if Stage.LEAVING in after)
 

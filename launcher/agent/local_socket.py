@@ -21,7 +21,7 @@ from .local_answers import LocalAnswers, Request
 
 _REQUEST_MAX_BYTES: Final = 64 * 1024
 _CONNECTIONS_MAX: Final = 16
-"""A new connection replaces the oldest one without a request; if there is none, it is closed."""
+"""At this number, a new connection replaces the oldest one without a request, or is closed."""
 _PENDING: Final = 16
 
 

@@ -91,8 +91,7 @@ class HelpText(Struct, frozen=True):
     before: str
     after: str
     common: Sequence[str] = ()
-    """Keys of the flags that ``--help`` shows, in this order; ``--help-all`` shows all flags. If
-    empty, ``--help`` shows all flags, too."""
+    """Keys of the flags that ``--help`` shows, in this order; if empty, it shows all."""
     after_common: str = ""
     """Replaces ``after`` if only the common flags are shown."""
 

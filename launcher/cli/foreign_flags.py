@@ -39,7 +39,6 @@ CHOICES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "--ft-rdzv-impl": {"barrier": ()},
     "--ft-enable-nic-healthcheck": {"false": (), "true": ("--network-check",)},
 }
-"""Our flags for each value of theirs."""
 
 _CHECKS = "--network-check, or ft-run check before the job"
 _HANG = "--hang-timeout SECONDS or --hang-timeout auto"

@@ -65,7 +65,6 @@ class RendezvousConf(Struct, frozen=True):
     rescale_delay_s: float | None = None
     """Infinity means never; None if not given."""
     is_host: bool | None = None
-    """None if not given."""
     warnings: tuple[str, ...] = ()
     """Warnings about keys without effect."""
 

@@ -53,7 +53,6 @@ class RehearseOptions(Struct, frozen=True):
     job: tuple[str, ...] = ()
     """Options of the job, as arguments."""
     script: tuple[str, ...] = ()
-    """The script and its arguments."""
 
 
 def rehearse_command() -> CommandLine:

@@ -28,8 +28,7 @@ _SSH_OPTIONS: Final = (
     "-T",
 )
 """No prompts, no terminal; a lost connection is detected within 30 s. An existing shared connection
-is used, but none is left running, which would keep the output open. Options of the user's own
-command take precedence."""
+is used, but none is started, which would keep the output open. The user's own options override."""
 
 _NOT_IN_THE_JOB: Final = (LOST, exit_codes.USAGE, exit_codes.REFUSED, 126, 127)
 """Exit codes of a host without a node: no connection, usage error, no such program."""

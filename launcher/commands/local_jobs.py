@@ -92,10 +92,9 @@ class LocalJob(Struct, frozen=True):
     """An agent on this host."""
 
     path: Path
-    """Path of the socket."""
     pid: int
     about: About | None
-    """None if there was no answer within two seconds."""
+    """None after two seconds without an answer."""
 
     @property
     def job_id(self) -> str:

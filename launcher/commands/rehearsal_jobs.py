@@ -26,11 +26,9 @@ class Run(Struct, frozen=True):
     """The result of the jobs of one row."""
 
     exit_code: int
-    """Exit code of the last job."""
     records: list[Record]
     """Records of all workers, by time."""
     output: str
-    """The last lines of all jobs."""
 
 
 class Jobs:

@@ -37,7 +37,6 @@ class Environment(Struct, frozen=True):
     """Any of ``nnodes``, ``node_rank``, ``rdzv_endpoint``, ``rdzv_id``, ``nproc_per_node``,
     ``segment``."""
     start: str = "ft-run --auto-config"
-    """The command that starts a node here."""
     why_no_count: str = ""
     """Why the number of nodes is unknown, and what is expected; empty if it is known."""
     pods: str = ""

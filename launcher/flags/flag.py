@@ -59,7 +59,6 @@ class Flag:
         words = usage.split()
         self._shown = [word.rstrip(",") for word in words if word.startswith("-")]
         self.opts = (*self._shown, also) if also else tuple(self._shown)
-        """All accepted spellings."""
         self.metavar = " ".join(words[len(self._shown) :]) or None
         self.takes_value = self.metavar is not None
         self.help, self.group = text, group

@@ -236,7 +236,6 @@ def _bounds(text: str, sign: str, read: Callable[[str], int], right: str) -> tup
 
 
 AUTO_PRELOAD = ("auto",)
-"""The value of ``--preload auto``."""
 
 
 def modules(text: str) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ STOPS: Final = frozenset(
         *("agent.signalled", "agent.leaving"),
     }
 )
-"""Events at which workers stop."""
 NAMES: Final = STOPS | {
     *("agent.started", "agent.waiting", "agent.preempted", "drain.ordered", "host.suspended"),
     *("checks.progressed", "checks.ended", "round.started", "workers.started"),

@@ -71,7 +71,6 @@ class Accounting:
         """In the current training: the time without a step at the last report."""
         self._are_steps_known = False
         self._cause = ""
-        """Kind of the last failure."""
         self._kept = _KeptSteps()
         self._step, self._training_s = -1, 0.0
         """Steps at the start of the current training, and its time."""

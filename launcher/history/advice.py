@@ -37,7 +37,6 @@ class Advice(Struct, frozen=True):
     advised: str
     """The advised value; empty if no value would certainly help."""
     text: str
-    """A line with the measurements."""
 
 
 def advice(measured: Measured) -> tuple[Advice, ...]:

@@ -16,7 +16,7 @@ class Training(Struct, frozen=True):
     phase: str = Phase.STARTING.value
     """A value of ``accounting.Phase``, for the known node with the lowest rank."""
     is_training: bool = False
-    """Whether steps are reported; False for unwatched workers."""
+    """Whether steps are being completed, as far as reported; False for unwatched workers."""
     step: int = -1
     """The last step, as the script counts; -1 if unknown."""
     step_at_s: float | None = None
@@ -139,7 +139,6 @@ class JobSummary(Struct, frozen=True):
     exit_code: int | None = None
     """None if the job has not ended."""
     ended: str = ""
-    """How the job ended."""
     training: Training = field(default_factory=Training)
     saves: Saves = field(default_factory=Saves)
     restarts: Restarts = field(default_factory=Restarts)

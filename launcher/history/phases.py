@@ -27,7 +27,6 @@ class Phase(enum.Enum):
     FIRST_STEP = "first step"
     """From the end of joining or restoring to the first completed step, e.g. compilation."""
     TRAINING = "training"
-    """From the first step."""
     SAVING = "saving"
     """Training waits for a snapshot or a checkpoint."""
     RUNNING = "running"
@@ -36,7 +35,6 @@ class Phase(enum.Enum):
     """From the suspicion to the decision; the idle time before belongs to the previous phase."""
     DRAINING = "draining"
     STOPPING = "stopping"
-    """Workers exit, or are being stopped."""
     SUSPENDED = "suspended"
     ENDED = "between attempts"
 
@@ -48,10 +46,8 @@ class Activity(Struct, frozen=True):
 
 
 Spent: TypeAlias = Phase | Activity
-"""The categories of time."""
 
 OTHERS: Final = Activity("other activities")
-"""All activities beyond the maximum number."""
 _OF_WORKERS: Final = {
     phase.value: phase
     for phase in (

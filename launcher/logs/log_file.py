@@ -55,7 +55,6 @@ class LogFile:
         self._fd = -1
         self.size = 0
         self._is_whole = True
-        """Whether everything so far could be written."""
         try:
             self._fd = open_log(path)
             self.size = os.fstat(self._fd).st_size
