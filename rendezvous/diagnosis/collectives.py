@@ -1,20 +1,20 @@
-"""Which ranks others wait for, according to what NCCL has recorded. Pure.
+"""Which ranks others wait for, according to NCCL's records. No I/O, no clock.
 
 A rank waits in a collective that it has entered and that is not completed there, for the ranks of
-the group that have not entered it. Collectives of a group have the same numbers on all its ranks.
-Of those that others wait for,
+the group that have not entered it. A collective has the same number on all ranks of its group. The
+result is the first of these that applies:
 
-1. ranks that have entered different operations under one number: both sides are named;
-2. else ranks that others wait for and that wait in no collective themselves: they hang;
-3. else ranks of which there is no complete record, if others wait for them: nothing is known;
-4. else, if all ranks wait, maybe through others, for a collective that all of its ranks have
-   entered: the network, or a GPU, and none is named;
-5. else ranks wait for each other in several groups.
+1. Ranks have entered different operations with the same number: both sides are named.
+2. Ranks for which others wait, and which wait in no collective themselves, hang.
+3. Others wait for ranks without a complete record: the cause is unknown.
+4. All ranks wait, possibly through others, for a collective that all of its ranks have entered: the
+network, or a GPU; no rank is named.
+5. Ranks wait for each other in several groups.
 
-A ``send`` or ``recv`` is one of two ranks, which both have entered if each waits for the other.
+A ``send`` or ``recv`` has two ranks; both have entered it if each waits for the other.
 
-A rank that may wait in something that its recorder does not show (``RankCollectives.unseen``) is
-treated as one without a record: its own waits count, but it is never one that hangs.
+A rank that may wait in an operation that its recorder does not show (``RankCollectives.unseen``) is
+treated as one without a record: its own waits count, but it is never reported as hanging.
 """
 
 import enum
@@ -29,14 +29,14 @@ from ..protocol.stacks import RankStack
 
 
 class Found(enum.Enum):
-    """What the records show."""
+    """Result of the records."""
 
     DIFFERENT = 1
-    """Ranks have entered different operations under the same number."""
+    """Ranks have entered different operations with the same number."""
     MISSING = 2
-    """Some ranks have not entered a collective, and wait in none."""
+    """Some ranks have not entered a collective, and do not wait in one."""
     UNRECORDED = 3
-    """Ranks wait for ranks of which there is no complete record."""
+    """Ranks wait for ranks without a complete record."""
     IN_FLIGHT = 4
     """All ranks have entered a collective that does not complete."""
     CROSSED = 5
@@ -48,33 +48,31 @@ class Evidence(Struct, frozen=True):
 
     found: Found
     ranks: tuple[int, ...]
-    """Those of the smaller side, those that are missing, …, as named at ``found``."""
+    """The smaller side, the missing ranks, …, as described at ``found``."""
     waiting: tuple[int, ...]
-    """The ranks that wait in ``operation``."""
+    """Ranks that wait in ``operation``."""
     operation: str
-    """In words: ``collective 41 (all_reduce Float[4]) of group 0:default_pg``."""
+    """As text: ``collective 41 (all_reduce Float[4]) of group 0:default_pg``."""
     other: str = ""
-    """The operation of ``ranks``, where it differs."""
+    """Operation of ``ranks``, if it differs."""
 
 
 class _Wait(Struct, frozen=True):
-    """A rank that waits in an operation."""
-
     rank: int
     missing: frozenset[int]
-    """The ranks that have not entered it."""
+    """Ranks that have not entered it."""
     operation: str
     order: int = 0
-    """Its number; of several operations the first counts."""
+    """Its number; the first of several operations counts."""
 
 
 _Group = Mapping[int, GroupCollectives]
-"""The records of the ranks of one process group."""
+"""Records of the ranks of one process group."""
 _RUN = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?:/([0-9]{1,9}))?$")
 
 
 def examine(stacks: Sequence[RankStack]) -> Evidence | None:
-    """Return what the records of all ranks show; None if nothing is pending or recorded."""
+    """Return the result of all ranks' records; None if nothing is pending or recorded."""
     world = frozenset(stack.rank for stack in stacks)
     known = {stack.rank: stack.collectives for stack in stacks if stack.collectives is not None}
     groups: dict[tuple[str, str], dict[int, GroupCollectives]] = {}
@@ -153,6 +151,6 @@ def _words(state: GroupCollectives) -> str:
 def _members(ranks: str) -> frozenset[int]:
     if run := _RUN.match(ranks):
         low, high, step = int(run[1]), int(run[2]), int(run[3] or 1)
-        # A world has at most as many ranks as reports; the text may be any.
+        # A world has at most as many ranks as reports; the string can be arbitrary.
         return frozenset(range(low, min(high, low + 1_000_000) + 1, max(1, step)))
     return frozenset(int(rank) for rank in ranks.split(",") if rank.isdecimal())

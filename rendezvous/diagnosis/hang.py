@@ -1,16 +1,16 @@
-"""Which rank hangs, and which wait for it: a verdict on the stacks of all ranks. Pure.
+"""Which rank hangs, and which ranks wait for it: a verdict on the stacks of all ranks.
 
-The stacks are those of ranks without progress. The checks, in this order:
+No I/O, no clock. The stacks are those of ranks without progress. The checks, in this order:
 
-1. a rank that is stopped, in uninterruptible sleep, or does not answer;
-2. what NCCL has recorded of collectives (``collectives``), if anything is pending there;
-3. ranks that wait for no other rank (``waits``), while others do: the smallest group, the fewest
-   steps first; on GPUs only if they are in a call outside torch that is known to block;
-4. ranks that wait for others at different places: a mismatch, both sides are named;
-5. all wait at the same place: the network or the library.
+1. A rank is stopped, in uninterruptible sleep, or does not respond.
+2. NCCL's records of collectives (``collectives``), if any is pending.
+3. Ranks do not wait for another rank (``waits``), while others do: the smallest group, fewest steps
+first; on GPUs only if they are in a call outside torch that is known to block.
+4. Ranks wait for others at different places: a mismatch; both sides are named.
+5. All wait at the same place: the network or the library.
 
-On GPUs anything else is not known: no rank is named, and no node is replaced.
-``tests/rendezvous/diagnosis/dumps`` has recordings of torch 2.13.
+On GPUs, any other case is unknown: no rank is named, and no node is replaced.
+``tests/rendezvous/diagnosis/dumps`` contains recordings of torch 2.13.
 """
 
 import enum
@@ -40,34 +40,34 @@ class HangKind(enum.Enum):
     """The kind of a hang, according to the stacks."""
 
     PROCESS = 1
-    """A process cannot run or answer."""
+    """A process cannot run or respond."""
     RANK = 2
-    """Ranks are blocked by something local."""
+    """Ranks are blocked locally."""
     MISMATCH = 3
     """Ranks wait for each other in different collectives, or from different lines."""
     ALL = 4
     """All wait at the same place."""
     UNKNOWN = 5
-    """It is not known which rank hangs."""
+    """The hanging rank is unknown."""
 
 
 class Group(Struct, frozen=True):
-    """Ranks that are at the same place."""
+    """Ranks at the same place."""
 
     ranks: tuple[int, ...]
     stack: RankStack
-    """The stack of the first of them."""
+    """Stack of the first of them."""
 
 
 class HangVerdict(Struct, frozen=True):
-    """Which ranks hang, and why, in one clause."""
+    """The hanging ranks, and the reason in one clause."""
 
     kind: HangKind
     culprits: tuple[int, ...]
-    """The ranks that the others wait for; in a mismatch the smaller side; in doubt all."""
+    """Ranks for which the others wait; the smaller side of a mismatch; all ranks if unknown."""
     words: str
     groups: tuple[Group, ...]
-    """All ranks grouped by position, the smallest group first."""
+    """All ranks grouped by position, smallest group first."""
 
 
 def group_stacks(stacks: Iterable[RankStack]) -> tuple[Group, ...]:
@@ -83,8 +83,8 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
     """Return which ranks hang.
 
     Args:
-        stacks: of all ranks of the round, none of which makes progress; not empty.
-        idle_s: how many seconds ago the last of them finished a step.
+        stacks: stacks of all ranks of the round, none of which makes progress; not empty.
+        idle_s: seconds since the last of them finished a step.
     """
     groups = group_stacks(stacks)
     steps = max(stack.steps for stack in stacks)
@@ -122,14 +122,14 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
 def _by_collectives(
     evidence: Evidence, stacks: Sequence[RankStack], groups: tuple[Group, ...], since: str
 ) -> HangVerdict | None:
-    """Return the verdict on what NCCL has recorded; None: it decides nothing."""
+    """Return the verdict on NCCL's records; None if they are not conclusive."""
     by_rank = {stack.rank: stack for stack in stacks}
     ranks, operation = evidence.ranks, evidence.operation
     match evidence.found:
         case Found.UNRECORDED:
             return None
         case Found.MISSING:
-            # A rank that takes part in an exchange without NCCL waits, too.
+            # A rank in an exchange without NCCL waits, too.
             alone = tuple(rank for rank in ranks if not communicates(by_rank[rank]))
             kind = HangKind.RANK if alone else HangKind.MISMATCH
             ranks = alone or ranks
@@ -162,7 +162,7 @@ def _by_collectives(
 
 
 def _unknown(groups: tuple[Group, ...], since: str) -> HangVerdict:
-    """Return that ranks are at several places, of which any may be that of the rank that hangs."""
+    """Return that ranks are at several places, any of which can be that of the hanging rank."""
     first, second = groups[0], groups[-1]
     words = (
         f"it is not known which rank hangs: {_at(first, 'is', 'are')}, "
@@ -177,7 +177,7 @@ def _at(group: Group, one: str, many: str) -> str:
 
 
 def _elsewhere(groups: Sequence[Group]) -> str:
-    """Return how many places there are besides two that are named."""
+    """Return how many places there are besides the two that are named."""
     more = len(groups) - 2
     return f", and ranks are at {more} other location(s)" if more else ""
 
@@ -195,13 +195,13 @@ def _others(ranks: Sequence[int]) -> str:
 
 
 def has_moved(before: RankStack, after: RankStack) -> bool:
-    """Return whether a rank was at another line, even of a library, or has reported progress."""
+    """Return whether a rank was at a different line, even of a library, or reported progress."""
     if (before.steps, before.ticks) != (after.steps, after.ticks):
         return True
     if RankState.SILENT in (before.state, after.state):
-        return False  # the time between is unknown
-    # A long evaluation is at one line of the user's most of the time, and moves in frames below it.
-    # Code that polls in a library is at the line that waits.
+        return False  # unknown in between
+    # A long evaluation mostly stays at one line of the user's code, and moves in frames below it.
+    # Code that polls in a library stays at the line that waits.
     return (before.state, _lines(before)) != (after.state, _lines(after))
 
 
@@ -221,7 +221,7 @@ def _verdict(
 
 
 def _place(stack: RankStack) -> tuple[object, ...]:
-    """Return what identifies a place: the user's own frames, and the wait."""
+    """Return the identity of a place: the user's own frames, and the wait."""
     frames = [frame for frame in stack.frames if not frame.is_library] or list(stack.frames[:1])
     own = tuple((frame.file, frame.line, frame.function) for frame in frames)
     return (own, wait_of(stack), stack.remark)
@@ -237,7 +237,7 @@ def own_frame(stack: RankStack) -> Frame | None:
 
 
 def _where(stack: RankStack) -> str:
-    """Return the place in words: ``in all_reduce at train.py:88``."""
+    """Return the place as text: ``in all_reduce at train.py:88``."""
     own = own_frame(stack)
     wait = wait_of(stack)
     if not stack.frames:
@@ -287,7 +287,7 @@ def stack_lines(ranks: Sequence[int], stack: RankStack) -> Iterator[str]:
 
 
 def ranks_text(ranks: Sequence[int], most: int = _RUNS_MAX) -> str:
-    """Return ascending ranks as text, runs folded: ``0-3,7``; cut after ``most`` runs."""
+    """Return ascending ranks as text with folded runs (``0-3,7``), cut after ``most`` runs."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

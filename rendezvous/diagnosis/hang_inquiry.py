@@ -1,4 +1,4 @@
-"""Confirms or rejects a suspected hang: looks at the stacks of all workers."""
+"""Confirms or rejects a suspected hang by the stacks of all workers."""
 
 import asyncio
 import time
@@ -18,11 +18,11 @@ from .suspicion import Finding, compare, failure_of, stacks_text
 
 LOOK_AGAIN_S = 2.0
 LOOKS = 6
-"""Over 10 s. More than two, since a short loop may be at the same line twice by chance."""
+"""Over 10 s. More than two, because a short loop can be at the same line twice by chance."""
 
 
 class HangInquiry:
-    """One inquiry at a time; later suspicions are included in it."""
+    """One inquiry at a time, which includes later suspicions."""
 
     def __init__(
         self,
@@ -32,16 +32,7 @@ class HangInquiry:
         hung: Callable[[Hung], None],
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
-        """Create it.
-
-        Args:
-            group: the group that has the rounds.
-            ask: requests the stacks of all workers of the round, and what NCCL has recorded; it
-                takes the number of the inquiry.
-            say: sends a message on a stream, if connected.
-            hung: receives a confirmed hang.
-            look_again_s: seconds between two samples.
-        """
+        """``ask`` requests all stacks and NCCL's records; its argument is the inquiry's number."""
         self._group, self._ask, self._send, self._hung = group, ask, say, hung
         self._look_again_s = look_again_s
         self._seen_at: dict[int, float] = {}
@@ -50,7 +41,7 @@ class HangInquiry:
         """What ``--auto-tune on`` was trying on the suspected ranks."""
         self._task: asyncio.Task[None] | None = None
         self._number = -1
-        """The round that is examined."""
+        """Round that is examined."""
 
     def suspect(self, link: int, suspicion: Suspicion) -> None:
         """Process the suspicion of the node on a stream."""
@@ -86,13 +77,13 @@ class HangInquiry:
         return self._group.round == number and self._group.phase is GroupPhase.RUNNING
 
     async def _inquire(self, number: int, start_s: float) -> None:
-        import secrets  # only now: it loads OpenSSL
+        import secrets  # only now, because it loads OpenSSL
 
         looks: list[tuple[RankStack, ...]] = []
-        inquiry = 1 + secrets.randbelow(COUNT_MAX)  # not that of another master
+        inquiry = 1 + secrets.randbelow(COUNT_MAX)  # must differ from another master's
         while self._is_running(number):
             found = await self._ask(inquiry)
-            # Whether a node that does not answer is lost turns out soon.
+            # A node that does not respond will soon be lost or reconnect.
             looks = [] if found.silent else [*looks, found.stacks]
             if len(looks) == LOOKS:
                 if self._is_running(number):

@@ -11,7 +11,7 @@ from ..protocol.stacks import RankStack, StackOrder, StackReport
 from ..protocol.steps import RankSteps, StepsOrder, StepsReport
 
 REPORTS_S = 4.0
-"""How long the nodes have for their reports: longer than workers have to answer a node."""
+"""Time limit for the nodes' reports: longer than for workers to respond to a node."""
 
 
 class Whereabouts(Struct, frozen=True):
@@ -19,19 +19,17 @@ class Whereabouts(Struct, frozen=True):
 
     stacks: tuple[RankStack, ...]
     silent: tuple[str, ...]
-    """The nodes that have not answered, as text."""
+    """Nodes that have not responded, as text."""
     steps: tuple[RankSteps, ...] = ()
-    """The steps of ranks that have reported progress, if they were requested."""
+    """Steps of ranks that have reported progress, if they were requested."""
     checkpoint: tuple[int, float] = (0, 0.0)
-    """If requested, the step of the newest checkpoint (0: none) and its age in seconds."""
+    """If requested, step of the newest checkpoint (0 if none) and its age in seconds."""
 
 
 class _Call:
-    """One request, and its reports so far."""
-
     def __init__(self, nodes: Mapping[int, str], away: Sequence[str]) -> None:
         self.expected = dict(nodes)
-        """The names of the nodes that have not answered, by stream."""
+        """Names of the nodes that have not responded, by stream."""
         self.missing = list(away)
         self.reports: list[StackReport | StepsReport] = []
         self.is_complete = asyncio.Event()
@@ -67,13 +65,13 @@ class _Call:
 
 
 class StackCalls:
-    """Sends requests; concurrent calls for stacks, or for the same steps, get the same answer."""
+    """Sends requests; concurrent calls for stacks, or for the same steps, share one response."""
 
     def __init__(self, send: Callable[[int, StackOrder | StepsOrder], None]) -> None:
         self._send = send
         self._number = 0
         self._calls: dict[int, _Call] = {}
-        """Those under way, by the number of their order."""
+        """Pending calls, by the number of their order."""
         self._asking: dict[object, asyncio.Task[Whereabouts]] = {}
 
     async def ask(
@@ -85,13 +83,10 @@ class StackCalls:
     ) -> Whereabouts:
         """Send an order to nodes; return the reports that arrive in time.
 
-        Args:
-            order: its number is assigned here; unused where the answer to another one is awaited.
-            nodes: their names, by stream.
-            away: names of nodes without a stream.
-            timeout_s: how long the nodes have.
+        The order gets its number here. ``nodes`` has their names by stream, ``away`` the names of
+        nodes without a stream.
         """
-        # A node collects stacks for one order at a time, and does not answer another one.
+        # A node collects stacks for one order at a time, and does not respond to another one.
         key = StackOrder if isinstance(order, StackOrder) else frozenset(nodes)
         if key not in self._asking:
             asking = asyncio.create_task(self._ask(order, nodes, away, timeout_s))

@@ -1,4 +1,4 @@
-"""Whether ranks without progress hang, decided by several samples of all stacks. Pure.
+"""Whether ranks without progress hang, decided by several samples of all stacks. No I/O, no clock.
 
 It is not a hang if any rank has moved between two samples, if one is in a debugger or in a call
 that is known to take long (until ``--hang-timeout-start``), or if all ranks are stopped by a
@@ -27,7 +27,7 @@ from .hang import (
 from .waits import wait_of
 
 STACKS_MAX_CHARS = 64 * 1024
-"""Limit of the stacks of a hang, which are sent to every node."""
+"""Limit for the stacks of a hang, which are sent to every node."""
 
 _IN_REPORT_CHARS = 4_000
 _REASONS_MAX = 4
@@ -43,7 +43,7 @@ _TAKE_LONG = (
 
 
 class Finding(Struct, frozen=True):
-    """The result of the samples."""
+    """Result of the samples."""
 
     verdict: HangVerdict | None = None
     """The verdict, if ranks hang."""
@@ -60,7 +60,7 @@ class _Rank(Struct, frozen=True):
     """One rank in all samples."""
 
     stack: RankStack
-    """Its last stack; a rank that is slow to answer has one in some sample."""
+    """Its last stack; a rank that is slow to respond has one in some sample."""
     has_moved: bool
     """Whether it changed its place, or reported progress, between any two samples."""
     gets_on: bool
@@ -77,16 +77,16 @@ def compare(
     """Return whether ranks hang.
 
     Args:
-        looks: the stacks of all ranks of a round, some seconds apart; at least two.
-        idle_s: of each late rank, the seconds since its last progress.
-        start_s: the time limit for calls that are known to take long.
+        looks: at least two samples of the stacks of all ranks of a round, some seconds apart.
+        idle_s: seconds since the last progress of each late rank.
+        start_s: time limit for calls that are known to take long.
     """
     numbers = {stack.rank for stack in looks[0]}
     if any({stack.rank for stack in look} != numbers for look in looks):
         return _NOTHING  # a rank has ended
     ranks = _together(looks)
     late = [one for one in ranks if one.stack.rank in idle_s and not one.gets_on]
-    if all(one.stack.state is RankState.UNKNOWN for one in late):  # also if no rank is late
+    if all(one.stack.state is RankState.UNKNOWN for one in late):  # even if no rank is late
         return _NOTHING
     idle = min(idle_s[one.stack.rank] for one in late)
     may_take_long = idle < start_s
@@ -140,9 +140,9 @@ def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
 def stacks_text(
     verdict: HangVerdict, stacks: Sequence[RankStack], most_chars: int = STACKS_MAX_CHARS
 ) -> str:
-    """Return the stacks as text, those of hanging ranks first; cut if it is too long.
+    """Return the stacks as text, hanging ranks first; cut if it is too long.
 
-    Where collectives are not recorded completely, the text begins with that.
+    It starts with ranks whose collectives are not recorded completely.
     """
     groups = sorted(group_stacks(stacks), key=lambda group: group.ranks[0] not in verdict.culprits)
     lines = list(_unrecorded(stacks))

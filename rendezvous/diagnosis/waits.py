@@ -1,14 +1,14 @@
-"""Whether a stack shows that its rank waits for other ranks, or is blocked by something else. Pure.
+"""Whether a stack shows that its rank waits for other ranks, or is blocked otherwise.
 
-A rank *waits for others* if its stack shows it: a frame of ``torch.distributed``, of a wrapper
-that communicates (DDP, FSDP) or of ft-run's own exchanges, the request of ``shared_work`` for a
-piece, the engine of the backward pass, inside which gradients are reduced, or a line that waits for
-earlier asynchronous work (``work.wait()``).
+No I/O, no clock. A rank *waits for others* if its stack contains a frame of ``torch.distributed``,
+of a wrapper that communicates (DDP, FSDP) or of ft-run's own exchanges, the request of
+``shared_work`` for a piece, the engine of the backward pass, which reduces gradients, or a line
+that waits for earlier asynchronous work (``work.wait()``).
 
-With a GPU collectives are asynchronous: a rank waits for them in whatever needs a result of the GPU
-next (``.item()``, ``synchronize()``, a launch while the queue is full), in a library too. Such a
-line does not distinguish a rank that waits for others from one whose own GPU hangs. Only a call
-that is known to block outside torch does (``blocks``).
+With a GPU, collectives are asynchronous: a rank waits for them in the next call that needs a result
+of the GPU (``.item()``, ``synchronize()``, a launch while the queue is full), even in a library.
+Such a line does not distinguish a rank that waits for others from one whose own GPU hangs. Only a
+call outside torch that is known to block does (``blocks``).
 """
 
 import re
@@ -21,14 +21,14 @@ _COMMUNICATES = (
     "ft_run/training/data/data_ranks.py",
 )
 _SHARES_WORK = ("ft_run/training/work_loop.py", "_next_piece")
-"""Waits for pieces that other ranks are doing."""
+"""Waits for pieces of other ranks."""
 _DEVICE = ("torch/cuda/", "torch/amp/", "ft_run/training/")
 """Library files that wait for a GPU."""
 _PASSED_OVER = frozenset({"wrapper", "_fn", "decorate_context", "inner"})
 """Functions around a collective that are not shown."""
 _BACKWARD = "_engine_run_backward"
 _WAITS = re.compile(r"\.(wait|synchronize|item|cpu|tolist|numpy)\(|store\w*(?:\(\))?\.(get)\(")
-"""In the innermost source line: it may wait in C for work in which other ranks take part."""
+"""In the innermost source line: it can wait in C for work in which other ranks take part."""
 _BLOCKING_FILES = (
     *("selectors.py", "socket.py", "ssl.py", "subprocess.py", "multiprocessing/"),
     *("http/", "urllib/"),
@@ -39,7 +39,7 @@ _BLOCKS = re.compile(
     r"|urlopen|input|flock|waitpid)\("
 )
 """Not ``sleep``, ``join``, ``acquire`` and queues: the rank may wait for a file of another rank, or
-for a thread of its own that waits for others."""
+for its own thread that waits for others."""
 
 
 def wait_of(stack: RankStack) -> str | None:

@@ -1,9 +1,9 @@
-"""The acceptor of PaxosLease: what one listed host has promised, and to which process. Pure.
+"""The acceptor of PaxosLease: the vote of one listed host. No I/O, no clock.
 
-It stores nothing on disk. An acceptor that was restarted does not know what it had accepted, so it
-votes only when the longest lease has expired. A valid lease is never granted to another process,
-and the requests of other candidates meanwhile do not raise the promised number: a host that is cut
-off from the leader does not disturb the lease.
+It stores nothing on disk. A restarted acceptor does not know what it had accepted, so it votes only
+after the longest lease has expired. A valid lease is never granted to another process, and requests
+of other candidates during the lease do not raise the promised number: a host that is cut off from
+the leader does not disturb the lease.
 """
 
 import math
@@ -11,43 +11,38 @@ import math
 from ..protocol.lease_messages import NO_HOST, NO_ROUND, LeaseAnswer, LeaseAsk, LeaseStep
 
 _JUMP_MAX = 1_000_000
-"""How far a proposed number may exceed the highest known one: a single message, which any
-unauthenticated client can send to a job without a token, must not use up the numbers. A host that
-was restarted, and knows no number, asks the others and accepts their answers."""
+"""Maximum difference of a proposed number from the highest known one: a single message, which any
+unauthenticated client can send to a job without a token, must not use up the numbers. A restarted
+host, which knows no number, asks the others and accepts their answers."""
 
 
 class Acceptor:
-    """The vote of one host. All times are of its own clock, in seconds."""
+    """The vote of one host. All times are in seconds of its own clock."""
 
     def __init__(self, lease_s: float, now: float) -> None:
-        """Create an acceptor that has accepted nothing.
-
-        Args:
-            lease_s: the length of every lease; proposers with another length are refused.
-            now: the current time.
-        """
+        """``lease_s`` is the length of every lease; proposers with another length are refused."""
         self._lease_s = lease_s
         self.takes_part_at = now + lease_s
         self.highest = 0
         """The highest known number."""
         self._promised: tuple[int, str] = (0, "")
-        """The highest promised number, and the process it was promised to."""
+        """The highest promised number, and its process."""
         self._process: str | None = None
         self._number = 0
-        """The number of the last accepted proposal."""
+        """Number of the last accepted proposal."""
         self._host = NO_HOST
         self._term = 0
         self._given_back = 0
-        """The last released number: requests with it may arrive late."""
+        """Last released number: requests with it can arrive late."""
         self.until = -math.inf
         """When the last accepted lease expires, by this host's clock."""
         self.formed = NO_ROUND
         """Term and number of the newest round that a leader has announced: it may have started."""
         self._first_term = 0
-        """The lowest term of such a round; 0: none."""
+        """The lowest term of such a round; 0 if there is none."""
 
     def leader(self, now: float) -> tuple[int, int] | None:
-        """Return host and term of the valid lease; None: there is none."""
+        """Return host and term of the valid lease; None if there is none."""
         return (self._host, self._term) if now < self.until else None
 
     def is_plausible(self, number: int) -> bool:
@@ -59,7 +54,7 @@ class Acceptor:
         self.highest = max(self.highest, number)
 
     def learn_round(self, term: int, number: int) -> None:
-        """Record a round that a leader has announced; a term of 0: none."""
+        """Record a round that a leader has announced; term 0 for none."""
         self.formed = max(self.formed, (term, number))
         if term:
             self._first_term = min(self._first_term or term, term)
@@ -89,7 +84,7 @@ class Acceptor:
         if now < self.until and not is_own:
             return False
         if ask.step is LeaseStep.PREPARE:
-            # The same process asks twice if several listed names are those of this host.
+            # The same process asks twice if it is reached under several listed names.
             promise = (ask.number, ask.process)
             if ask.number <= self._promised[0] and promise != self._promised:
                 return False

@@ -1,12 +1,12 @@
-"""The part of one listed host in leader election: PaxosLease's proposer and its acceptor. Pure.
+"""Leader election on one listed host: PaxosLease's proposer and its acceptor. No I/O, no clock.
 
 Each request is sent to all other hosts, which may or may not answer. The *term* is the number with
 which a lease was won. It does not change when the lease is renewed, even if a renewal needs a
-higher number because another host has requested the lease meanwhile.
+higher number because another host has requested the lease since.
 
 The lease carries the newest round. No worker of a round is started before a majority knows the
-round, so that the next leader never considers an older one the newest. It is announced when the
-previous round is being stopped; if it were earlier, the next leader could not know whether it has
+round, so the next leader never considers an older one the newest. It is announced when the previous
+round is being stopped, not earlier: otherwise the next leader could not know whether it has
 started.
 """
 
@@ -21,7 +21,7 @@ from .acceptor import Acceptor
 from .times import LeaseTimes
 
 _OUTBID = 0.3
-"""Share of the time for answers after which a candidate that was refused once retries."""
+"""Share of the time limit for answers after which a candidate that was refused once retries."""
 
 
 class _Attempt(Struct):
@@ -29,15 +29,15 @@ class _Attempt(Struct):
 
     ask: LeaseAsk
     since: float
-    """When it was sent: a lease that it wins counts from then."""
+    """When it was sent; a lease that it wins counts from this time."""
     accepted: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
     known_terms: set[int] = field(default_factory=set)
-    """Terms of the newest rounds that the hosts that accepted it knew."""
+    """Terms of the newest rounds known to the hosts that accepted it."""
 
 
 class Elector:
-    """Requests the lease if no host leads. All times are of this host's clock, in seconds."""
+    """Requests the lease if no host leads. All times are in seconds of this host's clock."""
 
     def __init__(
         self,
@@ -48,22 +48,13 @@ class Elector:
         now: float,
         chance: Callable[[], float],
     ) -> None:
-        """Create the elector of a host that knows no lease.
-
-        Args:
-            hosts: the number of listed hosts.
-            own: the position of this host in the list.
-            process: random id of this process.
-            times: the times of the lease.
-            now: the time.
-            chance: returns random numbers from 0 to 1, so that candidates do not collide forever.
-        """
+        """``own`` is this host's position in the list; ``chance`` returns numbers from 0 to 1."""
         self._hosts, self._own, self._process = hosts, own, process
         self._times = times
         self._chance = chance
         self.acceptor = Acceptor(times.lease_s, now)
         self.term = 0
-        """The term of this process's present or last lease."""
+        """Term of this process's current or last lease."""
         self._number = 0
         self._held_until = -math.inf
         self._is_outbid = False
@@ -74,10 +65,10 @@ class Elector:
         self._newest = self.announced = NO_ROUND
         """Term and number of the newest round, and of the newest that a majority knows."""
         self.known = NO_ROUND
-        """The newest round of an earlier leader when this one was elected."""
+        """Newest round of an earlier leader when this one was elected."""
         self.quorum_term = 0
-        """The term of the newest round that each host of the electing majority knew; 0 if they
-        differ. A host that was restarted knows none."""
+        """Term of the newest round that each host of the electing majority knew; 0 if they differ.
+        A restarted host knows none."""
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -95,14 +86,14 @@ class Elector:
         return term == self.term and len(hosts) == self._hosts
 
     def leader(self, now: float) -> tuple[int, int] | None:
-        """Return host and term of the leader, as far as this host knows; None: unknown."""
+        """Return host and term of the leader, as far as this host knows; None if unknown."""
         if self.leads(now):
             return self._own, self.term
         known = self.acceptor.leader(now)
         return known if known is not None and known[0] != self._own else None
 
     def lease_left_s(self, now: float) -> float:
-        """Return how long this process may rely on its lease, in seconds."""
+        """Return how long this process can rely on its lease, in seconds."""
         return max(0.0, self._held_until - now)
 
     def deadline(self) -> float:
@@ -121,7 +112,7 @@ class Elector:
         return replace(answer, host=self._own)
 
     def observe(self, term: int, now: float) -> LeaseAsk | None:
-        """Record that a node follows a leader of that term; a leader of a lower one resigns."""
+        """Record that a node follows a leader of this term; a leader of a lower one resigns."""
         if not self.acceptor.is_plausible(term):
             return None
         self.acceptor.learn(term)
@@ -135,9 +126,7 @@ class Elector:
     def give_back(self, now: float, exit_code: int | None = None) -> LeaseAsk | None:
         """Release the lease; return the request to send to all other hosts.
 
-        Args:
-            now: the time.
-            exit_code: of the job, if it is over and all nodes have received the verdict.
+        ``exit_code`` is the job's, if it has ended and all nodes have received the verdict.
         """
         held = self._ask(LeaseStep.RELEASE, self._last_number)
         if exit_code is not None:
@@ -147,7 +136,7 @@ class Elector:
         return self._release(held, now)
 
     def due(self, now: float) -> LeaseAsk | None:
-        """Do what is due now; return the request to send to all other hosts."""
+        """Process expired deadlines; return the request to send to all other hosts."""
         attempt = self._attempt
         if self._held_until > -math.inf and not self.leads(now):
             # The votes for a renewal without a majority would prevent the election of others.
@@ -224,8 +213,8 @@ class Elector:
     def _gives_up_at(self, attempt: _Attempt) -> float:
         """Return until when a request waits for answers.
 
-        Hosts that are down do not answer. With one of three down, two candidates that collide
-        would both wait for it, and an election would take as long as both of their requests.
+        Hosts that are down do not answer. With one of three down, two candidates that collide would
+        both wait for it, and an election would take as long as both of their requests.
         """
         is_outbid = bool(attempt.refused) and self._held_until == -math.inf
         return attempt.since + self._times.renew_s * (_OUTBID if is_outbid else 1.0)
@@ -269,5 +258,4 @@ class Elector:
         self._next_at = now + self._pause_s()
 
     def _pause_s(self) -> float:
-        """Return how long a candidate waits before its next request, in seconds."""
         return self._times.renew_s * (0.1 + 0.4 * self._chance())

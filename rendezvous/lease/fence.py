@@ -1,4 +1,4 @@
-"""The fence: from when on a node without a leader must not have workers. Pure.
+"""The fence: when a node without a leader must not have workers. No I/O, no clock.
 
 A new leader starts workers without the nodes that it cannot reach; it waits until these have fenced
 themselves. The time without a leader counts from the moment at which the silence exceeded its
@@ -9,22 +9,20 @@ import math
 
 PAUSE_S = 1.5
 """A process that acts every second was frozen if it paused for this long. A shorter pause is not
-detected and delays the fence; ``LeaseTimes.wait_s`` allows for it with clocks up to 5 % off."""
+detected and delays the fence; ``LeaseTimes.wait_s`` allows for it with clocks up to 5% off."""
 
 _REPORT_S = 2.0
-"""The maximum delay between a stream's silence limit and the report of its loss."""
+"""Maximum delay between a stream's silence limit and the report of its loss."""
 
 
 class Fence:
-    """One node's time without a leader. All times are of its clock, in seconds."""
+    """A node's time without a leader. All times are in seconds of its clock."""
 
     def __init__(self, fence_s: float, silence_s: float, now: float) -> None:
         """Start without a leader.
 
-        Args:
-            fence_s: how long workers may run without a leader; infinity: no limit.
-            silence_s: the silence after which a stream is considered lost.
-            now: the current time.
+        ``fence_s`` limits how long workers can run without a leader, infinity for no limit; after
+        ``silence_s`` without a message, a stream is considered lost.
         """
         self._fence_s, self._silence_s = fence_s, silence_s
         self._awake = now
@@ -38,7 +36,7 @@ class Fence:
     def tick(self, now: float) -> bool:
         """Record that this process runs; return whether its workers must be killed.
 
-        The caller calls it every second, and before it processes any input.
+        Must be called every second, and before any input is processed.
         """
         if now - self._awake > PAUSE_S:
             self._pause = (self._awake, now)
@@ -52,7 +50,7 @@ class Fence:
         return self.is_down(now)
 
     def is_down(self, now: float) -> bool:
-        """Return whether no worker may run on this node."""
+        """Return whether no worker can run on this node."""
         return self._since is not None and now - self._since >= self._fence_s
 
     def lost(self, now: float) -> None:
@@ -65,10 +63,8 @@ class Fence:
     def found(self, now: float, opened: float) -> None:
         """Record that a leader has accepted this node.
 
-        Args:
-            now: the current time.
-            opened: when the stream to the leader was opened. Before a long pause: the answer may
-                be from before it too, and another host may lead now.
+        If the stream was ``opened`` before a long pause, the answer may be from before it too, and
+        another host may lead now.
         """
         awake, thawed = self._pause
         if opened < thawed and thawed - awake > self._silence_s:

@@ -1,4 +1,4 @@
-"""The fence of this node, with its clock. With a single endpoint there is no fence, no tick."""
+"""The fence of this node, with its clock. With a single endpoint there is no fence and no tick."""
 
 import asyncio
 import math
@@ -28,11 +28,7 @@ class Fencing:
     ) -> None:
         """Start without a leader; ``arm`` it on an event loop.
 
-        Args:
-            timeouts: the fence, and the silence after which a stream is considered lost.
-            post: queues a tick; the handler of the tick calls ``is_due``.
-            keep: reports the deadline of the workers to another process, in case this one blocks.
-            may_change: several hosts may lead.
+        ``keep`` reports the deadline of the workers to another process, in case this one blocks.
         """
         self.limit_s = timeouts.fence_s if may_change else math.inf
         self._fence = Fence(self.limit_s, timeouts.silence_s, now())
@@ -41,7 +37,7 @@ class Fencing:
         self._timer: asyncio.TimerHandle | None = None
 
     def is_due(self, event: object) -> bool:
-        """Return whether no worker may run here; called before each event is handled."""
+        """Return whether no worker can run here; must be called before each event is handled."""
         was_due, self._is_due = self._is_due, self._fence.tick(now())
         if isinstance(event, FenceTick) or (was_due and not self._is_due):
             self.arm()

@@ -1,8 +1,8 @@
-"""A node's search for its leader among the listed hosts. Pure.
+"""A node's search for its leader among the listed hosts. No I/O, no clock.
 
-The hosts are tried in turn; a host that does not lead names the one that does. The node follows the
-highest term that it knows, and never a lower one: its leader has lost the lease without knowing
-it yet, or the hosts were restarted and have lost their state.
+The hosts are tried in turn; a host that does not lead names the leader. The node follows the
+highest term that it knows, and never a lower one: that leader has lost the lease without knowing it
+yet, or the hosts were restarted and have lost their state.
 """
 
 
@@ -18,7 +18,7 @@ class Search:
         self._failed = (-1, 0)
         """Host and term of the last leader that could not be reached."""
         self._led = 0
-        """The term of which a host named the target as leader; 0: it is only its turn."""
+        """Term for which a host named the target as leader; 0 if it is only its turn."""
 
     @property
     def is_sent(self) -> bool:
@@ -26,7 +26,7 @@ class Search:
         return self._led > 0
 
     def may_follow(self, term: int) -> bool:
-        """Return whether a leader of that term is to be followed, and record it if so."""
+        """Return whether to follow a leader of this term, and record it if so."""
         if term < self.term:
             self.failed()
             return False
@@ -34,7 +34,7 @@ class Search:
         return True
 
     def led_by(self, host: int, term: int) -> None:
-        """The target does not lead: it has named the host that does (negative: none)."""
+        """Record that the target has named another host as the leader (negative if none)."""
         is_known = 0 <= host < self._hosts and host != self.target and term >= self.term
         if is_known and (host, term) != self._failed:
             self.target, self._led = host, term

@@ -34,14 +34,15 @@ from .elector import Elector
 from .times import LeaseTimes
 
 _LAST_WORDS_S = 0.5
-"""How long the other hosts have to receive the release of a lease."""
+"""Time for the other hosts to receive the release of a lease."""
 
 _DIFFERS_S = 2 * defaults.VERDICT_GRACE_S
-"""A host with other options may belong to the previous job: it runs this long at most."""
+"""A host with different options may belong to the previous job, whose master runs for at most this
+time."""
 
 
 class OtherOptionsError(Exception):
-    """Raised when another listed host was given other options."""
+    """Raised if another listed host has different options."""
 
     def __init__(self, sentence: str, spec: SuccessionSpec) -> None:
         super().__init__(sentence)
@@ -56,7 +57,7 @@ class HostCalls(Protocol):
         """Return the answer of a host; None if it is invalid or not in time.
 
         Raises:
-            OtherOptionsError: the options differ.
+            OtherOptionsError: If the options differ.
         """
 
     async def close(self) -> None:
@@ -68,20 +69,20 @@ class Greeting(NamedTuple):
 
     term: int
     led_by: int | None = None
-    """The host that leads, -1 for none; None: this one."""
+    """The host that leads, -1 for none; None for this host."""
     spec: SuccessionSpec | None = None
-    """The options of this host, where it knows that they are those of the job."""
+    """Options of this host, if it knows that they are those of the job."""
 
 
 class _Rival(Struct):
-    """A listed host that was given other options, as long as it answers."""
+    """A listed host with different options, as long as it answers."""
 
     since: float
     last: float
     """When its last message arrived."""
     sentence: str
     is_other_list: bool
-    """Its list of hosts differs: each list may have a majority of its own."""
+    """Whether its list of hosts differs, so that each list may have its own majority."""
 
 
 class Succession(Lease):
@@ -101,15 +102,12 @@ class Succession(Lease):
         """Start without knowledge of the other hosts; ``start`` lets it vote.
 
         Args:
-            endpoints: all listed endpoints.
-            own: the position of this host among them.
-            times: lease, fence and silence.
-            settings: of the group, as far as they do not follow from the election; they include
-                what must be the same on all hosts.
+            own: position of this host in ``endpoints``.
+            settings: settings of the group that do not follow from the election, including the
+                options that must be the same on all hosts.
             new_master: creates the master when this host is elected.
-            led: is called with the term when this host starts to lead, and with 0 when it stops.
-            found_same: is called with endpoints that turn out to be this same process.
-            calls: calls the other hosts.
+            led: called with the term when this host starts to lead, and with 0 when it stops.
+            found_same: called with endpoints that turn out to be this same process.
         """
         self.endpoints, self.own = endpoints, own
         self._times, self._settings = times, settings
@@ -121,12 +119,12 @@ class Succession(Lease):
         self._elector = Elector(len(endpoints), own, self._process, times, _now(), random.random)
         self.master: Master | None = None
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The exit status of the job, when its leader has reported that it is over."""
+        """Exit code of the job, when its leader has reported its end."""
         self.refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why this host may not take part: other hosts have other options."""
+        """Why this host cannot take part: other hosts have different options."""
         self._rival: _Rival | None = None
         self._same: set[int] = set()
-        """The positions of other endpoints that are this process too: it has their votes."""
+        """Positions of other endpoints that are also this process: it has their votes."""
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -137,7 +135,7 @@ class Succession(Lease):
         """Answer another host, whose options are ``theirs``.
 
         Raises:
-            OtherOptionsError: this host has different options.
+            OtherOptionsError: If this host has different options.
         """
         if theirs != self._spec:
             raise OtherOptionsError("this host has different options", theirs)
@@ -154,7 +152,7 @@ class Succession(Lease):
         return answer
 
     def greeting(self, followed: int) -> Greeting:
-        """Return the first message to a node that has followed a leader of that term."""
+        """Return the first message to a node that has followed a leader of this term."""
         self._ask(self._elector.observe(followed, _now()))
         self._turn()
         if (master := self.leading()) is not None:
@@ -164,17 +162,17 @@ class Succession(Lease):
 
     @property
     def spec_seen(self) -> SuccessionSpec:
-        """Return this host's options, with one name for all endpoints that are this process."""
+        """This host's options, with one name for all endpoints that are this process."""
         hosts = range(len(self.endpoints))
         seen = [self.own if host in self._same else host for host in hosts]
         return replace(self._spec, endpoints=",".join(str(self.endpoints[host]) for host in seen))
 
     def lease_left_s(self) -> float:
-        """Return how long this host may rely on its lease, in seconds; 0: it does not lead."""
+        """Return how long this host can rely on its lease, in seconds; 0 if it does not lead."""
         return self._elector.lease_left_s(_now())
 
     def leader_in_words(self) -> str:
-        """Return a text that names the host to ask."""
+        """Return a message that names the host to ask."""
         leader = self.leader()
         return (
             "there is no leader now"
@@ -210,7 +208,7 @@ class Succession(Lease):
         self._ask(self._elector.announce(newest, _now()))
 
     def is_announced(self, formed: tuple[int, int]) -> bool:
-        """Return whether a majority knows of the round; a verdict needs no lease."""
+        """Return whether a majority knows the round; a verdict does not need a lease."""
         has_ended = self.master is not None and self.master.group.verdict is not None
         return has_ended or self._elector.announced >= formed
 
@@ -221,10 +219,9 @@ class Succession(Lease):
         self._turn()
 
     async def stop(self, verdict: Verdict | None = None) -> None:
-        """Give the lease back and end.
+        """Release the lease and end.
 
-        Args:
-            verdict: the verdict that all nodes have received; None where the job is not over.
+        ``verdict`` is the one that all nodes have received; None if the job has not ended.
         """
         if self.master is not None:
             self._step_down()
@@ -240,7 +237,7 @@ class Succession(Lease):
         await self._hosts.close()
 
     def _turn(self) -> None:
-        """Do what is due; a host of a job that is over only votes."""
+        """Process expired deadlines; a host whose job has ended only votes."""
         if self._has_ended or self.over.done():
             return
         self._ask(self._elector.due(_now()))
@@ -313,7 +310,7 @@ class Succession(Lease):
     # --- other options -----------------------------------------------------------------------
 
     def _differs(self, host: int, theirs: SuccessionSpec, own: SuccessionSpec) -> None:
-        """Record a host that was given other options: its vote does not count."""
+        """Record a host with different options, whose vote does not count."""
         where = str(self.endpoints[host])
         differences = succession_differences(own, theirs, where, both_lead=True)
         is_other_list = theirs.endpoints != own.endpoints
@@ -324,9 +321,9 @@ class Succession(Lease):
         self._turn()
 
     def _face_rival(self) -> None:
-        """Exit where this host cannot take part: no host leads, or two might.
+        """Exit if this host cannot take part: no host leads, or two might.
 
-        Where a round of the job is known, this host stays, and the other one exits.
+        If it knows a round of the job, this host stays, and the other one exits.
         """
         if (rival := self._rival) is None:
             return

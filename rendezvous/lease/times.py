@@ -1,4 +1,4 @@
-"""The times that prevent two leaders from running workers at the same time. Pure.
+"""Time limits that prevent two leaders from running workers simultaneously. Pure functions.
 
 ``docs/internals/leases.md`` derives them.
 """
@@ -10,21 +10,21 @@ from msgspec import Struct
 from ... import defaults
 
 HELD = 0.9
-"""Share of a lease for which its holder relies on it: clocks are up to 5 % fast or slow."""
+"""Share of a lease for which its holder relies on it: clocks are up to 5% fast or slow."""
 _NOTICED_LATE_S = 1.5
-"""From the end of its stream until a node has found the new leader."""
+"""Maximum time from the end of a node's stream until it has found the new leader."""
 KILL_S = 1.0
-"""How long a kill may take."""
+"""Maximum time for a kill."""
 
 
 class LeaseTimes(Struct, frozen=True):
-    """The times of a job with several endpoints, in seconds."""
+    """Time limits of a job with several endpoints, in seconds."""
 
     lease_s: float = defaults.LEASE_S
     fence_s: float = defaults.FENCE_S
-    """Infinity: workers without a leader are not killed, and no leader waits."""
+    """Infinity if workers without a leader are not killed; then no leader waits."""
     silence_s: float = defaults.NODE_TIMEOUT_S - defaults.NODE_GRACE_S
-    """The silence after which a stream is considered lost."""
+    """Time without a message after which a stream is considered lost."""
 
     @property
     def held_s(self) -> float:
@@ -33,12 +33,12 @@ class LeaseTimes(Struct, frozen=True):
 
     @property
     def renew_s(self) -> float:
-        """How often a lease is renewed."""
+        """Interval of renewals."""
         return self.lease_s / 3
 
     @property
     def wait_s(self) -> float:
-        """How long a new leader starts no worker: those of an earlier leader are dead by then."""
+        """How long a new leader starts no worker, until those of an earlier leader are dead."""
         if self.fence_s == math.inf:
             return 0.0
         return self.renew_s + self.silence_s + self.fence_s + KILL_S

@@ -28,11 +28,11 @@ class LinkDown(Struct, frozen=True):
     left_s: float = 0.0
     """Seconds until the link gives up."""
     hosts: tuple[str, ...] = ()
-    """The answer of each of several listed hosts, once they have been tried for a while."""
+    """Last answer of each of several listed hosts, after they have been tried for a while."""
 
 
 class LinkLost(Struct, frozen=True):
-    """The link has ended: the master was unreachable for too long, or the peer is no master."""
+    """The link has ended: the master was unreachable for too long, or the peer is not a master."""
 
     sentence: str
 
@@ -47,7 +47,7 @@ class MasterLink(Protocol):
         """Send a message; dropped while the master is unreachable, since ``Attend`` has it all."""
 
     async def close(self) -> None:
-        """Flush what was sent, give the master a moment to end the stream, then end it."""
+        """Flush pending messages, give the master a moment to end the stream, then end it."""
 
 
 class LocalLink:
@@ -62,12 +62,8 @@ class LocalLink:
     ) -> None:
         """Attach the agent to the master.
 
-        Args:
-            master: the master in this process.
-            attend: returns the first message of the agent, with its present offer.
-            on_event: receives the messages of the master.
-            meet: is called with the address of each node that joins; returns whether the address
-                that this node offers changes.
+        ``attend`` returns the first message, with the current offer. ``meet`` is called with the
+        address of each node that joins; returns whether the address that this node offers changes.
         """
         self._master = master
         self._on_event = on_event

@@ -40,13 +40,13 @@ from ..protocol.stacks import StackOrder, StackReport, Suspicion
 from ..protocol.steps import StepsOrder, StepsReport
 
 Deliver = Callable[[MasterMessage | None], None]
-"""Receives the messages for one stream, in order; None: end the stream after them."""
+"""Receives the messages for one stream, in order; None ends the stream after them."""
 
 Renew = Callable[[Attend], Offer | None]
-"""Returns the new offer of the node in this process when another node joins; None: unchanged."""
+"""Returns the new offer of the node in this process when another node joins; None if unchanged."""
 
 STEPS_S = 1.0
-"""How long nodes have to report their workers' steps: they only read numbers."""
+"""Time limit for nodes to report their workers' steps: they only read numbers."""
 
 
 class Lease:
@@ -66,7 +66,8 @@ class Lease:
 
 ALONE = Lease()
 _REASONS_LOGGED = 32
-"""Refusals are logged once per reason; a peer that invents reasons does not fill the console."""
+"""Refusals are logged once per reason, so that a peer with many reasons does not fill the
+console."""
 
 
 class Master:
@@ -84,18 +85,12 @@ class Master:
     ) -> None:
         """Create a master on the running event loop.
 
-        Args:
-            settings: the times of the group.
-            note: called with each event.
-            clock: returns monotonic seconds.
-            examiner: starts the checks of a job that has them.
-            lease: the lease of this master, where several hosts may lead.
-            ended: called when every connected node has received the verdict.
-            changed: called after each event of the group; None: nothing follows it.
+        ``clock`` is in monotonic seconds; ``note`` gets each event; ``ended`` is called when every
+        connected node has received the verdict, ``changed`` after each event of the group.
         """
         self._lease = lease
         self._held: list[Command] = []
-        """Messages held until a majority of the listed hosts knows the new round."""
+        """Messages that wait until a majority of the listed hosts knows the new round."""
         self.group = Group(settings, os.urandom(8).hex(), examiner)
         self.started_at = clock()
         self.round_started_at = self.started_at
@@ -120,9 +115,7 @@ class Master:
     def attach(self, deliver: Deliver, renew: Renew | None = None) -> int:
         """Add a stream; return its number.
 
-        Args:
-            deliver: receives the messages for the stream.
-            renew: renews the offer of the node in this process, whose stream this is.
+        ``renew`` renews the offer of the node in this process, whose stream this is.
         """
         self._next_link += 1
         self._streams[self._next_link] = deliver
@@ -131,7 +124,7 @@ class Master:
         return self._next_link
 
     def receive(self, link: int, message: NodeMessage) -> None:
-        """Process a message of a stream; that of an ended stream is dropped."""
+        """Process a message of a stream; drop it if the stream has ended."""
         if link not in self._streams:
             return
         if isinstance(message, StackReport):
@@ -148,7 +141,7 @@ class Master:
             self._handle(Received(link, message))
 
     def _renew(self, link: int, attend: Attend) -> None:
-        """Renew the offer of the node in this process: the new node may complete a world."""
+        """Renew the offer of the node in this process, as the new node may complete a world."""
         if self._own is None or self._own[0] == link or self._own[0] not in self._streams:
             return
         own, renew = self._own
@@ -177,10 +170,9 @@ class Master:
             self._handle(Detached(link))
 
     async def whereabouts(self, inquiry: int = 0) -> Whereabouts:
-        """Return the present stacks of the round's workers, of all nodes that answer in time.
+        """Return the current stacks of the round's workers, from all nodes that respond in time.
 
-        Args:
-            inquiry: as in ``StackOrder``.
+        ``inquiry`` is that of ``StackOrder``.
         """
         nodes, away = {}, []
         for node in self.group.roster:
@@ -195,10 +187,8 @@ class Master:
     async def steps(self, *, only_first: bool = False) -> Whereabouts:
         """Return the steps of watched ranks, and the newest checkpoint.
 
-        Nodes that do not answer at once are left out.
-
-        Args:
-            only_first: of the node with rank 0 only: one message for any number of nodes.
+        Nodes that do not respond immediately are left out. ``only_first``: query only the node with
+        rank 0, which is one message for any number of nodes.
         """
         nodes = {
             node.link: node.spec.node_id
@@ -226,7 +216,7 @@ class Master:
             await self._handled.wait()
 
     def close(self) -> None:
-        """Stop the clock and end all streams: later events are ignored."""
+        """Stop the clock and end all streams; later events are ignored."""
         if not self.is_closed:
             for command in self.group.resign(self._clock()):
                 self._carry_out(command)
@@ -240,7 +230,7 @@ class Master:
         self._held.clear()
 
     def end_wait(self) -> None:
-        """Allow rounds at once: no earlier leader has started a worker."""
+        """Allow rounds immediately, because no earlier leader has started a worker."""
         self.group.end_wait()
         self._handle(Tick())
 
@@ -253,7 +243,7 @@ class Master:
             self._carry_out(command)
 
     def now(self) -> float:
-        """Return the time on the clock of the group, in seconds."""
+        """Return the group's time, in seconds."""
         return self._clock()
 
     def uptime_s(self) -> tuple[float, float]:

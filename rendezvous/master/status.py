@@ -1,4 +1,4 @@
-"""What a master answers to ``ft-run status``."""
+"""The master's response to ``ft-run status``."""
 
 from collections.abc import Mapping
 

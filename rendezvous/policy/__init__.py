@@ -1,1 +1,1 @@
-"""The failure policy: rules, restart budget, blame, root cause. Pure."""
+"""The failure policy: rules, restart budget, blame, root cause. No I/O, no clock."""

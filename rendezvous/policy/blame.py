@@ -1,7 +1,7 @@
-"""Which nodes were to blame, how often, and which are excluded from the job. Pure.
+"""Which nodes were the root cause, how often, and which are excluded. No I/O, no clock.
 
-An excluded node may not rejoin the job, under any incarnation. The assignments of a round carry
-the part that a later master needs.
+An excluded node cannot rejoin the job, under any incarnation. The assignments of a round carry the
+part that a later master needs.
 """
 
 from collections import deque
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from ..protocol.claim import NodeFailures
 
 _REMEMBERED = 1000
-"""Failures of one node; higher limits make no sense."""
+"""Maximum number of failures per node; higher limits make no sense."""
 
 _SENT_MAX = 32
-"""Number of nodes whose failures are sent: thousands of assignments carry them."""
+"""Number of nodes whose failures are sent, in possibly thousands of assignments."""
 
 
 class Ledger:
@@ -21,16 +21,13 @@ class Ledger:
 
     def __init__(self) -> None:
         self._failures: dict[str, deque[float]] = {}
-        """The times of each node's failures; the node that failed last is at the end."""
+        """Times of each node's failures; the node that failed last is at the end."""
         self._excluded: dict[str, str] = {}
 
     def blame(self, node_id: str, window_s: float, now: float) -> int:
         """Count a node as the root cause; return how often it was the cause within the window.
 
-        Args:
-            node_id: the node.
-            window_s: how far back failures count, in seconds; 0: all of them.
-            now: the time.
+        ``window_s``: how far back failures count, in seconds; 0 for all of them.
         """
         times = self._failures.pop(node_id, deque[float](maxlen=_REMEMBERED))
         self._failures[node_id] = times
@@ -43,8 +40,9 @@ class Ledger:
         """Return which nodes were the root cause, and how long ago, for a later master.
 
         Args:
-            limit: how many failures exclude a node; no more of each are sent. 0: none are sent.
-            window_s: how far back failures count, in seconds; 0: all of them.
+            limit: number of failures that exclude a node, and the maximum that is sent per node; 0
+                for none.
+            window_s: how far back failures count, in seconds; 0 for all of them.
             now: the time.
         """
         failures: list[NodeFailures] = []
@@ -57,12 +55,9 @@ class Ledger:
         return tuple(failures)
 
     def learn_failures(self, failures: Iterable[NodeFailures], since_s: int, now: float) -> None:
-        """Take over the counts of an earlier master, where they are higher.
+        """Take over the counts of an earlier master, if they are higher.
 
-        Args:
-            failures: the result of its ``failures``.
-            since_s: how long ago that was, in whole seconds.
-            now: the time.
+        ``failures`` is the result of its ``failures``, ``since_s`` seconds ago.
         """
         for node in reversed(tuple(failures)):
             if len(node.ages_s) > len(self._failures.get(node.node_id, ())):

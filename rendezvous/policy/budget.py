@@ -1,6 +1,6 @@
-"""The restart budget: how many restarts are left, and the delay of the next one. Pure.
+"""The restart budget: how many restarts are left, and the delay of the next one.
 
-Times are those of the group's clock, in seconds.
+No I/O, no clock. Times are in seconds of the group's clock.
 """
 
 from collections import deque
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..protocol.messages import PolicySpec
 
 FREE_BACKOFF_S = (0.0, 60.0)
-"""Without ``--restart-backoff``: no budget limits restarts that are not counted, so that they are
+"""Used without ``--restart-backoff``: no budget limits restarts that are not counted, so they are
 delayed."""
 
 _FIRST_STEP_S = 1.0
@@ -25,16 +25,13 @@ class RestartBudget:
 
     def __init__(self) -> None:
         self._times: deque[float] = deque()
-        """The times of the counted restarts that may still count."""
+        """Times of the counted restarts that may still count."""
         self._in_succession = 0
 
     def used(self, total: int, policy: PolicySpec, now: float) -> int:
-        """Return how many restarts count against ``--max-restarts`` now.
+        """Return how many restarts currently count against ``--max-restarts``.
 
-        Args:
-            total: the restarts counted since the start of the job.
-            policy: has the window; without one, all of them count.
-            now: the time.
+        ``total`` are the restarts since the start of the job; without a window, all of them count.
         """
         if not policy.restart_window_s:
             return total
@@ -54,7 +51,7 @@ class RestartBudget:
         return tuple(int(now - time) for time in self._times)
 
     def learn(self, ages_s: Sequence[int], now: float) -> None:
-        """Take over the restarts that an earlier master counted: their present ages in seconds."""
+        """Take over the restarts that an earlier master counted: their current ages in seconds."""
         self._times = deque(sorted(now - age for age in ages_s))
 
     def _forget_old(self, window_s: float, now: float) -> None:
@@ -66,7 +63,7 @@ class RestartBudget:
 
         Args:
             policy: has the first and the longest delay.
-            ran_s: how long the ended round ran, in seconds; None: unknown.
+            ran_s: how long the ended round ran, in seconds; None if unknown.
             is_free: whether the restart is not counted.
         """
         first, longest = policy.backoff_first_s, policy.backoff_max_s

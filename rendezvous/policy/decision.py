@@ -1,4 +1,7 @@
-"""The response to the end of a round: the policy's decision, budget and exclusion. Pure."""
+"""The response to the end of a round: the policy's decision, budget and exclusion.
+
+No I/O, no clock.
+"""
 
 from msgspec import Struct
 
@@ -23,19 +26,18 @@ class RoundDecision(Struct, frozen=True):
     """The response to the end of a round. With all fields at their defaults: a regroup."""
 
     outcome: Outcome | None = None
-    """The outcome of the job, if it ends."""
+    """Outcome of the job, if it ends."""
     is_counted: bool = False
     """Whether the next round counts as a restart."""
     words: str = ""
-    """The decision of the policy; empty for the default rule."""
+    """Decision of the policy; empty for the default rule."""
     excluded: str | None = None
-    """The excluded node."""
     delay_s: float = 0.0
-    """The delay of the next round, in seconds."""
+    """Delay of the next round, in seconds."""
 
 
 class Aftermath:
-    """The state that is kept between rounds to answer the next failure."""
+    """State that is kept between rounds to respond to the next failure."""
 
     def __init__(self) -> None:
         self.budget = RestartBudget()
@@ -66,11 +68,11 @@ class Aftermath:
         Args:
             job: has the policy and the budget.
             postmortem: concluded; a departure that the policy blames becomes its cause.
-            restarts: the restarts counted since the start of the job.
-            ran_s: seconds from the start of the round to its stop; None: unknown.
-            suspect: the identity of the root cause's node; None: unknown.
+            restarts: restarts counted since the start of the job.
+            ran_s: seconds from the start of the round to its stop; None if unknown.
+            suspect: identity of the root cause's node; None if unknown.
             has_stand_in: whether a world of the same size can be formed without that node.
-            nodes: the nodes of the round.
+            nodes: number of nodes of the round.
             now: the group's time in seconds.
         """
         policy = job.policy or _DEFAULTS
@@ -165,7 +167,7 @@ class Aftermath:
         restarts: int,
         now: float,
     ) -> RoundDecision | None:
-        """Return the end of the job: by a rule, without progress or budget; None: it continues."""
+        """Return the end of the job: by a rule, or without progress or budget; None to continue."""
         if decision.action is Action.FAIL:
             return RoundDecision(outcome=Outcome.POLICY_ENDED, words=words)
         if exhausted := self.progress.exhausted(policy.max_no_progress):

@@ -1,6 +1,6 @@
-"""The matches of failure rules: exit code, signal, error text, kind of loss. Pure.
+"""The matches of failure rules: exit code, signal, error text, kind of loss. No I/O, no clock.
 
-A worker's exit code is one number, as a shell or Kubernetes shows it: that of its exit, or 128 + n
+A worker's exit code is one number, as a shell or Kubernetes shows it: its own exit code, or 128 + n
 if signal n killed it. ``exit:137`` and ``signal:SIGKILL`` are the same.
 """
 
@@ -18,7 +18,7 @@ from ..protocol.failure import Failure, FailureKind, signal_name
 
 _LINES_LOOKED_AT = 100
 _LINE_LOOKED_AT = 500
-"""Characters. Bounds the cost of a regular expression, which is applied to each line."""
+"""In characters. Bounds the cost of a regular expression, which is applied to each line."""
 _REGEX_MAX = 500
 
 _WORKER_KINDS = (FailureKind.WORKER, FailureKind.START)
@@ -30,9 +30,9 @@ RIGHT = (
 
 
 class BadRule(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
-    """Raised when a text is not a rule, or not the MATCH of one.
+    """Raised if a string is not a rule, or not the MATCH of one.
 
-    ``why`` has what is wrong, ``right`` what is expected.
+    ``why`` contains the error, ``right`` the expected value.
     """
 
     def __init__(self, why: str, right: str = RIGHT) -> None:
@@ -52,15 +52,15 @@ class Match(Struct, frozen=True):
     """The left side of a rule."""
 
     text: str
-    """As it is written in a rule."""
+    """As written in a rule."""
     look: Callable[[Failure], Look]
     """Returns whether a failure matches, and why."""
     exit_code: int | None = None
-    """Of all failures that match, as in ``Failure``; None: they have different ones."""
+    """Exit code of all failures that match, as in ``Failure``; None if they have different ones."""
 
 
 def _look_for_status(low: int, high: int, failure: Failure) -> Look:
-    """``exit:N``, ``exit:A-B``: both ends included."""
+    """Match ``exit:N`` and ``exit:A-B``, both ends included."""
     status = exit_status(failure)
     if status is None:
         return Look(False, "no worker exited")
@@ -70,7 +70,7 @@ def _look_for_status(low: int, high: int, failure: Failure) -> Look:
 
 
 def _look_for_signal(number: int, failure: Failure) -> Look:
-    """``signal:NAME``."""
+    """Match ``signal:NAME``."""
     status, name = exit_status(failure), signal_name(number)
     if status is None:
         return Look(False, "no worker exited")
@@ -80,7 +80,7 @@ def _look_for_signal(number: int, failure: Failure) -> Look:
 
 
 def _look_for_words(expression: str, failure: Failure) -> Look:
-    """``error:REGEX``: matches anywhere in a line of the error, case-sensitive."""
+    """Match ``error:REGEX`` anywhere in a line of the error, case-sensitive."""
     lines = error_lines(failure)
     if not lines:
         return Look(False, "no error message is known")
@@ -92,7 +92,7 @@ def _look_for_words(expression: str, failure: Failure) -> Look:
 
 
 def _look_for_oom(failure: Failure) -> Look:
-    """``oom``."""
+    """Match failures caused by the kernel's OOM killer (``oom``)."""
     matches = failure.out_of_memory
     return Look(
         matches, "the kernel's OOM killer killed the worker" if matches else "not an OOM kill"
@@ -100,7 +100,7 @@ def _look_for_oom(failure: Failure) -> Look:
 
 
 def _look_for_device_oom(failure: Failure) -> Look:
-    """``device-oom``: an accelerator ran out of memory, by the exception of torch."""
+    """Match ``device-oom``: an accelerator ran out of memory, by torch's exception."""
     if failure.proposal is not None:
         return Look(True, failure.proposal.cause)
     if any(re.search(_DEVICE_OOM, line) for line in error_lines(failure)):
@@ -109,7 +109,7 @@ def _look_for_device_oom(failure: Failure) -> Look:
 
 
 def look_for_corrupt(failure: Failure) -> Look:
-    """``corrupt``: the state of one rank had changed, by the exception of ``Checkpointer``."""
+    """Match ``corrupt``: the state of one rank had changed, by ``Checkpointer``'s exception."""
     matches = _is_exception("CorruptStateError", failure)
     return Look(
         matches, "the state of one rank was corrupted" if matches else "no state was corrupted"
@@ -117,7 +117,7 @@ def look_for_corrupt(failure: Failure) -> Look:
 
 
 def look_for_unequal(failure: Failure) -> Look:
-    """Return whether the state differed between ranks, by the exception of ``Checkpointer``."""
+    """Return whether the state differed between ranks, by ``Checkpointer``'s exception."""
     matches = _is_exception("UnequalStateError", failure)
     return Look(
         matches, "the state differs between ranks" if matches else "no state differs between ranks"
@@ -125,7 +125,7 @@ def look_for_unequal(failure: Failure) -> Look:
 
 
 def look_for_world_size(failure: Failure) -> Look:
-    """Return whether another number of ranks had saved local state, by the exception."""
+    """Return whether a different number of ranks had saved local state, by the exception."""
     matches = _is_exception("WorldSizeError", failure)
     return Look(
         matches,
@@ -140,7 +140,7 @@ def _is_exception(name: str, failure: Failure) -> bool:
 
 
 def _look_for_kind(kind: FailureKind, event: str, no_event: str, failure: Failure) -> Look:
-    """``node-lost``, ``preempted``, ``hang``."""
+    """Match ``node-lost``, ``preempted`` and ``hang``."""
     matches = failure.kind is kind
     return Look(matches, event if matches else no_event)
 
@@ -186,7 +186,7 @@ def parse_match(text: str) -> Match:
     """Parse the MATCH of a rule.
 
     Raises:
-        BadRule: it is not a match; the error has what is expected.
+        BadRule: If it is not a match; contains the expected value.
     """
     name, colon, value = text.partition(":")
     if colon and name == "exit":
@@ -256,13 +256,13 @@ def _error(text: str) -> Match:
 
 @functools.lru_cache(maxsize=128)
 def _compiled(text: str) -> Any:
-    """Return an expression of RE2, which searches in linear time for any expression.
+    """Compile an RE2 expression, which searches in linear time for any expression.
 
-    With Python's engine the time for ``(a|a)*b`` doubles with each letter of a line, so that a
-    master that tries it hangs.
+    With Python's engine, the time for ``(a|a)*b`` doubles with each letter of a line, so a master
+    that tries it would hang.
 
     Raises:
-        ValueError: RE2 does not accept it; has the reason.
+        ValueError: If RE2 rejects it; contains the reason.
     """
     import re2  # only for rules with error:
 
@@ -313,7 +313,7 @@ def look_for_slip(failure: Failure) -> Look:
 def same_slip(one: Failure, other: Failure) -> bool:
     """Return whether two failures have the same kind, exit code and text, at any rank.
 
-    All ranks fail with the same usage error at about the same time: the first report is random.
+    All ranks fail with the same usage error at about the same time, so the first report is random.
     """
     return (one.kind, one.exit_code, _first_line(one)) == (
         other.kind,

@@ -1,11 +1,10 @@
-"""How many consecutive restarts have brought no progress. Pure.
+"""How many consecutive restarts have brought no progress. No I/O, no clock.
 
 Scripts count their steps in two ways. A script that reports its own number (``progress(step)``)
-reports the position of the training in any round: a round has made progress when it exceeded the
-furthest step of all rounds before. A script whose optimizers are counted starts each round at 0,
+reports the position of the training in any round: a round has made progress if it exceeded the
+furthest step of all previous rounds. A script whose optimizers are counted starts each round at 0,
 and does not report where it has resumed: any step may be a new one. So a round of such a script has
-made no progress only when it did not do a single step; otherwise a job with progress could be
-ended.
+made no progress only if it did not do a single step; otherwise a job with progress could be ended.
 """
 
 from collections.abc import Collection
@@ -18,17 +17,17 @@ class ProgressRecord:
 
     def __init__(self) -> None:
         self.past: PastProgress | None = None
-        """What a later master needs, or this one has learned; None before a round is over."""
+        """State for a later master, or from an earlier one; None before a round has ended."""
 
     def round_over(
         self, reports: Collection[Progress], *, is_complete: bool, has_failed: bool
     ) -> None:
-        """Evaluate a round that is over.
+        """Evaluate a round that has ended.
 
         Args:
-            reports: the reports of its nodes.
-            is_complete: all nodes reported; the steps of one that did not may have been new ones.
-            has_failed: a failure has ended the round.
+            reports: reports of its nodes.
+            is_complete: whether all nodes reported; the steps of others may have been new ones.
+            has_failed: whether a failure has ended the round.
         """
         furthest = max((progress.furthest for progress in reports), default=-1)
         before = self.past.furthest if self.past is not None else -1
@@ -41,10 +40,9 @@ class ProgressRecord:
             self.past = PastProgress(before, idle)
 
     def exhausted(self, limit: int) -> str:
-        """Return a text if so many restarts brought no progress; empty: they were fewer.
+        """Return a message if ``limit`` restarts brought no progress; empty if not.
 
-        Args:
-            limit: how many restarts may bring none; 0: any number.
+        A ``limit`` of 0 means no limit.
         """
         if not limit or self.past is None or self.past.idle_restarts < limit:
             return ""

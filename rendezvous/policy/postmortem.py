@@ -1,4 +1,7 @@
-"""Why a round ended: its failures, the root cause, and whether a restart counts. Pure."""
+"""Why a round ended: its failures, the root cause, and whether a restart counts.
+
+No I/O, no clock.
+"""
 
 from ..protocol.claim import Progress
 from ..protocol.failure import Evidence, Failure, FailureKind, evidence, root_cause
@@ -10,28 +13,28 @@ _Key = tuple[FailureKind, int, int, int, int]
 
 
 class Postmortem:
-    """The known causes of the end of the present round."""
+    """The known causes of the end of the current round."""
 
     def __init__(self) -> None:
         self._failures: dict[_Key, Failure] = {}
         self._positions: dict[_Key, float] = {}
         """Their order, as far as the master knows it."""
         self._collateral: list[_Key] = []
-        """Those that are dropped first if there are too many."""
+        """Failures that are dropped first if there are too many."""
         self._suspected: dict[str, int] = {}
-        """By identity, the number of known failures when a node's stream broke."""
+        """Number of known failures when a node's stream broke, by identity."""
         self.count = 0
-        """The number of failures, including those that were not kept."""
+        """Number of failures, including dropped ones."""
         self.counted = False
         """Whether the end of the round counts as a restart."""
         self.reason = ""
-        """Why the round ended, as text; empty while it runs."""
+        """Why the round ended, as text; empty while it is running."""
         self.cause: Failure | None = None
-        """The root cause, once the round is over; None when it ended for another reason."""
+        """Root cause, after the round has ended; None if it ended for another reason."""
         self.preempted: Failure | None = None
         """The node whose departure ended the round."""
         self.progress: dict[str, Progress] = {}
-        """By identity, the progress of the nodes that have reported it."""
+        """Progress of the nodes that have reported it, by identity."""
 
     def suspect(self, node_id: str) -> None:
         """Record that a node's stream broke: if the node is lost, this is the time."""
@@ -44,9 +47,7 @@ class Postmortem:
     def remember(self, failure: Failure, node_id: str = "") -> None:
         """Record a failure; a known one changes nothing.
 
-        Args:
-            failure: the failure.
-            node_id: the lost node, if that is the failure.
+        ``node_id`` is the lost node, if that is the failure.
         """
         key = (
             failure.kind,
@@ -72,12 +73,12 @@ class Postmortem:
 
     @property
     def foremost(self) -> Failure | None:
-        """Return the root cause as far as it is known now."""
+        """The root cause, as far as known."""
         return root_cause(self._in_order())
 
     @property
     def stuck(self) -> Failure | None:
-        """Return the first worker that cannot be killed: no other round can be formed."""
+        """The first worker that cannot be killed, which makes another round impossible."""
         kinds = (f for f in self._failures.values() if f.kind is FailureKind.STUCK)
         return next(kinds, None)
 
@@ -86,7 +87,7 @@ class Postmortem:
         self.reason, self.counted, self.preempted = reason, counted, preempted
 
     def conclude(self) -> None:
-        """Determine the root cause: all of the round's workers are dead."""
+        """Determine the root cause, after all of the round's workers are dead."""
         stuck = self.stuck
         self.cause = self.foremost if self.counted else stuck
         if self.cause is not None:
@@ -95,12 +96,11 @@ class Postmortem:
                 self.reason += f"; then {stuck.summary()}"
 
     def _in_order(self) -> list[Failure]:
-        """Return the failures in their order, as far as it is known."""
         keys = sorted(self._failures, key=self._positions.__getitem__)
         return [self._failures[key] for key in keys]
 
     def blame_departure(self) -> None:
-        """Make the departure of a node the root cause, since the policy answers it."""
+        """Make the departure of a node the root cause, because the policy responds to it."""
         if self.preempted is not None:
             self.remember(self.preempted)
             self.cause = self.preempted

@@ -1,18 +1,18 @@
-"""After which failures a node is checked again. Pure.
+"""Failures after which a node is checked again. No I/O, no clock.
 
-A script's own exception is no evidence of a machine fault. A lost node, a signal, an error of a
-device or of a collective may be: then the verdict on its node is stale.
+A script's own exception does not indicate a machine fault. A lost node, a signal, an error of a
+device or of a collective can: then the verdict on its node is stale.
 """
 
 import re
 
 from ..protocol.failure import Failure, FailureKind, is_collateral, own_words
 
-# The patterns are texts, which re compiles and caches at the first failure: most agents and masters
-# never need one.
+# The patterns are strings, which re compiles and caches at the first failure: most agents and
+# masters never need one.
 
-# Errors of CUDA, HIP, cuBLAS, NCCL and the driver that no ordinary bug of a script causes.
-# (An index out of range in a kernel is such a bug: device-side assert.)
+# Errors of CUDA, HIP, cuBLAS, NCCL and the driver that no ordinary bug of a script causes. (An
+# index out of range in a kernel is such a bug: device-side assert.)
 _DEVICE = (
     r"(?i)CUDA error(?!: device-side assert)|cudaError(?!Assert)|HIP error|hipError|CUBLAS_STATUS"
     r"|CUDNN_STATUS|uncorrectable|\bECC error|\bXid\b|illegal memory access|launch failure"
@@ -27,8 +27,8 @@ _COLLECTIVE = (
 )
 
 _ASIDE = r"(?m)^([ \t]{2,}|\[[IW]\d{4} ).*$"
-"""A file or source line in a traceback, or a warning of torch at the end of a process, e.g. about
-a process group that was not destroyed."""
+"""A file or source line in a traceback, or a warning of torch at the end of a process, e.g. about a
+process group that was not destroyed."""
 
 
 def may_be_the_machine(failure: Failure) -> bool:
@@ -46,7 +46,7 @@ def may_be_the_machine(failure: Failure) -> bool:
 
 
 def casts_doubt_on_all(failure: Failure) -> bool:
-    """Return whether a root cause is a broken collective: no node is known to have caused it."""
+    """Return whether a root cause is a broken collective, which no known node has caused."""
     if failure.kind is FailureKind.HANG:
         return failure.rank < 0  # all ranks wait at the same place
     is_broken = failure.kind is FailureKind.WORKER and is_collateral(failure)

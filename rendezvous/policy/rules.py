@@ -1,4 +1,4 @@
-"""The rules of the failure policy: which rule answers a failure, and how. Pure.
+"""The rules of the failure policy: which rule responds to a failure, and how. No I/O, no clock.
 
 Rules are ``MATCH=ACTION``; the first match decides, the user's rules before the defaults
 (docs/reference/failure-policy.md). ``decide`` returns the rule, the reason, and the skipped rules.
@@ -36,9 +36,9 @@ class Action(enum.Enum):
     RESTART_FREE = "restart-free"
     """A new round, not counted."""
     FAIL = "fail"
-    """The job ends now."""
+    """The job ends immediately."""
     REPLACE_NODE = "replace-node"
-    """The node of the root cause is excluded; a new round with another, counted."""
+    """The node of the root cause is excluded; a new round with another node, counted."""
     SHRINK = "shrink"
     """A new round with the values that the failure proposes, not counted."""
 
@@ -49,7 +49,7 @@ class Action(enum.Enum):
 
 
 class Rule(Struct, frozen=True):
-    """One rule of the user: the action answers a failure that matches."""
+    """A user's rule: the action responds to a failure that matches."""
 
     match: Match
     action: Action
@@ -59,7 +59,7 @@ class Rule(Struct, frozen=True):
         """Parse ``MATCH=ACTION``, e.g. ``exit:64-79=fail``. A regex may contain ``=``.
 
         Raises:
-            BadRule: it is not a rule.
+            BadRule: If it is not a rule.
         """
         match, equals, action = text.strip().rpartition("=")
         actions = [known.value for known in Action]
@@ -80,12 +80,12 @@ class Rule(Struct, frozen=True):
 
 
 class Context(Struct, frozen=True):
-    """What is known besides the failure itself."""
+    """Information in addition to the failure itself."""
 
     seconds_after_start: float | None = None
-    """Seconds from the start of the round to its failure; None: unknown."""
+    """Seconds from the start of the round to its failure; None if unknown."""
     previous: Failure | None = None
-    """The root cause of the previous round, if that too was a usage error after its start."""
+    """Root cause of the previous round, if it too was a usage error soon after the start."""
     carried: Carried = ()
     """Values of the job."""
     was_corrupt: bool = False
@@ -117,7 +117,7 @@ class Decision(Struct, frozen=True):
     adopts: Carried = ()
     """Values of the next round that ``shrink`` changes."""
     note: str = ""
-    """What ``shrink`` does, or why it does not apply; empty: there is no such rule."""
+    """Effect of ``shrink``, or why it does not apply; empty if there is no such rule."""
 
     def words(self) -> str:
         """Return the rule as short text, for an event line."""
@@ -142,8 +142,8 @@ def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decisio
 
     Args:
         rules: the user's rules, in their order.
-        failure: the root cause of the end of a round.
-        context: what else is known about it.
+        failure: root cause of the end of a round.
+        context: additional information about it.
     """
     passed_over: list[PassedOver] = []
     note = ""
@@ -172,7 +172,7 @@ def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decisio
 
 
 def _shrinking(proposal: Proposal | None, carried: Carried) -> tuple[Action | None, str]:
-    """Return what ``shrink`` does about a failure, and the reason; None if it does not apply."""
+    """Return the action of ``shrink`` on a failure, and the reason; None if it does not apply."""
     if proposal is None:
         return None, "memory ran out outside the parts of ElasticBatches"
     if merged(carried, proposal.values) != carried:
@@ -183,7 +183,7 @@ def _shrinking(proposal: Proposal | None, carried: Carried) -> tuple[Action | No
 
 
 def _default(failure: Failure, context: Context, passed_over: list[PassedOver]) -> Decision:
-    """Return the response of the default rules, to which no rule of the user applies."""
+    """Return the response of the default rules, if no rule of the user applies."""
     is_repeated, words = _repeated_slip(failure, context)
     if is_repeated:
         return Decision(Action.FAIL, DEFAULT_SLIP, words, True, tuple(passed_over))

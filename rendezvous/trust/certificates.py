@@ -1,6 +1,6 @@
 """Derives certificates from a token: the job's authority, and a certificate of this process.
 
-The package ``cryptography`` is imported where it is needed: most jobs have no token.
+The package ``cryptography`` is imported only when it is needed: most jobs have no token.
 """
 
 import datetime
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, Name
 
 WIRE_NAME = "wire.ft-run.invalid"
-"""The name in every certificate. It is not a host name: a name finds a host, the token
-authenticates it."""
+"""Name in every certificate. Not a host name: a name only locates a host, the token authenticates
+it."""
 
 _AUTHORITY_NAME = "ft-run authority"
 _SALT = b"ft-run authority 1"
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**12, 8, 1
-"""4 MiB and some 10 ms for each guess. A token has 128 bits or more: this protects tokens that are
-not random, and it is part of the start of every agent."""
+"""4 MiB and some 10 ms per guess. A token has 128 bits or more: this protects tokens that are not
+random, and it is part of the start of every agent."""
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""The order of the group of P-256."""
+"""Order of the P-256 group."""
 
 BEGIN = datetime.datetime(1970, 1, 1)
 END = datetime.datetime(9999, 12, 31, 23, 59, 59)
 """RFC 5280's value for "no expiration". A certificate is not used after its process has ended, and
-clocks of nodes may differ by years: dates would only reject valid nodes."""
+clocks of nodes may differ by years, so dates would only reject valid nodes."""
 
 
 class KeyPair(Struct, frozen=True):
-    """The certificate and key of a process, and the authorities that it accepts; all PEM."""
+    """Certificate and key of a process, and the authorities that it accepts; all PEM."""
 
     authority: bytes
     certificate: bytes
@@ -41,7 +41,7 @@ class KeyPair(Struct, frozen=True):
 
 
 def key_pair(token: Token) -> KeyPair:
-    """Return a new key and certificate; processes with those of one token accept each other."""
+    """Return a new key and certificate; processes with the same token accept each other's."""
     authority = authority_key(token)
     return issue(authority, certificate_of(authority))
 
@@ -51,7 +51,7 @@ def authority_key(token: Token) -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-    # 16 bytes more than the order has, so that the remainder is not biased.
+    # 16 bytes more than the order, so that the remainder is not biased.
     stretched = Scrypt(salt=_SALT, length=48, n=_SCRYPT_N, r=_SCRYPT_R, p=_SCRYPT_P).derive(
         token.reveal().encode()
     )

@@ -1,4 +1,4 @@
-"""Credentials for gRPC, from a token or from files with certificates. Mutual TLS."""
+"""Credentials for gRPC, from a token or from certificate files. Mutual TLS."""
 
 import os
 from contextlib import suppress
@@ -19,7 +19,7 @@ class Trust:
     """Credentials for both ends of a connection."""
 
     wire_name: str | None = None
-    """The name that a master's certificate must have; None: that of its endpoint."""
+    """Name that a master's certificate must have; None for its endpoint's host name."""
 
     def current(self) -> KeyPair:
         """Return the certificate of this process, and the authorities that it accepts."""
@@ -27,7 +27,7 @@ class Trust:
 
     @property
     def bearer(self) -> str:
-        """The secret that clients of HTTPS send; empty: they have a certificate."""
+        """Secret that HTTPS clients send; empty if they have a certificate."""
         return ""
 
     def for_channel(self) -> "grpc.ChannelCredentials":
@@ -53,7 +53,7 @@ class Trust:
         mine = self.current()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # ssl takes a certificate and its key from a file only: here one in memory.
+        # ssl reads a certificate and its key only from a file: here one in memory.
         fd = os.memfd_create("ft-run-https")
         try:
             os.write(fd, mine.certificate + b"\n" + mine.key)
@@ -84,12 +84,12 @@ class TokenTrust(Trust):
 
     @property
     def ca(self) -> bytes:
-        """The certificate of the authority that all processes with the token have, PEM."""
+        """Certificate of the authority that all processes with the token share, PEM."""
         return self._key_pair.authority
 
     @property
     def bearer(self) -> str:
-        """The token: clients of HTTPS need no certificate."""
+        """The token: HTTPS clients need no certificate."""
         return self._token.reveal()
 
 
@@ -100,7 +100,7 @@ class FileTrust(Trust):
         """Read the files once.
 
         Raises:
-            UsageError: a file cannot be read, or the files do not belong together.
+            UsageError: If a file cannot be read, or the files do not belong together.
         """
         self._cert, self._key, self._ca = cert, key, ca
         self._shown = self._served = self._read()
@@ -132,7 +132,7 @@ class FileTrust(Trust):
         )
 
     def _check(self) -> None:
-        """Refuse what gRPC would refuse without an error."""
+        """Reject files that gRPC would reject without an error."""
         import ssl
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

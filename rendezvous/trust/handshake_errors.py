@@ -1,6 +1,6 @@
-"""Why two ends do not trust each other, as far as the client can find out.
+"""Why the two ends do not trust each other, as far as the client can detect.
 
-gRPC does not report a failed handshake to a server, so that the node reports it.
+gRPC does not report a failed handshake to a server, so the node reports it.
 """
 
 import enum
@@ -17,7 +17,7 @@ _PROBE_S = 2.0
 
 
 class HandshakeError(enum.Enum):
-    """The reason for a failed handshake: a text for the log, and the rest of the error message."""
+    """Reason for a failed handshake: text for the log, and the rest of the error message."""
 
     WANTS_TOKEN = (
         "the master requires a token",
@@ -51,7 +51,7 @@ class HandshakeError(enum.Enum):
         return self.value[0]
 
     def sentence(self, endpoint: Endpoint) -> str:
-        """Return the error message: what is wrong, and what is expected."""
+        """Return the error message, with the expected value."""
         why, right = self.value
         return f"{why.replace('the master', f'the master at {endpoint}', 1)}; {right}"
 
@@ -66,7 +66,7 @@ _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|HTTP_REQUEST|UNKNOWN_PROTOCOL")
 async def handshake_error(
     details: str, endpoint: Endpoint, trust: Trust | None
 ) -> HandshakeError | None:
-    """Return the handshake error behind a failed connection; None: there is none."""
+    """Return the handshake error behind a failed connection; None if there is none."""
     if (trust is None or trust.wire_name is None) and _CLOSED.search(details):
         try:
             wanted = await in_daemon_thread(partial(_wanted, endpoint))
@@ -85,7 +85,7 @@ async def handshake_error(
 
 
 def _wanted(endpoint: Endpoint) -> HandshakeError | None:
-    """Return what a master requires that closed a plain-text connection; None: it is gone."""
+    """Return what a master that closed a plain-text connection requires; None if it is gone."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,4 +1,4 @@
-"""The user's options for the security of connections, and the credentials made from them."""
+"""The user's options for the security of connections, and the resulting credentials."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from .credentials import Trust
 
 TOKEN_VARIABLE = "FT_RUN_TOKEN"  # noqa: S105 - a name
-"""The variable with the token itself; removed from the environment before any start."""
+"""Variable with the token itself; removed from the environment before any start."""
 
 TOKEN_FILE_VARIABLE = "FT_RUN_TOKEN_FILE"  # noqa: S105 - a name
 
 
 class TrustOptions(Struct, frozen=True):
-    """A token, a token file, or three files of certificates; nothing has been read yet."""
+    """A token, a token file, or three certificate files; nothing has been read yet."""
 
     token: Token | None = None
     token_file: str | None = None
     origin: str = "--token-file"
-    """The flag or the variable that gave the token."""
+    """The option or the variable that provided the token."""
     tls_cert: str | None = None
     """With ``tls_key`` and ``tls_ca``: the user's certificates, PEM."""
     tls_key: str | None = None
@@ -36,7 +36,7 @@ def read_trust(options: TrustOptions | None) -> "Trust | None":
     Expensive steps, and the import of gRPC, are deferred until the credentials are used.
 
     Raises:
-        UsageError: a file cannot be used, a token is too weak, or a package is missing.
+        UsageError: If a file cannot be used, a token is too weak, or a package is missing.
     """
     if options is None:
         return None

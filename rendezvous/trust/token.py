@@ -18,13 +18,13 @@ _ALPHABETS = (
     (frozenset("0123456789ABCDEF"), 16),
 )
 _OF_OTHERS = 64
-"""The alphabet of other tokens: letters, digits and two signs, as in base64."""
+"""Alphabet size of other tokens: letters, digits and two signs, as in base64."""
 
 ADVICE = "expected one made by ft-run token."
 
 
 class Token:
-    """The secret text; it has no readable repr and cannot be pickled."""
+    """The secret string; it has no readable repr and cannot be pickled."""
 
     __slots__ = ("_text",)
 
@@ -32,7 +32,7 @@ class Token:
         self._text = text
 
     def reveal(self) -> str:
-        """Return the text."""
+        """Return the secret."""
         return self._text
 
     def __repr__(self) -> str:
@@ -54,7 +54,7 @@ def new_token() -> Token:
 
 
 def checked(token: Token, origin: str) -> Token:
-    """Return a token without the white space around it, if it is strong enough.
+    """Return a token without surrounding white space, if it is strong enough.
 
     Raises:
         UsageError: If it is too weak.
@@ -77,9 +77,9 @@ def checked(token: Token, origin: str) -> Token:
 
 
 def _bits_of_variety(text: str) -> float:
-    """Return the bits that the frequencies of the characters allow, of one period of the text.
+    """Return the bits that the frequencies of the characters allow, in one period of the string.
 
-    A random text has fewer bits by this measure than by its alphabet, but more than half of them.
+    A random string has fewer bits by this measure than by its alphabet, but more than half of them.
     """
     period = next(n for n in range(1, len(text) + 1) if text.startswith(text[n:]))
     counts = Counter(text[:period]).values()
@@ -87,10 +87,10 @@ def _bits_of_variety(text: str) -> float:
 
 
 def read_token(path: str, origin: str) -> Token:
-    """Return the token in a file.
+    """Read the token in a file.
 
     Raises:
-        UsageError: it cannot be read, other users can read it, or its token is too weak.
+        UsageError: If it cannot be read, other users can read it, or its token is too weak.
     """
     data = read_private(path, f"the token file {path} ({origin})")
     if len(data) > _MOST_BYTES:
@@ -108,7 +108,7 @@ def write_token(path: str, token: Token) -> None:
     """Write a token into a new file that only this user can read.
 
     Raises:
-        UsageError: the file already exists, or cannot be created.
+        UsageError: If the file already exists, or cannot be created.
     """
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -126,7 +126,7 @@ def read_private(path: str, what: str) -> bytes:
     A group may read a file of root: Kubernetes mounts volumes with ``fsGroup`` like this.
 
     Raises:
-        UsageError: it cannot be read, or other users can read it.
+        UsageError: If it cannot be read, or other users can read it.
     """
     try:
         with open(path, "rb") as file:

@@ -11,9 +11,9 @@ from .credentials import Trust
 Options = Sequence[tuple[str, int]]
 
 _ATTEMPT, _ATTEMPT_MS = "grpc.min_reconnect_backoff_ms", 2_000
-"""How long an attempt to connect may take. A handshake costs the master some 0.75 ms of CPU time:
-when all nodes of a large job connect at once, the last ones wait, and a handshake that they abandon
-is wasted. A longer limit would delay the attempt at a host's new address."""
+"""Time limit of a connection attempt. A handshake costs the master some 0.75 ms of CPU time: when
+all nodes of a large job connect simultaneously, the last ones wait, and a handshake that they
+abandon is wasted. A longer limit would delay the attempt at a host's new address."""
 
 
 def open_channel(
@@ -21,11 +21,8 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Return a channel to a master; it connects when it is used.
 
-    Args:
-        target: the endpoint of the master.
-        options: options of gRPC.
-        trust: the credentials; None: plain text, which a master with a token refuses.
-        name: the name of the host in its certificate, if the target is an address.
+    ``trust`` is None for plain text, which a master with a token refuses; ``name`` is the host name
+    in the master's certificate, if the target is an address.
     """
     if trust is None:
         return grpc.aio.insecure_channel(str(target), options=list(options))
@@ -40,7 +37,7 @@ def listen(server: grpc.aio.Server, address: Endpoint, trust: Trust | None) -> i
     """Make a server listen at an address; return the port.
 
     Raises:
-        RuntimeError: it cannot listen there.
+        RuntimeError: If it cannot listen there.
     """
     where = join_host_port(address.host, address.port)
     if trust is None:
