@@ -1,11 +1,10 @@
-"""Types of message fields with their bounds, and the check of incoming messages. Pure.
+"""Types of message fields with their bounds, and the check of incoming messages.
 
-A master accepts only what it can forward, store and show, and so do a node and ``ft-run status``.
-So each number, text and list of a message has bounds, far above the usual values. They are part of
-its type:
-``Annotated[int, Whole(0, 65535)]`` is an ``int`` for everything else. The first check of a message
-raises if a number, text or list has no bounds. ``MAX_FROM_NODE_BYTES`` of
-``transport.channel_options`` bounds the total size of a message.
+No I/O, no clock. A master accepts only values that it can forward, store and show, and so do a node
+and ``ft-run status``. So each number, string and list of a message has bounds, far above the usual
+values. They are part of its type: ``Annotated[int, Whole(0, 65535)]`` is an ``int`` for all other
+code. The first check of a message raises if a number, string or list has no bounds.
+``MAX_FROM_NODE_BYTES`` of ``transport.channel_options`` bounds the total size of a message.
 """
 
 import enum
@@ -29,7 +28,7 @@ SECONDS_MAX: Final = 1e9
 """As on the command line."""
 SHORT_TEXT_MAX_CHARS: Final = 512
 RULES_MAX: Final = 100
-"""To read the longest regular expression takes 0.04 s."""
+"""Parsing the longest regular expression takes 0.04 s."""
 
 
 class Whole(Struct, frozen=True):
@@ -44,22 +43,23 @@ class Real(Struct, frozen=True):
 
     most: float
     may_be_infinite: bool = False
-    """Infinity is valid beyond ``most``: never."""
+    """Whether infinity is valid, which means never."""
 
 
 class Length(Struct, frozen=True):
-    """Bounds of a text, in characters, or of a list, in entries."""
+    """Bounds of a string, in characters, or of a list, in entries."""
 
     most: int
     is_name: bool = False
-    """Printable characters only, since it is used unchanged on terminals and in environments."""
+    """Printable characters only, because it is used unchanged on terminals and in environments."""
     is_needed: bool = False
 
 
 class Called(Struct, frozen=True):
-    """The name of an option that must be the same on all nodes, in the error if it differs.
+    """Name of an option that must be the same on all nodes, for the error if it differs.
 
-    Without this the name is that of its field: ``--max-restarts``, ``--restart-window in seconds``.
+    Without this, the name is that of its field: ``--max-restarts``, ``--restart-window in
+    seconds``.
     """
 
     words: str
@@ -68,12 +68,12 @@ class Called(Struct, frozen=True):
 Unchecked = Annotated[int, "compared before anything else, and never kept"]
 Count = Annotated[int, Whole(0, COUNT_MAX)]
 CountOrNone = Annotated[int, Whole(-1, COUNT_MAX)]
-"""-1: none."""
+"""-1 if none."""
 Ballot = Annotated[int, Whole(0, BALLOT_MAX)]
 ExitCode = Annotated[int, Whole(-255, 255)]
 """As in ``subprocess``: negative for a signal."""
 Workers = Annotated[int, Whole(0, 65_536)]
-"""The number of workers of one node."""
+"""Number of workers of one node."""
 Port = Annotated[int, Whole(0, 65_535)]
 Age = Annotated[int, Whole(0, 999_999_999)]
 """In seconds, up to some thirty years; the sum of two still fits an unsigned field."""
@@ -88,16 +88,16 @@ Names = Annotated[str, Length(4_096, is_name=True)]
 Reason = Annotated[str, Length(512, is_needed=True)]
 ShortText = Annotated[str, Length(SHORT_TEXT_MAX_CHARS)]
 Text = Annotated[str, Length(4_096)]
-"""Sentences, paths and rules."""
+"""Messages, paths and rules."""
 LongText = Annotated[str, Length(1 << 20)]
-"""Text of the master for display: of several nodes, or of all ranks."""
+"""Text of the master for display: about several nodes, or all ranks."""
 Report = Annotated[str, Length(256 * 1024)]
-"""The measurements of one node in a step of the checks: a few kB."""
+"""Measurements of one node in a step of the checks: a few kB."""
 Rules = Annotated[tuple[Text, ...], Length(RULES_MAX)]
 Ages = Annotated[tuple[Age, ...], Length(10_000)]
-"""The ages of the recorded restarts of a node, or of the job within its window."""
+"""Ages of the recorded restarts of a node, or of the job within its window."""
 OF_A_NODE = Length(65_536)
-"""The maximum number of workers."""
+"""Maximum number of workers."""
 Ranks = Annotated[tuple[Count, ...], OF_A_NODE]
 ErrorFile = Annotated[str, Length(defaults.ERROR_FILE_MAX_BYTES)]
 ErrorText = Annotated[str, Length(2 * 4_096)]
@@ -105,18 +105,18 @@ StderrTail = Annotated[str, Length(defaults.STDERR_TAIL_MAX_BYTES)]
 
 
 _Check = Callable[[str, Any], None]
-"""Takes the name of a field and its value."""
+"""Its arguments are the name of a field and its value."""
 
 
 class OutOfBounds(Exception):  # noqa: N818 - the sentence reads so
-    """Raised for a message that no agent sends; the text is a one-line error."""
+    """Raised for a message that no agent sends, with a one-line error."""
 
 
 def check(message: object) -> None:
-    """Check every number, text and list of a message of a node or host.
+    """Check every number, string and list of a message of a node or host.
 
     Raises:
-        OutOfBounds: a value is not within its bounds.
+        OutOfBounds: If a value is not within its bounds.
     """
     kind: Any = type(message)
     for name, check_field in _checks_of(kind):
@@ -134,7 +134,7 @@ def _check_of(hint: Any, field: str) -> _Check | None:
     """Return the check of the values of a type; None if any value is valid.
 
     Raises:
-        TypeError: it is a number, a text or a list without bounds.
+        TypeError: If it is a number, a string or a list without bounds.
     """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (inner,) = (one for one in typing.get_args(hint) if one is not type(None))
@@ -168,7 +168,7 @@ def _unless_none(inner: _Check | None) -> _Check | None:
 
 
 def check_whole(bound: Whole, name: str, value: int) -> None:
-    """Check a whole number with a name; raises as ``check``."""
+    """Check a whole number with a name; raises like ``check``."""
     if not bound.least <= value <= bound.most:
         raise OutOfBounds(
             f"{name} is {value}, which ft-run never sends; expected {bound.least} to {bound.most}."

@@ -1,7 +1,7 @@
-"""Values that a job has found out and that outlive a round. No I/O, no clock.
+"""Values that a job has determined and that outlive a round. No I/O, no clock.
 
-Every node offers and claims all of them, the master merges them, and an assignment has the result.
-Neither knows their names: a node proposes values, and uses them.
+Every node offers and claims all of them, the master merges them, and an assignment contains the
+result. The group knows none of their names: a node proposes values, and uses them.
 """
 
 from collections.abc import Iterable
@@ -12,19 +12,19 @@ from msgspec import Struct
 from .bounds import Count, Length, Name, ShortText, Whole
 
 CHANGES_MAX = 100
-"""The maximum number of changes of one value in a job."""
+"""Maximum number of changes of one value in a job."""
 _KEYS_MAX = 16
 
 
 class CarriedValue(Struct, frozen=True):
-    """One value. Of two values of the same name, the one with the higher ``change`` applies."""
+    """A value. If two have the same name, the one with the higher ``change`` applies."""
 
     name: Name
     value: Count
     change: Annotated[int, Whole(0, CHANGES_MAX)] = 0
-    """The number of changes in this job; 0: of an earlier job, with which this one can start."""
+    """Number of changes in this job; 0 if it is an initial value from an earlier job."""
     replaces: Count = 0
-    """The value before the change; 0: none or unknown."""
+    """The value before the change; 0 if none or unknown."""
 
 
 Carried = tuple[CarriedValue, ...]
@@ -32,25 +32,25 @@ CarriedField = Annotated[Carried, Length(_KEYS_MAX)]
 
 
 class Proposal(Struct, frozen=True):
-    """What a node proposes after a failure, so that the next round does not fail likewise."""
+    """A node's proposal after a failure, so that the next round does not fail in the same way."""
 
     cause: ShortText
-    """Why, as text."""
+    """Reason, as text."""
     words: ShortText
-    """What changes, or why nothing can, as text."""
+    """The change, or why there is none, as text."""
     values: CarriedField = ()
-    """Empty: there are no such values."""
+    """Empty if there is no proposed change."""
     ends_job: bool = False
-    """Without values: whether every further round would fail in the same way."""
+    """Without values: whether every later round would fail in the same way."""
 
 
 def value_of(carried: Iterable[CarriedValue], name: str) -> CarriedValue | None:
-    """Return the value of a name; None if there is none."""
+    """Return the value with a name; None if there is none."""
     return next((one for one in carried if one.name == name), None)
 
 
 def merged(own: Carried, others: Iterable[CarriedValue]) -> Carried:
-    """Return the newest values; ``own`` ones if both are of the same change."""
+    """Return the newest values; those of ``own`` if both have the same change number."""
     newest = {one.name: one for one in own}
     for one in others:
         known = newest.get(one.name)
@@ -62,7 +62,7 @@ def merged(own: Carried, others: Iterable[CarriedValue]) -> Carried:
 
 
 def changed(carried: Carried, name: str, value: int) -> Carried:
-    """Return the values with one that a node has changed; the same ones if it is no change."""
+    """Return the values with a changed one; the same ones if its value is not new."""
     known = value_of(carried, name) or CarriedValue(name, 0)
     if known.value == value:
         return carried

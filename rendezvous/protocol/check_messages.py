@@ -1,4 +1,4 @@
-"""The messages about checks between nodes and the master, plain values like ``messages``."""
+"""Messages about checks between nodes and the master: plain values like ``messages``."""
 
 from typing import Annotated
 
@@ -28,11 +28,11 @@ class CheckSpec(Struct, frozen=True):
     """How nodes are checked before they enter a world (docs/reference/checks.md)."""
 
     level: Annotated[Name, Called("--check-level")] = defaults.CHECK_LEVEL
-    """Light or full."""
+    """``light`` or ``full``."""
     timeout_s: Annotated[Seconds, Called("--check-timeout in seconds")] = 0.0
-    """For all phases together, in seconds; 0: the default, which is longer with GPUs."""
+    """For all phases together, in seconds; 0 for the default, which is longer with GPUs."""
     on_restart: Annotated[Name, Called("--check-on-restart")] = "node"
-    """Never, node or always."""
+    """``never``, ``node`` or ``always``."""
     is_binding: Annotated[bool, Called("--check-mode enforce")] = True
     """Whether a node that fails is rejected; false with ``--check-mode warn``."""
     straggler_threshold: _Factor = defaults.STRAGGLER_THRESHOLD
@@ -40,15 +40,15 @@ class CheckSpec(Struct, frozen=True):
     only: Annotated[bool, Called("ft-run check")] = False
     """Whether the job consists of the checks."""
     is_strict: Annotated[bool, Called("--strict")] = False
-    """Whether a warning changes the exit status; with ``only``."""
+    """Whether a warning changes the exit code; with ``only``."""
     minimums: Annotated[Rules, Called("the list of minimums (--min-..., --max-...)")] = ()
     """Minimums of metrics, e.g. ``compute_tflops=2.5``."""
     compute_threshold: Annotated[_Factor, Called("--compute-straggler-threshold")] = 0.0
-    """0: ``straggler_threshold``."""
+    """0 for ``straggler_threshold``."""
 
 
 class CheckOrder(Struct, frozen=True):
-    """Run this check now, together with the other nodes of a meeting; answer ``CheckResult``."""
+    """Run this check now, together with the other nodes of a meeting; answer: ``CheckResult``."""
 
     number: Count
     """Increases with each step of the checks."""
@@ -59,12 +59,12 @@ class CheckOrder(Struct, frozen=True):
     world_size: Count
     """Number of workers of the meeting."""
     master_addr: Name
-    """The address at which rank 0 hosts the store of the meeting."""
+    """Address at which rank 0 hosts the store of the meeting."""
     master_port: Port
     deadline_s: SecondsOrNever
     """Seconds until answers are ignored."""
     progress: LongText = ""
-    """The progress of the checks, for display."""
+    """Progress of the checks, for display."""
 
 
 class CheckResult(Struct, frozen=True):
@@ -72,19 +72,19 @@ class CheckResult(Struct, frozen=True):
 
     number: Count
     report: Report
-    """The measurements, as JSON."""
+    """Measurements, as JSON."""
     offer: Offer
-    """A new offer: no store of an earlier order is used."""
+    """A new offer, because the store of an earlier order is never reused."""
 
 
 class CheckVerdict(Struct, frozen=True):
     """The verdict on this node."""
 
     exit_code: Annotated[int, Whole(0, 255)]
-    """The exit status of the agent; 0: the node has passed, and takes part."""
+    """Exit code of the agent; 0 if the node has passed, and takes part."""
     sentence: LongText
     """Why it is rejected, or a warning."""
     conclusion: LongText
-    """The result of all nodes, in one line."""
+    """Result of all nodes, in one line."""
     report: Annotated[str, Length(defaults.CHECK_REPORT_MAX_BYTES)]
-    """The whole report, as JSON, on one node of the job; empty on the others."""
+    """Complete report, as JSON, on one node of the job; empty on the others."""

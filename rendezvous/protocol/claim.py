@@ -1,4 +1,4 @@
-"""What a node claims of its last round: a new master without a round needs it. Values only."""
+"""A node's claims about its last round, for a new master without a round. Values only."""
 
 import enum
 from typing import Annotated
@@ -12,7 +12,7 @@ from .failure import Failure
 from .steps import STEPS_MAX
 
 FurthestStep = Annotated[int, Whole(-1, STEPS_MAX)]
-"""-1: none."""
+"""-1 if none."""
 
 
 class ClaimState(enum.Enum):
@@ -20,7 +20,7 @@ class ClaimState(enum.Enum):
 
     RUNNING = 1
     DONE = 2
-    """All of them exited 0."""
+    """All of them exited with 0."""
     STOPPED = 3
     """None is alive; they were stopped or have failed."""
 
@@ -30,50 +30,50 @@ class NodeFailures(Struct, frozen=True):
 
     node_id: Name
     ages_s: Ages
-    """When the round was formed, whole seconds, within ``--restart-window``; bounded."""
+    """Ages when the round was formed, in whole seconds, within ``--restart-window``; bounded."""
 
 
 class Progress(Struct, frozen=True):
-    """How many steps the workers of a node have done in a round."""
+    """Number of steps that the workers of a node have done in a round."""
 
     furthest: FurthestStep = -1
-    """The highest step that the script has reported; -1: it reports none."""
+    """Highest step that the script has reported; -1 if it reports none."""
     has_stepped: bool = False
     """Whether a worker has done a step, or reported progress."""
 
 
 class PastProgress(Struct, frozen=True):
-    """How many steps the job has done in all rounds."""
+    """Number of steps that the job has done in all rounds."""
 
     furthest: FurthestStep
     """As in ``Progress``."""
     idle_restarts: Count
-    """The number of consecutive restarts without a step."""
+    """Number of consecutive restarts without a step."""
 
 
 class Past(Struct, frozen=True):
-    """The state of the job before a round, as far as a later master needs it."""
+    """State of the job before a round that a later master needs."""
 
     restart_ages_s: Ages = ()
     """Ages of the restarts within ``--restart-window`` when the round was formed, in seconds."""
     excluded: Annotated[tuple[ShortText, ...], Length(NODES_MAX)] = ()
     """Identities of excluded nodes."""
     since_s: Age = 0
-    """How long ago the round was formed; each node fills this in when it attends."""
+    """How long ago the round was formed; each node fills this in when it joins."""
     failures: Annotated[tuple[NodeFailures, ...], Length(NODES_MAX)] = ()
-    """The failures of the nodes that failed last; bounded."""
+    """Failures of the nodes that failed last; bounded."""
     progress: PastProgress | None = None
-    """None: unknown."""
+    """None if unknown."""
     carried: CarriedField = ()
-    """The values with which the round was formed."""
+    """Values with which the round was formed."""
 
 
 class Claim(Struct, frozen=True):
-    """The last round of a node: what a new master without a round needs."""
+    """The last round of a node."""
 
     round: Count
     formed_by: Name
-    """The master that formed it: independent masters may use the same number."""
+    """ID of the master that formed it, because independent masters can use the same number."""
     restarts: Count
     nodes: Count
     """Size of that round's world, in nodes."""
@@ -81,13 +81,13 @@ class Claim(Struct, frozen=True):
     rank_offset: Count
     """Rank of this node's local rank 0."""
     successor: Name
-    """As in ``Assignment``: with it a new master can name a node that has not reconnected."""
+    """As in ``Assignment``: allows a new master to name a node that has not reconnected."""
     state: ClaimState
     failures: Annotated[tuple[Failure, ...], Length(defaults.FAILURES_IN_VERDICT)] = ()
     """Failures of this node's workers in that round."""
     past: Past | None = None
     checked: bool = False
-    """The node has passed the checks of this job."""
+    """Whether the node has passed the checks of this job."""
     term: Ballot = 0
     """As in ``Assignment``."""
     ended: ShortText = ""

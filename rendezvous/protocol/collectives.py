@@ -1,4 +1,4 @@
-"""What NCCL has recorded of the collectives of one rank, in short. Values only."""
+"""Summary of NCCL's records of the collectives of one rank. Values only."""
 
 from typing import Annotated
 
@@ -17,15 +17,15 @@ class GroupCollectives(Struct, frozen=True):
     """One process group, as one of its ranks has recorded it."""
 
     group: _Text
-    """Its name and description in torch, the same on all its ranks."""
+    """Name and description in torch, the same on all its ranks."""
     ranks: _Text
-    """Its ranks: ``0-7``, ``0-56/8`` (every eighth), ``0,3,5``; ``#`` and a digest: too many."""
+    """``0-7``, ``0-56/8`` (every eighth), ``0,3,5``; ``#`` and a digest if they are too many."""
     entered: Count
-    """The sequence number of the last collective that this rank has entered; 0: none."""
+    """Sequence number of the last collective that this rank has entered; 0 if none."""
     pending: Count
-    """That of the first one that is not completed here; 0: all are."""
+    """Sequence number of the first one that is not completed here; 0 if all are."""
     operation: _Text
-    """The pending collective, else the last one; with its size where all ranks have the same."""
+    """The pending collective, else the last one; with its size if it is the same on all ranks."""
 
 
 class RankCollectives(Struct, frozen=True):
@@ -33,8 +33,9 @@ class RankCollectives(Struct, frozen=True):
 
     groups: Annotated[tuple[GroupCollectives, ...], Length(GROUPS_MAX)] = ()
     peers: Ranks = ()
-    """The ranks with which it has a ``send`` or ``recv`` that is not completed."""
+    """Ranks with which it has an incomplete ``send`` or ``recv``."""
     is_whole: bool = False
-    """Whether all collectives of this process are recorded: a group that is missing has none."""
+    """Whether all collectives of this process are recorded, so that a missing group has none."""
     unseen: _Text = ""
-    """Why this rank may wait for others although nothing pending is recorded; empty: it cannot."""
+    """Why this rank may wait for others although nothing pending is recorded; empty if it
+    cannot."""

@@ -1,4 +1,4 @@
-"""What is sent before the world changes as planned: all ranks save a consistent snapshot first.
+"""Messages before a planned change of the world, so that all ranks first save one snapshot.
 
 Nodes are being preempted, or the world grows. Values only.
 """
@@ -12,30 +12,30 @@ from .offer import STEP_MAX
 
 
 class Notice(Struct, frozen=True):
-    """This node is being preempted (SIGTERM, a notice of its cloud): all ranks may save first.
+    """This node is being preempted (SIGTERM, or its cloud's notice): all ranks can save first.
 
     It is sent again on each stream, until the node leaves.
     """
 
     reason: Reason
     seconds: Seconds
-    """How long they may take, from now."""
+    """Time limit, from now."""
 
 
 class Drained(Struct, frozen=True):
-    """Every worker of this node has left its share of the state of one step, and waits."""
+    """Every worker of this node has saved its share of the state of one step, and waits."""
 
     round: Count
     step: Annotated[int, Whole(-1, STEP_MAX)]
-    """How many steps were done; -1: the workers keep no state, or have kept it themselves."""
+    """Number of completed steps; -1 if the workers keep no state, or have saved it themselves."""
     number: Count = 0
-    """Of the order."""
+    """Number of the order."""
     is_fixed: bool = False
-    """Nothing was saved: only this number of ranks can load the workers' state."""
+    """Nothing was saved, because only this number of ranks can load the workers' state."""
 
 
 class Drain(Struct, frozen=True):
-    """The world is about to change: have all ranks save a consistent snapshot.
+    """The world is about to change: all ranks must save a consistent snapshot.
 
     The answer is ``Drained``.
     """
@@ -44,15 +44,15 @@ class Drain(Struct, frozen=True):
     reason: LongText
     """Which node is being preempted and why, or the sizes of the worlds."""
     seconds: Seconds
-    """How long they may take, from now."""
+    """Time limit, from now."""
     is_whole: bool
-    """All nodes of the round are being preempted: nothing in memory survives."""
+    """All nodes of the round are being preempted, so nothing in memory survives."""
     resizes: bool = False
-    """The next world has another size: sharded state in memory does not count there."""
+    """The next world has a different size, so sharded state in memory cannot be used."""
     grows: bool = False
     """No node leaves: the round is stopped for a larger world."""
     number: Count = 0
-    """Another one after an order of the round that was cancelled."""
+    """Differs from that of a canceled order of the round."""
 
 
 class CancelDrain(Struct, frozen=True):
@@ -60,11 +60,11 @@ class CancelDrain(Struct, frozen=True):
 
     round: Count
     number: Count = 0
-    """Of the next order, which is not cancelled if it has come before."""
+    """Number of the next order, which is not canceled if it has arrived before."""
 
 
 class MayLeave(Struct, frozen=True):
-    """All ranks have saved the state of one step: a node that is being preempted may leave now."""
+    """All ranks have saved the state of one step: a node that is being preempted can leave now."""
 
     round: Count
     step: Annotated[int, Whole(-1, STEP_MAX)]

@@ -11,7 +11,7 @@ from ...errors import UsageError
 
 MAX_PORT: Final = 65535
 RIGHT: Final = "HOST[:PORT], e.g. node0:29400 or [fd00::1]:29400"
-"""The expected form of an endpoint, for error messages."""
+"""Expected form of an endpoint, for error messages."""
 
 _BRACKETED = re.compile(r"\[(?P<host>[^\[\]]*)\](?P<rest>.*)\Z", re.DOTALL)
 _NAME = re.compile(r"[\w.-]+")
@@ -25,17 +25,17 @@ class Endpoint(Struct, frozen=True):
     host: str
     port: int
     others: "tuple[Endpoint, ...]" = ()
-    """The rest of the list, if several hosts may lead."""
+    """The rest of the list, if several hosts can lead."""
 
     @classmethod
     def parse(cls, text: str, default_port: int = defaults.ENDPOINT_PORT) -> "Endpoint":
         """Parse ``host[:port]`` or ``[v6][:port]``; a bare IPv6 address has no port.
 
         A bare IPv6 address whose end can only be a port (``fd00::1:29400``: no group of an address
-        has five digits) is parsed as by torchrun.
+        has five digits) is parsed like in torchrun.
 
         Raises:
-            UsageError: the text is not an endpoint.
+            UsageError: If the string is not an endpoint.
         """
         text = text.strip()
         bracketed = _BRACKETED.match(text)
@@ -58,12 +58,12 @@ class Endpoint(Struct, frozen=True):
 
 
 def is_host(text: str) -> bool:
-    """Return whether a text can be a host name or an address, IPv6 without brackets."""
+    """Return whether a string can be a host name or an address, IPv6 without brackets."""
     return _NAME.fullmatch(text) is not None or is_ipv6(text)
 
 
 def is_ipv6(text: str) -> bool:
-    """Return whether a text is an IPv6 address, with or without a zone (``fe80::1%eth0``)."""
+    """Return whether a string is an IPv6 address, with or without a zone (``fe80::1%eth0``)."""
     address, percent, zone = text.partition("%")
     if percent and _NAME.fullmatch(zone) is None:
         return False

@@ -1,4 +1,4 @@
-"""The record of one failure, and which of several is the root cause. Pure."""
+"""The record of one failure, and which of several is the root cause. No I/O, no clock."""
 
 import enum
 import functools
@@ -26,14 +26,14 @@ from .carried import Proposal
 
 
 class FailureKind(enum.Enum):
-    """What failed."""
+    """The kind of a failure."""
 
     WORKER = 1
-    """A worker exited non-zero or by a signal."""
+    """A worker exited with a non-zero code or by a signal."""
     NODE_LOST = 2
-    """A node's stream has been disconnected for longer than its grace."""
+    """A node's stream has been disconnected for longer than its grace period."""
     STUCK = 3
-    """A worker survived SIGKILL (uninterruptible sleep): its node cannot be used again."""
+    """A worker survived SIGKILL (uninterruptible sleep), so its node cannot be used again."""
     START = 4
     """A worker could not be started, e.g. because the interpreter or program is missing."""
     PREEMPTED = 5
@@ -48,9 +48,9 @@ class Failure(Struct, frozen=True):
     """One failure, as its node reported it; bounded, so that it fits into any message.
 
     For a lost node, ``rank``, ``local_rank``, ``pid`` and ``exit_code`` are -1, -1, 0 and 0. For
-    the store process the ranks are -1. A hang has the values of a lost node, except that ``rank``
-    is the worker that hangs, or -1 where all are suspected. The node of a hang is -1 where no
-    single node is to blame, and ``stderr_tail`` lists the positions of all ranks.
+    the store process, the ranks are -1. A hang has the values of a lost node, except that ``rank``
+    is the hanging worker, or -1 if all are suspected. The node of a hang is -1 if no single node is
+    the cause, and ``stderr_tail`` lists the positions of all ranks.
     """
 
     kind: FailureKind
@@ -60,18 +60,18 @@ class Failure(Struct, frozen=True):
     host: Name
     pid: Count
     exit_code: ExitCode
-    """As in ``subprocess``: the exit status, or minus the signal's number."""
+    """As in ``subprocess``: the exit code, or minus the signal's number."""
     time_s: Date
-    """Unix time on the failing host, whole seconds; shown, never compared across hosts."""
+    """Unix time on the failing host, whole seconds; for display, never compared between hosts."""
     role: Text = ""
     error_file: Text = ""
-    """Path of the worker's error file on the failing host; empty when there is none."""
+    """Path of the worker's error file on the failing host; empty if there is none."""
     error_json: ErrorFile = ""
-    """Content of that file, bounded; empty when there is none."""
+    """Content of that file, bounded; empty if there is none."""
     message: ErrorText = ""
-    """Type and text of the exception, or an error text if no worker exited."""
+    """Type and message of the exception, or an error message if no worker exited."""
     stderr_tail: StderrTail = ""
-    """The last lines of the worker's standard error, if they were captured."""
+    """Last lines of the worker's standard error, if they were captured."""
     out_of_memory: bool = False
     """Whether the kernel's OOM killer killed the worker."""
     after_stop: bool = False
@@ -84,14 +84,14 @@ class Failure(Struct, frozen=True):
     """None: the node has none."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
-        """Return it restricted to what a node may report: itself and its own workers."""
+        """Restrict it to what a node can report: itself and its own workers."""
         rank = self.rank if 0 <= self.rank - first_rank < workers else -1
         if (self.node_rank, self.rank) == (node_rank, rank):
             return self
         return replace(self, node_rank=node_rank, rank=rank)
 
     def summary(self) -> str:
-        """Return one readable clause that names node, rank, reason and piece."""
+        """Return a readable clause that names node, rank and reason."""
         return self._reason() + (f", while doing {self.piece}" if self.piece else "")
 
     def _reason(self) -> str:
@@ -152,20 +152,20 @@ _SEVERAL = r"The above exception was|During handling of the above|\\n *\| "
 _NO_FRAME = r"(?m)^(?: *\| )?(?=\S)(?!Traceback|The above exception|During handling)(.*)$"
 
 _PEER_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
-"""How NCCL's watchdog, or C++ without a handler, ends a process whose peer is gone; and the signal
-of a write to a closed connection."""
+"""Signals by which NCCL's watchdog, or C++ without a handler, ends a process whose peer is gone;
+and the signal of a write to a closed connection."""
 
 
 class Evidence(enum.IntEnum):
     """The evidence for a failure being the root cause, the best first."""
 
     OWN = 0
-    """It cannot follow from the loss of a peer: a signal, a specific exit status, an unrelated
+    """It cannot be a consequence of a lost peer: a signal, a specific exit code, an unrelated
     error, a lost node."""
     UNSAID = 1
-    """An exit status as after any exception, without a known error."""
+    """An exit code as after any exception, without a known error."""
     COLLATERAL = 2
-    """It evidently follows from another one."""
+    """It is evidently a consequence of another failure."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -193,10 +193,10 @@ def blames_peer(text: str) -> bool:
 
 
 def is_collateral(failure: Failure) -> bool:
-    """Return whether the failure evidently follows from another one.
+    """Return whether the failure is evidently a consequence of another one.
 
-    It does when a worker exited by itself with an error about a lost connection to a peer, or when
-    it ended after the stop of its round was ordered.
+    It is if a worker exited on its own with an error about a lost connection to a peer, or if it
+    ended after the stop of its round was ordered.
     """
     return evidence(failure) is Evidence.COLLATERAL
 
@@ -205,7 +205,7 @@ def own_words(failure: Failure) -> str:
     """Return a worker's own report of its end: its recorded exception, or its last traceback.
 
     It includes the exceptions from which the last one was raised, and those of a group. The part of
-    standard error before the last traceback is omitted: the worker survived it.
+    standard error before the last traceback is omitted, because the worker survived it.
     """
     if failure.error_json:
         return "\n".join([failure.message, *_inner_exceptions(failure.error_json)])
@@ -217,7 +217,7 @@ def own_words(failure: Failure) -> str:
 
 
 def _inner_exceptions(error_json: str) -> list[str]:
-    """Return the lines of a recorded traceback that are not frames, where it has several parts."""
+    """Return the lines of a recorded traceback that are not frames, if it has several parts."""
     if not re.search(_SEVERAL, error_json):  # most are simple, and there may be thousands
         return []
     try:
@@ -230,9 +230,9 @@ def _inner_exceptions(error_json: str) -> list[str]:
 def root_cause(failures: Sequence[Failure]) -> Failure | None:
     """Return the failure from which the others follow: the first with the best evidence.
 
-    The order is that in which the master received them: clocks of hosts are not compared. A failure
-    of which only the exit status is known may be collateral. One that cannot be collateral precedes
-    it, also on the same node: a worker that ends closes its connections before it is dead, and a
+    The order is the master's order of arrival, because clocks of hosts are not compared. A failure
+    of which only the exit code is known may be collateral. One that cannot be collateral precedes
+    it, even on the same node: a worker that ends closes its connections before it is dead, and a
     peer that detects that can be dead before it.
     """
     return min(failures, key=evidence, default=None)  # of equals, the first

@@ -1,4 +1,7 @@
-"""A set of whole numbers as intervals, small where the numbers are close together. Pure."""
+"""A set of whole numbers as intervals, small if the numbers are close together.
+
+No I/O, no clock.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +25,7 @@ class Intervals:
     __slots__ = ("bounds",)
 
     def __init__(self, bounds: Iterable[int] = ()) -> None:
-        """Create it of bounds: ``[0, 3, 5, 6]`` are 0, 1, 2 and 5."""
+        """``bounds``: ``[0, 3, 5, 6]`` are 0, 1, 2 and 5."""
         self.bounds = list(bounds)
 
     def __bool__(self) -> bool:
@@ -43,12 +46,12 @@ class Intervals:
         if low >= high:
             return
         first, last = bisect_left(self.bounds, low), bisect_right(self.bounds, high)
-        # An odd place is inside of an interval: there a removal begins or ends one.
+        # An odd position is inside an interval: there, a removal starts or ends one.
         head = [low] if first % 2 != is_in else []
         self.bounds[first:last] = head + ([high] if last % 2 != is_in else [])
 
     def within(self, low: int, high: int) -> list[int]:
-        """Return the bounds of what is in the set from ``low`` to ``high - 1``."""
+        """Return the bounds of the part of the set from ``low`` to ``high - 1``."""
         first, last = bisect_right(self.bounds, low), bisect_left(self.bounds, high)
         head, tail = [low] * (first % 2), [high] * (last % 2)
         return head + self.bounds[first:last] + tail if low < high else []

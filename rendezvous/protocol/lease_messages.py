@@ -1,4 +1,4 @@
-"""Messages between the hosts that may lead. Names and fields as in ``rendezvous.proto``."""
+"""Messages between the hosts that can lead. Names and fields as in ``rendezvous.proto``."""
 
 import enum
 from typing import Annotated
@@ -20,15 +20,15 @@ from .bounds import (
 )
 
 NO_HOST = -1
-"""The value for no host: no host leads."""
+"""Value if no host leads."""
 NO_ROUND = (0, -1)
-"""The value of term and number for no round."""
+"""Value of term and number for no round."""
 
 
 class SuccessionSpec(Struct, frozen=True):
-    """Options that must be the same on all hosts that may lead, and on nodes. Times in seconds.
+    """Options that must be the same on all hosts that can lead, and on nodes. Times in seconds.
 
-    From the times of the nodes a new leader knows when no worker of an earlier one is left.
+    From the times of the nodes, a new leader knows when no worker of an earlier one is left.
     """
 
     endpoints: Annotated[Names, Called("--rdzv-endpoint")]
@@ -40,16 +40,16 @@ class SuccessionSpec(Struct, frozen=True):
 
 
 class LeaseStep(enum.Enum):
-    """The kind of a request to an acceptor."""
+    """Kind of a request to an acceptor."""
 
     PREPARE = 1
-    """Promise not to accept lower numbers any more."""
+    """Promise not to accept lower numbers."""
     PROPOSE = 2
     """Accept this process as the leader, for the length of a lease."""
     RELEASE = 3
     """The lease is released."""
     END = 4
-    """The lease is released, and the job is over: its nodes have received the verdict."""
+    """The lease is released, and the job has ended: its nodes have received the verdict."""
 
     @property
     def gives_back(self) -> bool:
@@ -62,20 +62,20 @@ class LeaseAsk(Struct, frozen=True):
 
     step: LeaseStep
     host: Count
-    """The position of the sender in the list of endpoints."""
+    """Position of the sender in the list of endpoints."""
     process: Name
-    """Random id of the sending process: a restarted host has another one."""
+    """Random ID of the sending process, which changes when a host restarts."""
     number: Ballot
-    """The number of the proposal; no two hosts use the same number."""
+    """Number of the proposal; no two hosts use the same number."""
     term: Ballot
-    """The number with which the lease was won; it stays the same when the lease is renewed."""
+    """Number with which the lease was won; it does not change when the lease is renewed."""
     lease_ms: Count
-    """The length of the lease, by the acceptor's own clock."""
+    """Length of the lease, by the acceptor's own clock."""
     round_term: Ballot = 0
     """With ``round``: the newest round, which may not have started yet."""
     round: CountOrNone = -1
     exit_code: ExitCode = 0
-    """The exit status of the job, with ``END``."""
+    """Exit code of the job, with ``END``."""
 
 
 class LeaseAnswer(Struct, frozen=True):
@@ -83,18 +83,18 @@ class LeaseAnswer(Struct, frozen=True):
 
     accepted: bool
     highest: Ballot
-    """The highest number that this host knows."""
+    """Highest number that this host knows."""
     knows_earlier: bool = False
     """Whether this host knows a round of a lower term than the requested one."""
     round_term: Ballot = 0
     """With ``round``: the newest round that this host knows."""
     round: CountOrNone = -1
     host: CountOrNone = NO_HOST
-    """The position of the sender in the list of endpoints."""
+    """Position of the sender in the list of endpoints."""
 
 
 def check(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
-    """Check a message of another one of so many listed hosts; raises as ``bounds.check``."""
+    """Check a message of another listed host; raises like ``bounds.check``."""
     bounds.check(message)
     if isinstance(message, LeaseAsk):
         bounds.check_whole(Whole(0, hosts - 1), "host", message.host)

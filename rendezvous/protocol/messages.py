@@ -1,10 +1,7 @@
 """The messages between nodes and the master, as plain values.
 
 ``protos/rendezvous.proto`` has the same names and fields, and ``transport.codec`` converts. They
-are separate from protobuf so that the rules are pure and a standalone job never loads it. Messages
-about checks are in ``check_messages``, those about preemption in ``drain_messages``, those about
-stacks and steps in ``stacks`` and ``steps``, those about shared work in ``work_messages``. What a
-node says of its last round is in ``claim``.
+are separate from protobuf so that the rules do no I/O and a standalone job never loads it.
 """
 
 import enum
@@ -44,7 +41,7 @@ from .steps import StepsOrder, StepsReport
 from .work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
 
 PROTOCOL_VERSION = 1
-"""Increased with each incompatible change of the protocol."""
+"""Incremented with each incompatible change of the protocol."""
 
 
 class PolicySpec(Struct, frozen=True):
@@ -53,33 +50,33 @@ class PolicySpec(Struct, frozen=True):
     rules: Annotated[Rules, Called("the list of --on-failure rules")] = ()
     """The user's rules, ``MATCH=ACTION``, in their order."""
     restart_window_s: Seconds = 0.0
-    """How far back restarts and failures of nodes count; 0: all of them."""
+    """How far back restarts and failures of nodes count; 0 for all of them."""
     backoff_first_s: Annotated[
         Seconds, Called("the first delay of --restart-backoff in seconds")
     ] = 0.0
     backoff_max_s: Annotated[
         Seconds, Called("the longest delay of --restart-backoff in seconds")
     ] = 0.0
-    """The longest delay of a restart; 0: only restarts that are not counted are delayed."""
+    """Maximum delay of a restart; if it is 0, only restarts that are not counted are delayed."""
     max_node_failures: Count = defaults.MAX_NODE_FAILURES
-    """A node that was the root cause this often is excluded; 0: never."""
+    """A node that was the root cause this often is excluded; 0 for never."""
     rank0_decides: Annotated[bool, Called("--success-policy rank0")] = False
     """Whether the job succeeds when rank 0 does."""
     max_no_progress: Annotated[Count, Called("--max-no-progress (of workers that are watched)")] = 0
-    """The number of consecutive restarts without a step that ends the job; 0: never."""
+    """Number of consecutive restarts without a step that ends the job; 0 for never."""
 
 
 class HangSpec(Struct, frozen=True):
     """When workers are suspected to hang (docs/internals/hang-detection.md). Times in seconds."""
 
     timeout_s: Annotated[Seconds, Called("--hang-timeout in seconds (0 is auto)")]
-    """The time without a step; 0: derived from the longest step so far."""
+    """Time without a step; 0 to derive it from the longest step so far."""
     start_s: Annotated[Seconds, Called("--hang-timeout-start in seconds")]
-    """The time until the first step, and for calls that are known to take long."""
+    """Time until the first step, and for calls that are known to take long."""
 
 
 class JobSpec(Struct, frozen=True):
-    """The options that must be the same on every node of a job."""
+    """Options that must be the same on every node of a job."""
 
     job_id: Text
     min_nodes: Annotated[Count, Called("the minimum of --nnodes")]
@@ -87,21 +84,21 @@ class JobSpec(Struct, frozen=True):
     node_unit: Count
     max_restarts: Count
     policy: PolicySpec | None = None
-    """None: all defaults, which then need no bytes in a message."""
+    """None for all defaults, which then need no bytes in a message."""
     checks: CheckSpec | None = None
-    """None: nodes are not checked."""
+    """None if nodes are not checked."""
     separate_store: Annotated[bool, Called("--store separate")] = False
-    """The same on all nodes, since any of them may get rank 0."""
+    """The same on all nodes, because any of them may get rank 0."""
     rescale_delay_s: SecondsOrNever | None = None
-    """``--rescale-delay``, infinity: never; None: not given, the master's setting applies."""
+    """``--rescale-delay``, infinity for never; None for the master's setting."""
     hang: HangSpec | None = None
-    """None: no worker is suspected to hang."""
+    """None if workers are not watched for hangs."""
     succession: SuccessionSpec | None = None
-    """Compared with that of the leader. None: a single endpoint."""
+    """Compared with that of the leader. None for a single endpoint."""
 
 
 class NodeSpec(Struct, frozen=True):
-    """The properties of a node that stay the same while its agent lives."""
+    """Properties of a node that stay the same while its agent lives."""
 
     node_id: Name
     """Host name and a number, proposed by the node; a restarted agent proposes the same one. The
@@ -110,13 +107,13 @@ class NodeSpec(Struct, frozen=True):
     """Random, one per agent process."""
     host: Name
     address: Name
-    """The IP address under which other nodes reach it."""
+    """IP address at which other nodes reach it."""
     role: Text
     local_world_size: Workers
     wanted_rank: Count | None
-    """``--node-rank``; None: not given."""
+    """``--node-rank``; None if not given."""
     segment: Name = ""
-    """The NVLink domain, rack or block that the node is in; empty: unknown."""
+    """NVLink domain, rack or block of the node; empty if unknown."""
 
 
 # --- node → master ---------------------------------------------------------------------------
@@ -145,7 +142,7 @@ class Failed(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
-    """All workers of this node exited 0."""
+    """All workers of this node exited with 0."""
 
     round: Count
 
@@ -156,13 +153,13 @@ class Stopped(Struct, frozen=True):
     round: Count
     offer: Offer
     progress: Progress | None = None
-    """None: unknown, e.g. if workers are not watched."""
+    """None if unknown, e.g. if workers are not watched."""
     work: Annotated[tuple[WorkClaim, ...], Length(NAMES_MAX)] = ()
     """Pieces of ``shared_work`` that were confirmed since the last report."""
 
 
 class Loaded(Struct, frozen=True):
-    """The offer of a ready node: its fork server has imported its modules, or has failed."""
+    """Offer of a ready node whose fork server has imported its modules, or has failed."""
 
     offer: Offer
 
@@ -210,21 +207,21 @@ class Waiting(Struct, frozen=True):
     min_nodes: Count
     max_nodes: Count
     missing: Annotated[tuple[Name, ...], Length(NAMES_MAX)]
-    """The missing nodes, if known: ranks or hosts; bounded."""
+    """Missing nodes, if known: ranks or hosts; bounded."""
     timeout_s: SecondsOrNever
-    """Seconds until the master gives up; 0 if a round runs without this node."""
+    """Seconds until the master gives up; 0 if a round is running without this node."""
     spare: bool
-    """Whether a round runs, and this node is a spare."""
+    """Whether a round is running, and this node is a spare."""
     backoff_s: SecondsOrNever = 0.0
-    """Seconds until the next round may be formed (``--restart-backoff``)."""
+    """Seconds until the next round can be formed (``--restart-backoff``)."""
 
 
 class Assignment(Struct, frozen=True):
-    """One node's part of a world, and why the previous round ended."""
+    """A node's part of a world, and why the previous round ended."""
 
     round: Count
     formed_by: Name
-    """Random id of the master process that formed it."""
+    """Random ID of the master process that formed it."""
     restarts: Count
     """Restarts counted so far; the same number on every node."""
     node_rank: Count
@@ -235,24 +232,24 @@ class Assignment(Struct, frozen=True):
     role_rank_offset: Count
     role_world_size: Count
     successor: Name
-    """Identity of the node with the next node rank; of the last node, that of the first."""
+    """Identity of the node with the next node rank; for the last node, that of the first."""
     master_addr: Name
     master_port: Port
     reason: LongText
     """Why this round was formed, as text."""
     cause: Failure | None
-    """The root cause of a restart; None for the first round and for a regroup."""
+    """Root cause of a restart; None for the first round and for a regroup."""
     decision: LongText = ""
-    """The decision of the failure policy, as text; empty for the default rule."""
+    """Decision of the failure policy, as text; empty for the default rule."""
     is_free: bool = False
     """Whether the restart was not counted."""
     restarts_in_window: Count = 0
-    """The part of ``restarts`` that counts now; only with ``--restart-window``."""
+    """The part of ``restarts`` that currently counts; only with ``--restart-window``."""
     past: Past | None = None
     resumption: Resumption | None = None
-    """None: no snapshots are used."""
+    """None if no snapshots are used."""
     term: Ballot = 0
-    """The term of the leader that formed it; 0 with a single endpoint. Term and number identify a
+    """Term of the leader that formed it; 0 with a single endpoint. Term and number identify a
     round: each of two leaders may have formed a round that the other does not know."""
 
     @property
@@ -268,19 +265,21 @@ class Start(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    """Stop the workers of a round, then answer ``Stopped``."""
+    """Stop the workers of a round, then reply with ``Stopped``."""
 
     round: Count
     reason: LongText
     lets_settle: bool = False
-    """The known failure may follow from another one: workers that are exiting may finish."""
+    """The known failure may be a consequence of another one: workers that are exiting can
+    finish."""
     is_stale: bool = False
-    """The others continued without this node: its workers are killed at once, since their handler
-    of SIGTERM (writing a checkpoint) could overwrite the results of the newer round."""
+    """The other nodes continued without this one: its workers are killed immediately, because their
+    SIGTERM handler (writing a checkpoint) could overwrite the results of the newer round."""
     is_hung: bool = False
-    """The workers hang: they get SIGKILL soon after SIGTERM, since they will not save anything."""
+    """The workers hang: they get SIGKILL soon after SIGTERM, because they will not save
+    anything."""
     stacks: LongText = ""
-    """The stacks of all ranks in a hang, for display; bounded."""
+    """Stacks of all ranks in a hang, for display; bounded."""
 
 
 class Resigned(Struct, frozen=True):
@@ -292,17 +291,17 @@ class Resigned(Struct, frozen=True):
     reason: LongText
     """Why the round ended."""
     restarts: Count
-    """Restarts counted so far, including the one that the end of the round costs."""
+    """Restarts counted so far, including the one at the end of the round."""
     past: Past | None
     clear: Ballot
     """As in ``Claim``."""
 
 
 class Challenge(Struct, frozen=True):
-    """The node is to answer that it is alive.
+    """The node must reply that it is alive.
 
-    The reasons: another process claims its identity, the other nodes are silent, or this is the
-    first message of one of several hosts that may lead.
+    The reasons: another process claims its identity, the other nodes do not respond, or this is the
+    first message of one of several hosts that can lead.
     """
 
 
@@ -328,15 +327,15 @@ class Verdict(Struct, frozen=True):
     rounds: Count
     cause: Failure | None
     failures: Annotated[tuple[Failure, ...], Length(defaults.FAILURES_IN_VERDICT)]
-    """Failures of the last round, the root cause included; bounded."""
+    """Failures of the last round, including the root cause; bounded."""
     failure_count: Count
-    """The number of failures, including those that did not fit."""
+    """Number of failures, including those that did not fit."""
     saving: Saving | None = None
-    """Differs between nodes. None: this node does not save sharded state."""
+    """Differs between nodes. None if this node does not save sharded state."""
 
 
 class Refused(Struct, frozen=True):
-    """This node may not join; the stream ends."""
+    """This node cannot join; the stream ends."""
 
     sentence: LongText
     is_displaced: bool = False
@@ -344,7 +343,7 @@ class Refused(Struct, frozen=True):
 
 
 class Excluded(Struct, frozen=True):
-    """This node is excluded and may not rejoin the job; the stream ends."""
+    """This node is excluded and cannot rejoin the job; the stream ends."""
 
     sentence: LongText
 

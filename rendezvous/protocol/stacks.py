@@ -13,23 +13,23 @@ TEXT_MAX = 200
 """Characters of a file name, a function name, a source line, a remark."""
 _Text = Annotated[str, Length(TEXT_MAX)]
 STACK_MAX_BYTES = 8 * 1024
-"""The size of one stack in a message."""
+"""Size of one stack in a message."""
 REPORT_MAX_BYTES = 512 * 1024
-"""The size of all stacks of one node: two thirds of the limit of a node's message."""
+"""Size of all stacks of one node: two thirds of the limit of a node's message."""
 STEPS_MAX = 999_999_999
 
 
 class RankState(enum.Enum):
-    """How the process of a rank answered the request for its stack."""
+    """How the process of a rank responded to the request for its stack."""
 
     ANSWERED = 1
-    """Its main thread's stack is known."""
+    """Its main thread's stack is available."""
     STOPPED = 2
-    """Stopped by SIGSTOP or a debugger; it cannot answer."""
+    """Stopped by SIGSTOP or a debugger; it cannot respond."""
     UNINTERRUPTIBLE = 3
     """In uninterruptible sleep in the kernel (state D)."""
     SILENT = 4
-    """It runs, but sent no stack in time: its main thread does not handle signals."""
+    """It is running, but sent no stack in time: its main thread does not handle signals."""
     UNKNOWN = 5
     """It has no hook: not Python, or not started by ft-run's starter. Its state is unknown."""
 
@@ -44,7 +44,7 @@ class Frame(Struct, frozen=True):
     is_library: bool = False
     """Whether it is in the standard library or in ``site-packages``."""
     source: _Text = ""
-    """The text of the line, stripped; empty if the file cannot be read."""
+    """Source line, stripped; empty if the file cannot be read."""
 
 
 class RankStack(Struct, frozen=True):
@@ -55,17 +55,17 @@ class RankStack(Struct, frozen=True):
     host: Name
     state: RankState
     frames: Annotated[tuple[Frame, ...], Length(FRAMES_MAX)] = ()
-    """The frames of the main thread, innermost first; at most ``FRAMES_MAX``."""
+    """Frames of the main thread, innermost first; at most ``FRAMES_MAX``."""
     steps: CountOrNone = -1
-    """The finished steps of this round; -1: not counted."""
+    """Finished steps of this round; -1 if not counted."""
     remark: _Text = ""
-    """The kernel's data on a process that did not answer: state, wchan, system call."""
+    """Kernel's information on a process that did not respond: state, wchan, system call."""
     ticks: Count = 0
     """How often it has made progress in this round, by a step or an explicit report."""
     uses_gpu: bool = False
-    """Whether it has a GPU open: where it waits for that, it may wait for other ranks."""
+    """Whether it has a GPU open: if it waits for that, it may be waiting for other ranks."""
     collectives: RankCollectives | None = None
-    """What NCCL has recorded of it, if that was requested and is known."""
+    """NCCL's records of it, if they were requested and are available."""
     piece: _Text = ""
     """The piece of ``shared_work`` that it is doing; empty if it does none."""
 
@@ -75,17 +75,17 @@ class StackOrder(Struct, frozen=True):
 
     number: Count
     inquiry: Count = 0
-    """Not 0: include what NCCL has recorded, as of the first order with this number. That takes
-    some seconds; later reports have it."""
+    """If it is not 0, include NCCL's records as of the first order with this number. That takes
+    some seconds; later reports contain them."""
 
 
 class StackReport(Struct, frozen=True):
     """The stacks of a node's workers."""
 
     number: Count
-    """The number of the order."""
+    """Number of the order."""
     stacks: Annotated[tuple[RankStack, ...], OF_A_NODE]
-    """The stacks of all workers of the node that have not exited."""
+    """Stacks of all workers of the node that have not exited."""
 
 
 class Suspicion(Struct, frozen=True):
@@ -104,4 +104,4 @@ class NoHang(Struct, frozen=True):
 
     round: Count
     sentence: LongText
-    """The reason; empty if they make progress again."""
+    """Reason; empty if they make progress again."""

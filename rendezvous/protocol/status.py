@@ -1,4 +1,4 @@
-"""The answer of ``ft-run status``. Values only."""
+"""The response to ``ft-run status``. Values only."""
 
 from typing import Annotated
 
@@ -31,14 +31,14 @@ class NodeStatus(Struct, frozen=True):
     phase: Text
     """A value of ``NodePhase``."""
     node_rank: CountOrNone
-    """-1: in no world."""
+    """-1 if it is in no world."""
     rank_offset: CountOrNone
-    """-1: in no world."""
+    """-1 if it is in no world."""
     local_world_size: Count
     attached: bool
     """Whether it is connected."""
     workers: Annotated[tuple[RankSteps, ...], OF_A_NODE] = ()
-    """Those that have shown progress."""
+    """Workers that have shown progress."""
     segment: Text = ""
 
 
@@ -51,9 +51,9 @@ class WorkProgress(Struct, frozen=True):
     size: WorkSize
     """All items."""
     per_s: Annotated[float, Real(RATE_MAX)]
-    """Items per second; 0: not known."""
+    """Items per second; 0 if unknown."""
     left_s: Annotated[float, Real(RATE_MAX)]
-    """Time left, in seconds; 0: not known."""
+    """Time left, in seconds; 0 if unknown."""
 
 
 class StatusReply(Struct, frozen=True):
@@ -66,37 +66,37 @@ class StatusReply(Struct, frozen=True):
     round: CountOrNone = -1
     """-1 before the first."""
     restarts: Count = 0
-    """Those that count against ``max_restarts``."""
+    """Restarts that count against ``max_restarts``."""
     max_restarts: Count = 0
     min_nodes: Count = 0
     max_nodes: Count = 0
     world_nodes: Count = 0
-    """Nodes in the world of the round."""
+    """Number of nodes in the world of the round."""
     uptime_s: Seconds = 0.0
-    """Since the master started."""
+    """Time since the master started."""
     round_uptime_s: Seconds = 0.0
-    """Since the round was formed."""
+    """Time since the round was formed."""
     nodes: Annotated[tuple[NodeStatus, ...], Length(NODES_MAX)] = ()
     version: Text = ""
-    """Of the master's ft-run."""
+    """Version of the master's ft-run."""
     last_stop: LongText = ""
-    """Why the last round ended, or is being ended; empty: none did."""
+    """Why the last round ended, or is being ended; empty if none has."""
     hosts: Annotated[tuple[Text, ...], Length(NODES_MAX)] = ()
-    """With several endpoints: all that are listed."""
+    """All listed endpoints, if there are several."""
     leader: Text = ""
-    """The one that leads; empty: none that is known."""
+    """The leading endpoint; empty if unknown."""
     term: Ballot = 0
-    """Of its lease."""
+    """Term of its lease."""
     lease_s: Seconds = 0.0
-    """How long this host leads by its lease; 0: another host leads."""
+    """How long this host leads by its lease; 0 if another host leads."""
     checkpoint_step: Annotated[int, Whole(0, STEPS_MAX)] = 0
-    """Of the newest checkpoint of the ``Checkpointer``; 0: none is known."""
+    """Step of the ``Checkpointer``'s newest checkpoint; 0 if unknown."""
     checkpoint_age_s: Seconds = 0.0
     exit_code: Annotated[int, Whole(0, 255)] | None = None
-    """Of the job; None: it has not ended."""
+    """Exit code of the job; None until it ends."""
     ended: LongText = ""
     """How it ended."""
     report: Annotated[str, Length(1 << 24)] = ""
-    """JSON, from the events of the master's process; empty: none."""
+    """JSON, from the events of the master's process; can be empty."""
     work: Annotated[tuple[WorkProgress, ...], Length(NAMES_MAX)] = ()
-    """Of ``shared_work``."""
+    """Progress of ``shared_work``."""

@@ -1,4 +1,4 @@
-"""The number of steps of each rank, as ``ft-run status`` requests it. Values only."""
+"""The number of steps of each rank, for ``ft-run status``. Values only."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from msgspec import Struct
 from .bounds import OF_A_NODE, Count, Real, Seconds, Whole
 
 STEPS_MAX = 10**15
-"""Higher numbers are sent as this."""
+"""Higher numbers are sent as this one."""
 RATE_MAX = 1e12
 
 
@@ -16,17 +16,17 @@ class RankSteps(Struct, frozen=True):
 
     rank: Count
     steps: Annotated[int, Whole(0, STEPS_MAX)]
-    """The finished steps, as counted or as the script reports."""
+    """Finished steps, as counted or as the script reports."""
     steps_per_s: Annotated[float, Real(RATE_MAX)]
-    """The recent rate, as of the last step."""
+    """Recent rate, as of the last step."""
     idle_s: Seconds
     """Seconds since the last progress."""
     data_wait: Annotated[float, Real(1.0)] = 0.0
-    """The recent share of the time in which it waited for data; 0: none, or not known."""
+    """Recent share of the time that it waited for data; 0 if none, or unknown."""
 
 
 class StepsOrder(Struct, frozen=True):
-    """The master's request; the node answers with ``StepsReport``."""
+    """The master's request; the node replies with ``StepsReport``."""
 
     number: Count
 
@@ -35,9 +35,9 @@ class StepsReport(Struct, frozen=True):
     """The ranks of one node that have made progress, and its newest checkpoint."""
 
     number: Count
-    """The number of the order."""
+    """Number of the order."""
     workers: Annotated[tuple[RankSteps, ...], OF_A_NODE]
     checkpoint_step: Annotated[int, Whole(0, STEPS_MAX)] = 0
-    """The step of the newest checkpoint that this node has completed; 0: none."""
+    """Step of the newest checkpoint that this node has completed; 0 if none."""
     checkpoint_age_s: Seconds = 0.0
     """Seconds since its completion."""

@@ -1,4 +1,4 @@
-"""The times of a rendezvous that ``--rdzv-conf`` sets."""
+"""Time limits of a rendezvous, which ``--rdzv-conf`` sets."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ CONF_KEYS = (
     "join_timeout, last_call_timeout, node_grace, node_timeout, master_timeout, rescale_delay"
     " (or never), drain_timeout"
 )
-"""The keys of ``--rdzv-conf`` that the master of a job uses; their values are durations."""
+"""Keys of ``--rdzv-conf`` that the master of a job uses; their values are durations."""
 
 _ON_THE_WAY = 0.02
-"""Share of the silence that is reserved for what follows: to ask the others, and inform them."""
+"""Share of the silence that is reserved for querying the other nodes, and informing them."""
 
 
 class Timeouts(Struct, frozen=True):
@@ -28,18 +28,19 @@ class Timeouts(Struct, frozen=True):
     master_timeout_s: float = defaults.MASTER_TIMEOUT_S
     connect_timeout_s: float = defaults.CONNECT_TIMEOUT_S
     lease_s: float = defaults.LEASE_S
-    """With several endpoints: the length of the leader's lease."""
+    """With several endpoints: length of the leader's lease."""
     fence_s: float = defaults.FENCE_S
-    """With several endpoints: how long workers outlive their leader; infinity: no limit."""
+    """With several endpoints: how long workers outlive their leader; infinity for no limit."""
     drain_timeout_s: float = defaults.DRAIN_TIMEOUT_S
-    """How long ranks may take to save a snapshot before the world grows; 0: they save none."""
+    """How long ranks can take to save a snapshot before the world grows; 0 if they save none."""
 
     @property
     def silence_s(self) -> float:
-        """The silence after which a connection is considered lost.
+        """Time without a message after which a connection is considered lost.
 
-        The grace follows it, and a silent node is to be lost within ``node_timeout_s``. A grace of
-        half of that or more does not fit: then the silence is one half, and the node is lost later.
+        The grace follows it, and an unresponsive node must be lost within ``node_timeout_s``. A
+        grace of half of that or more does not fit: then the silence is one half, and the node is
+        lost later.
         """
         left = max(self.node_timeout_s - self.node_grace_s, self.node_timeout_s / 2)
         return left * (1 - _ON_THE_WAY)
@@ -58,4 +59,3 @@ class Timeouts(Struct, frozen=True):
 
 
 NO_TIMEOUTS_GIVEN = Timeouts()
-"""The defaults."""
