@@ -38,17 +38,18 @@ def resolve(host: str) -> list[str]:
 def listen_address(endpoint: Endpoint) -> Endpoint | None:
     """Return the address to listen at if the endpoint names this host; None for another host.
 
-    A name listens at all addresses: Debian maps a host's own name to 127.0.1.1, which other hosts
-    cannot reach. The DNS may not know the name of a new pod, or have the address of the pod that it
-    replaced, so the name is also compared with this host's own.
+    For a name it is the wildcard address: Debian maps a host's own name to 127.0.1.1, which other
+    hosts cannot reach. The DNS may not know the name of a new pod, or have the address of the pod
+    that it replaced, so the name is also compared with this host's own.
     """
     return _listen_address(endpoint, resolve(endpoint.host))
 
 
 def own_endpoints(endpoints: Sequence[Endpoint]) -> tuple[dict[int, Endpoint], bool]:
-    """Return listen addresses of endpoints here, by position; and whether every name resolves.
+    """Return the listen address of each endpoint that names this host, by its position.
 
-    An unresolved one may be a name of this host that the DNS does not have yet.
+    The second value is whether every name resolves: an unresolved one may be a name of this host
+    that the DNS does not have yet.
     """
     known = [resolve(endpoint.host) for endpoint in endpoints]
     found = map(_listen_address, endpoints, known)

@@ -26,7 +26,7 @@ class OomWatch:
     def has_struck(self) -> bool:
         """Return whether there is an unreported kill, and count one kill as reported.
 
-        There may be several kills at once; the caller asks once for each killed worker.
+        There may be several kills; call it once for each killed worker.
         """
         is_one_more = self._read() > self._known
         self._known += is_one_more

@@ -1,4 +1,4 @@
-"""The folder of one user's agents on a host, which no other user can read or write."""
+"""The directory of one user's agents on a host, which no other user can read or write."""
 
 import contextlib
 import os
@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Final
 
 SOCKET_SUFFIX: Final = ".sock"
-"""Suffix of the names of the agents' sockets in this folder."""
+"""Suffix of the names of the agents' sockets in this directory."""
 
 
 def user_folder() -> Path:
-    """Return the folder, created if necessary; raises ``OSError`` if it belongs to another user."""
+    """Return the directory, created if necessary.
+
+    Raises:
+        OSError: If it cannot be created, or it belongs to another user.
+    """
     folder = _shared_folder()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

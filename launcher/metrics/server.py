@@ -60,7 +60,7 @@ def on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[T]]) -
 
 
 class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    """Listens at once, and answers after ``serve``. With port 0 the kernel chooses the port.
+    """Listens immediately, and answers after ``serve``. With port 0 the kernel chooses the port.
 
     Without ``tls`` it is plain HTTP. A nonempty ``bearer`` is the token that requests must have.
     """

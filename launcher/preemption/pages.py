@@ -119,7 +119,7 @@ class NoticePage:
             os.close(self._fd)
             self._fd = -1
 
-    # --- workers that ask ----------------------------------------------------------------------
+    # --- requests of workers -------------------------------------------------------------------
 
     def _answer(self, connection: socket.socket) -> None:
         try:

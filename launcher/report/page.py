@@ -25,8 +25,7 @@ _PER_S: Final = 100
 _OF_ATTEMPT: Final = ("number", "began_s", "nodes", "exit_code", "ended")
 _OF_LANE: Final = ("node", "host", "address", "machine_id", "release", "workers", "failures")
 _NUMBERS: Final = 64
-"""Each entry of a lane is the time since the previous one times this, plus the number of the phase.
-"""
+"""Each entry of a lane is the time since the previous one times this, plus the phase number."""
 
 
 def json_of(report: JobReport, reading: Reading) -> str:

@@ -31,8 +31,7 @@ _DIGITS_MAX: Final = 18
 _ODD: Final = re.compile(
     rb"NaN|Infinity|(?<![\d.])\d{19}|[\s:,\[]-?\d+(?:\.\d+)?[eE]\+?\d|\\u[dD][89a-fA-F]"
 )
-"""Matches lines with a number that may be too large or not finite, or with half a surrogate pair.
-"""
+"""Lines with a number that may be too large or not finite, or with half a surrogate pair."""
 _UPTIME_MAX_S: Final = 1e9
 _ALL_MAX_BYTES: Final = 1 << 20
 """Files up to this size keep all progress reports; it is enough for about two days."""

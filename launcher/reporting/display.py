@@ -179,7 +179,7 @@ class Display:
         self._writer.finish()
 
     def hurry(self) -> None:
-        """Stop waiting for a reader: a signal asks this process to exit."""
+        """Stop waiting for a reader: a signal requests this process to exit."""
         self._writer.hurry()
 
     def _set_aside(self, rows: int) -> None:

@@ -1,6 +1,6 @@
 """Coordinates the savers of several nodes that write one checkpoint, by markers on the storage.
 
-The saver with rank 0's shard prepares the folder and then writes a marker; the others write only
+The saver with rank 0's shard prepares the directory and then writes a marker; the others write only
 after that, so that no saver removes another's files or changes a visible checkpoint. Each saver
 then writes a marker with the digests of its durable files, or with its error. When the files of all
 ranks are durable, the first saver makes the checkpoint visible and removes the markers.
@@ -54,7 +54,7 @@ class Coordination:
         """Contents of the markers that were read or written, by name."""
 
     def begin(self, draft: str) -> None:
-        """Prepare the folder, or wait until rank 0's saver has prepared it."""
+        """Prepare the directory, or wait until rank 0's saver has prepared it."""
         if self._order.is_first:
             self._storage.begin(draft)
             self._write_mark(_BEGUN, {})

@@ -261,7 +261,7 @@ class SpawnerClient:
         return self._clearings
 
     def _send(self, request: Request, fds: Sequence[int] = ()) -> None:
-        # The spawner reads at once, so a blocking write is short. It cannot deadlock, because the
+        # The spawner reads promptly, so a blocking write is short. It cannot deadlock, because the
         # messages of the spawner are small and fit the socket's buffer.
         self._channel.settimeout(_SEND_S)
         try:

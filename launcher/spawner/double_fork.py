@@ -13,7 +13,7 @@ _FAILED = -1
 def double_fork(count: int) -> list[int] | int:
     """Fork processes, each in its own session, as children of the subreaper.
 
-    Returns its index in each forked process; in the caller the process IDs in order, or an empty
+    Returns an index in each forked process; in the caller the process IDs in order, or an empty
     list if one was killed before it had its own session. After an ``OSError``, no forked process
     keeps running.
     """

@@ -113,7 +113,7 @@ def become(
     environ: dict[str, str],
     path0: str | None,
 ) -> Program:
-    """Turn a forked process into a worker; return the program that it has to run.
+    """Turn a forked process into a worker; return the program that it must run.
 
     Args:
         streams: its descriptors; they are closed when they have their final numbers.

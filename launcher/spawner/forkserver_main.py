@@ -12,8 +12,8 @@ import os  # noqa: E402 - after the names are recorded above
 import sys  # noqa: E402 - after the names are recorded above
 
 if not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # the folder of this file
-# The package that this file belongs to, whatever other ft_run is on PYTHONPATH.
+    del sys.path[0]  # the directory of this file
+# The package that this file belongs to, regardless of any other ft_run on PYTHONPATH.
 _root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _spec = importlib.util.spec_from_file_location(
     "ft_run", os.path.join(_root, "__init__.py"), submodule_search_locations=[_root]

@@ -99,7 +99,7 @@ class Spawned(Struct, frozen=True, tag=True):
         }
 
     def is_shortage(self, local_rank: int) -> bool:
-        """Return whether a worker could not be started for lack of a resource."""
+        """Return whether a worker could not be started because a resource was exhausted."""
         return not self.pids[local_rank] or is_shortage(self.errors.get(local_rank, 0))
 
 

@@ -28,7 +28,10 @@ STACKS_FILE = "hang.txt"
 
 
 class Hangs:
-    """Sleeps until a worker could be late, and reports each late worker to the master once."""
+    """Sleeps until a worker could be late, and reports each late worker to the master once.
+
+    Without ``spec``, it only reports stacks on request.
+    """
 
     def __init__(
         self,

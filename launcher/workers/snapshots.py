@@ -64,8 +64,8 @@ class HeldSnapshots:
         """Memory by local rank, of workers that have requested it."""
         self._assignment: Assignment | None = None
         self._local_ranks: dict[socket.socket, int | None] = {}
-        """Local ranks of connections with memory; None for replicas, which request no checkpoints.
-        """
+        """Local ranks of connections with memory; None for replicas, which do not request
+        checkpoints."""
         self._orders: dict[int, SaveOrder] = {}
         """Orders by local rank, until all ranks of this node have sent one."""
         self._ordered: Counter[int] = Counter()
