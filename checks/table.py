@@ -2,16 +2,15 @@
 
 import io
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from .records import METRICS, Phase
 from .verdict import NodeVerdict, Standing, Verdicts
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 _STYLES: Final = {
     Standing.PASSED: "green",
@@ -28,14 +27,12 @@ _MANY: Final = 32
 """Number of nodes that is more than a person reads one by one before a job starts."""
 
 
-def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
+def print_verdicts(verdicts: Verdicts, console: Console) -> None:
     """Write the table, a line for each reason that does not fit into it, and the conclusion.
 
     Metrics that no node has are left out. Cells of a straggler's slow metrics are marked by ``!``
     and by color. Text that a person would search for line by line is not wrapped.
     """
-    from rich.table import Table
-
     metrics = [name for name in METRICS if any(name in node.metrics for node in verdicts.nodes)]
     has_reasons = any(node.text for node in verdicts.nodes)
     reasons_inside = has_reasons and console.width >= _WIDE
@@ -65,8 +62,6 @@ def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
 
 def table_text(verdicts: Verdicts, width: int, *, colour: bool) -> str:
     """Return the output of ``print_verdicts`` for a terminal with this many columns."""
-    from rich.console import Console
-
     file = io.StringIO()
     system: Literal["standard"] | None = "standard" if colour else None
     console = Console(
@@ -94,7 +89,7 @@ def _reason_lines(nodes: Iterable[NodeVerdict]) -> list[str]:
     return [f"{node.node}: {node.text}" for node in nodes if node.text]
 
 
-def _facts(node: NodeVerdict) -> "Text":
+def _facts(node: NodeVerdict) -> Text:
     if node.reason.startswith(f"{Phase.FACTS.title}:"):
         return _text("failed", _STYLES[Standing.FAULTY])
     if node.warnings:
@@ -102,7 +97,7 @@ def _facts(node: NodeVerdict) -> "Text":
     return _text("ok" if node.facts else "-")
 
 
-def _metric(node: NodeVerdict, name: str) -> "Text":
+def _metric(node: NodeVerdict, name: str) -> Text:
     if name not in node.metrics:
         return _text("-")
     number = format(node.metrics[name], ".3g")
@@ -111,8 +106,6 @@ def _metric(node: NodeVerdict, name: str) -> "Text":
     return _text(f"{_OUTLIER} {number}", "bold yellow") if name in node.slow else _text(number)
 
 
-def _text(text: str, style: str = "") -> "Text":
-    from rich.text import Text
-
+def _text(text: str, style: str = "") -> Text:
     # Names and reasons come from other hosts: their control characters must not reach a terminal.
     return Text("".join(c if c.isprintable() else "?" for c in text), style=style)

@@ -1,12 +1,12 @@
 """The first steps of every ft-run process, and the start of its event loop."""
 
-import gc
+import asyncio
 import os
 import signal
-import sys
-from collections.abc import Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterable
 from typing import TypeVar
+
+from ..rendezvous.trust.source import TOKEN_VARIABLE
 
 T = TypeVar("T")
 
@@ -18,7 +18,6 @@ def run(main: Coroutine[object, object, T]) -> T:
     loop. A signal in between (e.g. SIGCHLD of a killed spawner) would print "Exception ignored when
     trying to write to the signal wakeup fd". Therefore the wake-up is disabled after the coroutine.
     """
-    import asyncio  # already loaded without ssl
 
     async def quietly() -> T:
         try:
@@ -27,28 +26,6 @@ def run(main: Coroutine[object, object, T]) -> T:
             signal.set_wakeup_fd(-1)
 
     return asyncio.run(quietly())
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Disable garbage collection while modules are loaded, and exempt them from later ones."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def import_asyncio() -> None:
-    """Import asyncio as in a Python without ssl: there is no TLS here, and OpenSSL loads slowly."""
-    if "ssl" in sys.modules:
-        return
-    sys.modules["ssl"] = None  # type: ignore[assignment]  # its import then fails
-    try:
-        import asyncio  # noqa: F401 - it is to be loaded, without ssl
-    finally:
-        del sys.modules["ssl"]
 
 
 def unblock(signals: Iterable[signal.Signals]) -> None:
@@ -69,8 +46,6 @@ def quiet_grpc() -> None:
 
 def forget_token() -> None:
     """Remove the job's secret from the environment, so workers and helpers do not inherit it."""
-    from ..rendezvous.trust.source import TOKEN_VARIABLE
-
     os.environ.pop(TOKEN_VARIABLE, None)
 
 

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -63,6 +62,8 @@ from ..machine.network import PortReservation
 from ..options import LaunchOptions
 from ..preemption.draining import Draining
 from ..preemption.notice import PreemptionNotice
+from ..preemption.watch import watch
+from ..preflight.crew import CheckCrew
 from ..preflight.session import CheckSession
 from ..preflight.show import show_finding, unfit
 from ..reporting.display import Display
@@ -112,10 +113,6 @@ from .stopping import TimeOver
 from .supervisor import Supervisor
 from .tuning import Tuning
 
-if TYPE_CHECKING:
-    from ..preflight.crew import CheckCrew
-    from .auto_tune import AutoTune
-
 _DRAIN_S = 10.0
 """Maximum time to print the workers' remaining output before the verdict."""
 
@@ -134,7 +131,7 @@ class Agent:
         *,
         identity: NodeIdentity,
         port: PortReservation,
-        crew: "CheckCrew | None",
+        crew: CheckCrew | None,
     ) -> None:
         """``port`` is the address for other nodes, where this node may host the store."""
         self._options, self._display, self._starter = options, display, starter
@@ -210,7 +207,7 @@ class Agent:
             self._work.node.piece_of,
         )
 
-    def _new_trials(self) -> "AutoTune | None":
+    def _new_trials(self) -> AutoTune | None:
         if self._options.auto_tune != "on":
             return None
         display = self._display
@@ -281,7 +278,6 @@ class Agent:
 
     def _watch_for_notices(self, source: str, loop: asyncio.AbstractEventLoop) -> None:
         # Imported here: a job without preemption notices does not load these modules.
-        from ..preemption.watch import watch
 
         self._watching = loop.create_task(watch(source, os.environ, self.post, self._event))
         self._watching.add_done_callback(partial(show_bug, "--preemption-notice"))

@@ -4,14 +4,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ... import exit_codes
-from ...checks.ladder import Ladder
 from ...errors import PortInUseError, UsageError
-from ...events.event import Event
 from ...events.master import (
     EndpointsAreOne,
     HostLeads,
@@ -19,55 +16,50 @@ from ...events.master import (
     UnauthenticatedClientsAccepted,
 )
 from ...rendezvous.group.events import GroupSettings
-from ...rendezvous.group.examination import Examination, Examiner
+from ...rendezvous.lease.succession import Succession
 from ...rendezvous.lease.times import LeaseTimes
 from ...rendezvous.master.link import (
     LinkDown,
     LinkEvent,
     LinkLost,
     LinkUp,
-    LocalLink,
     MasterLink,
 )
-from ...rendezvous.master.master import ALONE, Lease, Master
-from ...rendezvous.protocol.check_messages import CheckSpec
+from ...rendezvous.master.master import Lease, Master
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import Outcome, Refused, Verdict
+from ...rendezvous.transport.addresses import HOSTS
+from ...rendezvous.transport.client import GrpcLink
+from ...rendezvous.transport.lease_calls import LeaseCalls
+from ...rendezvous.transport.server import MasterServer
+from ...rendezvous.trust.credentials import Trust
 from ...tasks import in_daemon_thread, show_bug
 from ..machine.network import any_address, is_loopback, own_endpoints
 from ..options import RendezvousOptions
 from ..version import VERSION
+from .agent import Agent
 from .lifecycle import JobOver
-
-if TYPE_CHECKING:
-    from ...checks.results import Known
-    from ...rendezvous.lease.succession import Succession
-    from ...rendezvous.transport.server import MasterServer
-    from ...rendezvous.trust.credentials import Trust
-    from .agent import Agent
-
-Note = Callable[[Event], None]
+from .standalone import Note, Standalone
 
 _FIND_AGAIN_S, _FIND_AGAIN_MAX_S = 1.0, 15.0
 """Delays before the endpoint names are resolved again: the first, doubled up to the maximum."""
 
 
-class Hosting:
-    """The master in this process, if any, and the agent's link to the job's master."""
+class Hosting(Standalone):
+    """The master of several nodes, if it belongs in this process, and the agent's link to it."""
 
     def __init__(
         self,
         options: RendezvousOptions,
         note: Note,
-        trust: "Trust | None" = None,
+        trust: Trust | None = None,
         changed: Callable[[Master], None] | None = None,
         report: Callable[[], str] = str,
         meet: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """``changed`` is called after each event of the group, ``report`` for ``ft-run report``."""
-        self._options, self._report = options, report
-        self._trust, self._meet = trust, meet
-        self._note, self._changed = note, changed
+        super().__init__(options, note, changed, meet)
+        self._trust, self._report = trust, report
         self._address: Endpoint | None = None
         """The listen address, if this process should host the master; otherwise None."""
         self._port_is_taken = False
@@ -79,11 +71,8 @@ class Hosting:
         self._agent: Agent | None = None
         self._server: MasterServer | None = None
         self._succession: Succession | None = None
-        self._master: Master | None = None
         self._over: asyncio.Future[Verdict] | None = None
         """The verdict, when this host was the last leader among several candidates."""
-        self.where = "standalone"
-        """Where the master is, as shown to the user."""
 
     @property
     def master(self) -> Master | None:
@@ -93,9 +82,7 @@ class Hosting:
     async def start(self) -> None:
         """Start the master if it belongs here; raise ``UsageError`` if it cannot listen."""
         endpoint = self._options.endpoint
-        if endpoint is None:
-            self._master = self._new_master(self._settings())
-            return
+        assert endpoint is not None
         endpoints = self._options.endpoints or (endpoint,)
         own, are_known = own_endpoints(endpoints)
         if self._options.endpoints:
@@ -115,15 +102,12 @@ class Hosting:
             self._search = asyncio.create_task(self._find_own_name(endpoints))
             self._search.add_done_callback(partial(show_bug, "the search for this host's name"))
 
-    def connect(self, agent: "Agent") -> MasterLink:
+    def connect(self, agent: Agent) -> MasterLink:
         """Return the agent's link to the master."""
         self._agent = agent
         self._follow_succession(agent)
         if self.master is not None:
-            # There is no socket: the link cannot break, and needs no pings.
-            return LocalLink(self.master, agent.attend, agent.post, self._meet)
-        from ...rendezvous.transport.client import GrpcLink
-
+            return super().connect(agent)
         endpoint = self._options.endpoint
         assert endpoint is not None
         return GrpcLink(
@@ -139,7 +123,7 @@ class Hosting:
             trust=self._trust,
         )
 
-    def _follow_succession(self, agent: "Agent") -> None:
+    def _follow_succession(self, agent: Agent) -> None:
         """Notify the agent of the end of the job, or of a refusal, even if it is disconnected."""
         if self._succession is not None:
             # Otherwise a node that is disconnected when the job ends would keep searching for a
@@ -164,11 +148,6 @@ class Hosting:
         """Whether the master is in this process and other nodes are about to need it."""
         is_here = self._server is not None and self.master is not None
         return is_here and self.master is not None and not self.master.group.is_settled
-
-    async def settled(self) -> None:
-        """Wait until the master is not needed (``is_needed``)."""
-        if self.master is not None:
-            await self.master.settled()
 
     async def stop(self, *, wait: bool) -> None:
         """Stop the master; ``wait``: first wait until every node has received the verdict."""
@@ -229,8 +208,6 @@ class Hosting:
             await self._serve_after_all()
 
     async def _serve(self, address: Endpoint) -> None:
-        from ...rendezvous.transport.server import MasterServer
-
         master = self._new_master(self._settings())
         server = MasterServer(master, VERSION, self._options.timeouts.silence_s, self._trust)
         server.report = self._report
@@ -270,25 +247,12 @@ class Hosting:
         if self.master is not None:
             self._note(MasterMoved(str(self._address)))
 
-    def _settings(self) -> GroupSettings:
-        return GroupSettings.of(self._options.timeouts)
-
-    def _new_master(self, settings: GroupSettings, lease: Lease = ALONE) -> Master:
-        return Master(
-            settings,
-            self._note,
-            examiner=new_examiner(),
-            lease=lease,
-            ended=self._ended,
-            changed=self._changed,
-        )
-
     def _ended(self, verdict: Verdict) -> None:
         if self._over is not None and not self._over.done():
             self._over.set_result(verdict)
 
 
-def tell_if_open(address: Endpoint, trust: "Trust | None", note: Note) -> None:
+def tell_if_open(address: Endpoint, trust: Trust | None, note: Note) -> None:
     """Warn that unauthenticated clients can reach a master that has no token."""
     if trust is None and not is_loopback(address.host):
         note(UnauthenticatedClientsAccepted(str(address)))
@@ -300,19 +264,14 @@ async def listed_host(
     settings: GroupSettings,
     new_master: Callable[[GroupSettings, Lease], Master],
     note: Note,
-    trust: "Trust | None",
-) -> "tuple[Succession, MasterServer] | None":
+    trust: Trust | None,
+) -> tuple[Succession, MasterServer] | None:
     """Become a candidate at the first free endpoint of this host: vote, and lead if elected.
 
     ``own`` has the listen address of each endpoint that names this host, by its position. The
     result is None if no such endpoint is free. Raises ``UsageError`` if this process cannot listen
     there.
     """
-    from ...rendezvous.lease.succession import Succession
-    from ...rendezvous.transport.addresses import HOSTS
-    from ...rendezvous.transport.lease_calls import LeaseCalls
-    from ...rendezvous.transport.server import MasterServer
-
     times = LeaseTimes(settings.lease_s, settings.fence_s, settings.silence_s)
     spec = settings.succession_spec(endpoints)
     assert spec is not None
@@ -338,19 +297,6 @@ async def listed_host(
         succession.start()
         return succession, server
     return None
-
-
-def new_examiner() -> Examiner:
-    """Return the function that starts the checks of a job.
-
-    It keeps the results of nodes that pass, to compare them with nodes that connect later.
-    """
-    known: dict[str, Known] = {}
-
-    def begin(spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str]) -> Examination:
-        return Ladder(spec, nodes, vouched, known)
-
-    return begin
 
 
 def unheard(exit_code: int) -> Verdict:

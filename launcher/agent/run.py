@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NodeExcludedError
@@ -15,6 +14,7 @@ from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, JobEnded, LogsKept, NodeStarted
 from ...rendezvous.protocol.failure import Failure, signal_name
 from ...rendezvous.protocol.messages import Outcome, Verdict
+from ...rendezvous.trust.credentials import Trust
 from ..flags.values import shown
 from ..history.event_history import EventHistory
 from ..history.recorded_error import recorded
@@ -27,7 +27,10 @@ from ..machine.network import (
     resolve,
 )
 from ..machine.worker_count import WorkerCount
+from ..metrics.node_metrics import NodeEndpoint
+from ..metrics.trainjob import trainjob_progress
 from ..options import LaunchOptions, RendezvousOptions
+from ..preflight.crew import CheckCrew
 from ..reporting.display import Display
 from ..reporting.failure_report import final_report
 from ..reporting.live_line import live_line
@@ -37,17 +40,11 @@ from ..reporting.time_report import report_time
 from ..version import VERSION
 from ..workers.worker_starter import WorkerStarter
 from .agent import Agent
-from .hosting import Hosting
 from .identity import NodeIdentity, machine_id
 from .local_answers import LocalAnswers
 from .local_socket import answering
 from .signals import hurry_on, unless_asked
-
-if TYPE_CHECKING:
-    from ...rendezvous.trust.credentials import Trust
-    from ..metrics.node_metrics import NodeEndpoint
-    from ..preflight.crew import CheckCrew
-    from .local_answers import LocalAnswers
+from .standalone import Standalone
 
 _REGROUP_S = 5.0
 """Time from the end of the workers to the next round: kills, reaping, device memory."""
@@ -59,10 +56,10 @@ async def run_node(
     starter: WorkerStarter,
     display: Display,
     *,
-    new_crew: "Callable[[str], CheckCrew] | None",
-    trust: "Trust | None",
+    new_crew: Callable[[str], CheckCrew] | None,
+    trust: Trust | None,
     conclude: Callable[[Agent], None] | None = None,
-    metrics: "NodeEndpoint | None" = None,
+    metrics: NodeEndpoint | None = None,
 ) -> int:
     """Run this node until the job is over for it; return the exit code, or raise an ``FtRunError``.
 
@@ -81,7 +78,11 @@ async def run_node(
     address = advertised(rendezvous, display.event)
     port = PortReservation(address.find, rendezvous.worker_ports, rendezvous.worker_ports_flag)
     changed = metrics.job.changed if metrics is not None else None
-    hosting = Hosting(rendezvous, display.event, trust, changed, history.report, address.meet)
+    hosting = Standalone(rendezvous, display.event, changed, address.meet)
+    if rendezvous.endpoint is not None:
+        from .hosting import Hosting  # gRPC: after the fork, and 10 MB
+
+        hosting = Hosting(rendezvous, display.event, trust, changed, history.report, address.meet)
     crew = new_crew(identity.node_id) if new_crew is not None else None
     agent = Agent(options, display, starter, identity=identity, port=port, crew=crew)
     if metrics is not None:
@@ -134,11 +135,11 @@ def _signal_of(status: int) -> str:
 
 def _new_answers(
     agent: Agent,
-    hosting: Hosting,
+    hosting: Standalone,
     identity: NodeIdentity,
     rendezvous: RendezvousOptions,
     report: Callable[[], str],
-) -> "LocalAnswers":
+) -> LocalAnswers:
     only = (rendezvous.endpoint,) if rendezvous.endpoint is not None else ()
     return LocalAnswers(
         lambda: agent.status.summary() | {"node_id": identity.node_id},
@@ -151,7 +152,7 @@ def _new_answers(
 
 @contextlib.asynccontextmanager
 async def _hosted(
-    hosting: Hosting, agent: Agent, options: LaunchOptions, display: Display
+    hosting: Standalone, agent: Agent, options: LaunchOptions, display: Display
 ) -> AsyncIterator[None]:
     """Host the master, if it belongs here, while the agent runs and as long as others need it."""
     try:
@@ -174,8 +175,6 @@ async def _shown_in_trainjob(agent: Agent, display: Display) -> AsyncIterator[No
     if "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ:
         yield
         return
-    from ..metrics.trainjob import trainjob_progress  # loads ssl
-
     progress = trainjob_progress(os.environ, agent, display.event)
     try:
         yield
@@ -203,14 +202,14 @@ def advertised(rendezvous: RendezvousOptions, note: Callable[[Event], None]) -> 
     return address
 
 
-async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
+async def _host_on(hosting: Standalone, options: LaunchOptions, display: Display) -> None:
     if hosting.serves_others:
         display.event(MasterKept(is_excluded=True))
         await unless_asked(hosting.stop(wait=True), options.signals)
     await hosting.stop(wait=False)
 
 
-async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
+async def _hand_over(hosting: Standalone, options: LaunchOptions, display: Display) -> None:
     """Host the master until the other nodes run without this node, which is leaving.
 
     They were ordered to stop at the same time, with the same time limit. A second signal or SIGKILL

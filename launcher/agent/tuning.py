@@ -1,7 +1,6 @@
 """The job's tuned values on this node: the micro-batch, loader settings, the tune file."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -12,9 +11,7 @@ from ...rendezvous.protocol.messages import Assignment
 from ..workers.smaller_parts import NAME
 from ..workers.tune_file import TuneFile
 from ..workers.worker_group import WorkerGroup
-
-if TYPE_CHECKING:
-    from .auto_tune import AutoTune
+from .auto_tune import AutoTune
 
 
 class Tuning:
@@ -24,7 +21,7 @@ class Tuning:
         self,
         file: TuneFile | None,
         note: Callable[[Event], None],
-        trials: "AutoTune | None" = None,
+        trials: AutoTune | None = None,
     ) -> None:
         self._file, self._note, self._trials = file, note, trials
         self._micro_batch = 0

@@ -10,19 +10,20 @@ import os
 import shutil
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import asdict, replace
 
 from ... import exit_codes
 from ...errors import FtRunError
+from ...rendezvous.protocol.failure import Failure
+from ..agent.agent import Agent
+from ..cli.parse import parse
+from ..commands.launch import launch
+from ..options import LaunchOptions
 from ..processes.prctl import PR_SET_PDEATHSIG, prctl
-from ..startup import forget_token, import_asyncio, open_standard_streams
+from ..startup import forget_token, open_standard_streams
 from .exchange import write_outcome
-
-if TYPE_CHECKING:
-    from ...rendezvous.protocol.failure import Failure
-    from ..agent.agent import Agent
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -54,17 +55,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def _launch(name: str, argv: Sequence[str], outcome: dict[str, Any]) -> int:
-    from ..cli.parse import parse
-    from ..options import LaunchOptions
-
     environ = {key: text for key, text in os.environ.items() if not key.startswith("PET_")}
     options = parse(argv, environ)
     forget_token()
     assert isinstance(options, LaunchOptions)
-    import_asyncio()
-    from ..commands.launch import launch
 
-    def conclude(agent: "Agent") -> None:
+    def conclude(agent: Agent) -> None:
         outcome["workers"] = agent.last_workers
         verdict = agent.verdict
         if verdict is not None:
@@ -74,7 +70,7 @@ def _launch(name: str, argv: Sequence[str], outcome: dict[str, Any]) -> int:
     return launch(replace(options, name=name), conclude)
 
 
-def _plain(failure: "Failure") -> dict[str, Any]:
+def _plain(failure: Failure) -> dict[str, Any]:
     return {**asdict(failure), "kind": failure.kind.name, "summary": failure.summary()}
 
 

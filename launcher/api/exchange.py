@@ -17,6 +17,7 @@ import os
 import pickle
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import spawn
 from typing import Any, BinaryIO
 
 _PREPARATION = ("sys_path", "sys_argv", "orig_dir", "dir", "start_method", "log_level",
@@ -35,8 +36,6 @@ def write_call(folder: str, function: Callable[..., Any], args: Sequence[Any]) -
     Raises:
         Exception: from pickle, if the function or an argument cannot be pickled.
     """
-    from multiprocessing import spawn
-
     known = spawn.get_preparation_data("")
     main = known.get("init_main_from_path")
     if main is not None and not os.path.isfile(main):  # typed in, or piped

@@ -1,12 +1,13 @@
 """The parser of the command line, which behaves like torchrun's argparse.
 
 It supports both spellings of a flag, unambiguous prefixes, ``-r=3``, and options that end at the
-script. It records the origin of each value. click is loaded only to format the help.
+script. It records the origin of each value. click formats the help.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from click import HelpFormatter
 from msgspec import Struct
 
 from ...errors import UsageError
@@ -309,8 +310,6 @@ class CommandLine:
         If the command has common flags, only these are shown, each with the first sentence of its
         help. With ``whole``, all flags are shown, under the headings of their groups.
         """
-        from click import HelpFormatter
-
         formatter = HelpFormatter(max_width=80)
         formatter.write(self.text.before)
         if is_short := bool(self.text.common) and not whole:

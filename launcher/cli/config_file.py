@@ -18,6 +18,11 @@ from .check_flags import NETWORK_CHECK, training_check_flags
 from .command_line import CommandLine, Given
 from .policy_flags import rule, setting_flags
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 _RULE_KEYS: Final = ("match", "action")
 _RIGHT: Final = "a TOML file with [[rule]], settings and [checks], see docs/guide/failure-policy.md"
 
@@ -38,10 +43,6 @@ def read_config(given: Given) -> ConfigFile:
     if not given["config"]:
         return ConfigFile()
     path, name = given["config"], given.origin("config")
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         with open(path, "rb") as file:
             content = tomllib.load(file)

@@ -21,6 +21,7 @@ from .check_flags import training_checks
 from .command_line import CommandLine, Given, T
 from .config_file import add_checks, read_config
 from .environment_flags import add_environment, answer_dry_run
+from .hosts_flags import read_hosts
 from .launch_flags import CompletionOptions
 from .master_flags import MasterOptions, StacksOptions, StatusOptions
 from .policy_flags import PolicyOptions
@@ -66,8 +67,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         case "check":
             return read_check(rest, environ)
         case "hosts":
-            from .hosts_flags import read_hosts
-
             return read_hosts(rest, environ)
         case "policy":
             return explained(rest, environ)

@@ -5,12 +5,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import grpc.aio
+from google.protobuf.message import DecodeError
+
 from ...errors import RefusedError, RendezvousError, UsageError
+from ...protos import rendezvous_pb2 as pb
 from ...rendezvous.protocol.bounds import OutOfBounds, check
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.stacks import RankStack
 from ...rendezvous.protocol.status import StatusReply
+from ...rendezvous.transport.channel_options import SERVICE, client_options
+from ...rendezvous.transport.codec import WireError, from_part
+from ...rendezvous.transport.grpc_errors import in_words, is_foreign
+from ...rendezvous.trust.handshake_errors import handshake_error
 from ...rendezvous.trust.source import TrustOptions, read_trust
+from ...rendezvous.trust.wire import open_channel
 from ..reporting.stack_answer import stacks_answer
 from ..reporting.status_answer import status_dict
 
@@ -36,9 +45,6 @@ class MasterCalls:
 
     def _connect(self, endpoint: Endpoint) -> None:
         """Open a channel; it connects with the first request."""
-        from ...rendezvous.transport.channel_options import client_options
-        from ...rendezvous.trust.wire import open_channel
-
         self.endpoint = endpoint
         self._channel = open_channel(endpoint, client_options(self._timeout_s), self._trust)
 
@@ -74,8 +80,6 @@ class MasterCalls:
         return await self._status(until_end=True)
 
     async def _status(self, *, until_end: bool, timeout_s: float | None = None) -> dict[str, Any]:
-        from ...protos import rendezvous_pb2 as pb
-
         request = pb.StatusRequest(until_end=until_end)
         limit_s = math.inf if until_end else timeout_s
         reply = await self._ask("Status", request, pb.StatusReply, limit_s)
@@ -84,9 +88,6 @@ class MasterCalls:
 
     async def stacks(self, ranks: Sequence[int]) -> dict[str, Any]:
         """Return the stacks of the given ranks, or of all if empty, with ``lines``."""
-        from ...protos import rendezvous_pb2 as pb
-        from ...rendezvous.transport.codec import from_part
-
         request = pb.StacksRequest(ranks=ranks)
         try:
             reply = await self._ask_here("Stacks", request, pb.StacksReply, None)
@@ -117,12 +118,6 @@ class MasterCalls:
         return await self._ask(method, request, reply, limit_s)
 
     async def _ask_here(self, method: str, request: Any, reply: Any, limit_s: float | None) -> Any:
-        import grpc.aio
-
-        from ...rendezvous.transport.channel_options import SERVICE
-        from ...rendezvous.transport.grpc_errors import in_words, is_foreign
-        from ...rendezvous.trust.handshake_errors import handshake_error
-
         endpoint = self.endpoint
         ask: Any = self._channel.unary_unary(
             f"/{SERVICE}/{method}",
@@ -150,10 +145,6 @@ class MasterCalls:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Convert errors of reading an answer to ``RendezvousError``."""
-        from google.protobuf.message import DecodeError
-
-        from ...rendezvous.transport.codec import WireError
-
         try:
             yield
         except (DecodeError, OutOfBounds, WireError) as error:
@@ -180,8 +171,6 @@ def as_status(reply: Any) -> dict[str, Any]:
         OutOfBounds: if a value is not within its bounds.
         WireError: if the reply is invalid.
     """
-    from ...rendezvous.transport.codec import from_part
-
     status = from_part(StatusReply, reply)
     check(status)
     return status_dict(status)

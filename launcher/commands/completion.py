@@ -3,13 +3,14 @@
 import re
 from typing import Final
 
+from click import Command
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
 from ...errors import UsageError
 from ..cli.check_command import check_command
 from ..cli.command_line import CommandLine
 from ..cli.hosts_flags import hosts_command
-from ..cli.launch_flags import launch_command
+from ..cli.launch_flags import CompletionOptions, launch_command
 from ..cli.master_flags import master_command, stacks_command, status_command
 from ..cli.policy_flags import policy_command
 from ..cli.rehearse_flags import rehearse_command
@@ -52,12 +53,15 @@ def complete(instruction: str) -> int:
     return 0
 
 
+def print_script(options: CompletionOptions) -> int:
+    """Print the script of ``--print-completion``; return the exit code."""
+    return complete(f"{options.shell}_source")
+
+
 def _completing(shell: type[ShellComplete]) -> ShellComplete:
     class Completing(shell):  # type: ignore[valid-type,misc]  # a class that click has for a shell
         def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
             return completions(args, incomplete)
-
-    from click import Command  # loaded only for completion
 
     return Completing(Command("ft-run"), {}, "ft-run", _VARIABLE)
 

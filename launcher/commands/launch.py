@@ -6,19 +6,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ... import exit_codes
-from ...errors import NoProcessError
+from ...errors import FtRunError, NoProcessError
 from ...events.event import LogMessage, Severity
 from ...rendezvous.trust.source import read_trust
 from .. import startup
+from ..agent.agent import Agent
+from ..agent.run import run_node
 from ..agent.signals import ignore
 from ..cli.check_flags import refuse_minimums
-from ..history.recorder import Recorder, attempt_of
+from ..history.recorder import Recorder, attempt_of, line_of
 from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import RelayClient
 from ..machine.accelerators import find_devices, nvlink_domain, shown_gpus
@@ -27,32 +28,40 @@ from ..machine.numa import NumaBinding, bind_workers, find_gpu_node, read_topolo
 from ..machine.nvml import has_driver
 from ..machine.shortage import require_grpc_threads, too_few_files
 from ..machine.worker_count import WorkerCount, resolve_worker_count
+from ..metrics.node_metrics import NodeEndpoint
+from ..metrics.opening import open_metrics
 from ..options import LaunchOptions, ScriptMode
 from ..preflight.report_file import check_report_path
 from ..processes.tree import require_own_proc
 from ..reporting.display import Display
 from ..reporting.event_files import EventFiles
 from ..reporting.event_log import EventLog
+from ..reporting.standard_output import say_last
 from ..spawner.client import SpawnerClient
 from ..stacks.flight_recorder import record_collectives
 from ..workers.check_workers import check_crew
-from ..workers.file_timers import make_file_timers
+from ..workers.file_timers import FileTimers, make_file_timers
 from ..workers.measuring import Measuring
 from ..workers.preload import start_preload
 from ..workers.tune_file import TuneFile, fingerprint
 from ..workers.worker_command import WorkerCommands, check_interpreter, worker_environ
 from ..workers.worker_starter import WorkerStarter
 
-if TYPE_CHECKING:
-    from ..agent.agent import Agent
-    from ..metrics.node_metrics import NodeEndpoint
-    from ..reporting.event_files import EventFiles
-    from ..workers.file_timers import FileTimers
-    from ..workers.measuring import Measuring
-    from ..workers.tune_file import TuneFile
+
+def run_launch(options: LaunchOptions) -> int:
+    """Launch; with JSON on the console, the error that ends it is a record as well."""
+    if not options.logs.is_json:
+        return launch(options)
+    try:
+        return launch(options)
+    except FtRunError as error:
+        recorder = Recorder(options.rendezvous.job_id, attempt_of(os.environ))
+        record = recorder.record(LogMessage(error.sentence, Severity.ERROR))
+        say_last(line_of({**record, "severity": "error"}).decode().removesuffix("\n"))
+        return error.exit_code
 
 
-def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
+def launch(options: LaunchOptions, conclude: Callable[[Agent], None] | None = None) -> int:
     """Run a job's workers on this node; return the exit code.
 
     All information is collected and all processes are forked before the event loop starts.
@@ -79,9 +88,6 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
             new_crew = partial(
                 check_crew, options, display, check_spawner, starter, plan.gpus_shown
             )
-        with startup.loading():
-            from ..agent.run import run_node
-
         startup.quiet_grpc()
         if rendezvous.endpoint is not None:
             require_grpc_threads()
@@ -109,11 +115,11 @@ class _Plan(Struct, frozen=True):
     environ: dict[str, str]
     """The environment of all workers; ``commands`` refers to it."""
     commands: WorkerCommands
-    timers: "FileTimers | None"
+    timers: FileTimers | None
     cpus: tuple[frozenset[int], ...] | None
     gpus_shown: dict[str, str]
-    tune_file: "TuneFile | None"
-    measuring: "Measuring | None"
+    tune_file: TuneFile | None
+    measuring: Measuring | None
     log_dir: LogDir
 
 
@@ -164,7 +170,7 @@ def _preloaded(options: LaunchOptions, starter: WorkerStarter, display: Display)
 @contextmanager
 def _forked(
     plan: _Plan, display: Display, *, with_checks: bool
-) -> "Iterator[tuple[WorkerStarter, SpawnerClient | None]]":
+) -> Iterator[tuple[WorkerStarter, SpawnerClient | None]]:
     """Fork the starter of workers, and the spawner of check workers; at the end, close them.
 
     Raises ``NoProcessError`` if the kernel refuses another process.
@@ -201,7 +207,7 @@ def _forked(
 @contextmanager
 def _outputs(
     options: LaunchOptions, plan: _Plan, display: Display, recorder: Recorder
-) -> "Iterator[NodeEndpoint | None]":
+) -> Iterator[NodeEndpoint | None]:
     """Open the agent's outputs besides the console; yield the endpoint of ``--metrics``.
 
     At the end, also close the console and ignore signals: processes are still to be stopped.
@@ -223,7 +229,7 @@ def _outputs(
 
 def _event_files(
     options: LaunchOptions, log_dir: LogDir, display: Display, recorder: Recorder
-) -> "EventFiles | None":
+) -> EventFiles | None:
     folder = log_dir.path if log_dir.keeps_files else None
     if options.logs.events is None and folder is None:
         return None
@@ -232,12 +238,9 @@ def _event_files(
     return files
 
 
-def _metrics(options: LaunchOptions, display: Display) -> "NodeEndpoint | None":
+def _metrics(options: LaunchOptions, display: Display) -> NodeEndpoint | None:
     if options.logs.metrics is None:
         return None
-    from ..metrics.node_metrics import NodeEndpoint
-    from ..metrics.opening import open_metrics
-
     server = open_metrics(options.logs.metrics, options.rendezvous.trust, display.event)
     return NodeEndpoint(server) if server is not None else None
 
@@ -270,19 +273,19 @@ def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
     return shown_gpus(options.accelerator, os.environ)
 
 
-def _file_timers(environ: dict[str, str]) -> "FileTimers | None":
+def _file_timers(environ: dict[str, str]) -> FileTimers | None:
     if environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
-        return None  # and nothing is loaded for them
+        return None
     return make_file_timers(environ)
 
 
-def _tune_file(options: LaunchOptions, workers: int) -> "TuneFile | None":
+def _tune_file(options: LaunchOptions, workers: int) -> TuneFile | None:
     if options.tune_file is None:
         return None
     return TuneFile(options.tune_file, fingerprint(options, workers))
 
 
-def _measuring(options: LaunchOptions, environ: dict[str, str]) -> "Measuring | None":
+def _measuring(options: LaunchOptions, environ: dict[str, str]) -> Measuring | None:
     if options.auto_tune != "advise":
         return None
     return Measuring(environ, find_devices(options.accelerator, os.environ))

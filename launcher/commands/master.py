@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import exit_codes
 from ...errors import RefusedError, UsageError
@@ -19,28 +19,29 @@ from ...events.master import EndedElsewhere, MasterListening, MasterSignalled
 from ...events.node import JobEnded
 from ...events.record import MASTER
 from ...rendezvous.group.events import GroupSettings
+from ...rendezvous.lease.succession import Succession
 from ...rendezvous.master.master import ALONE, Lease, Master
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import JobSpec, Verdict
+from ...rendezvous.transport.server import MasterServer
+from ...rendezvous.trust.credentials import Trust
 from ...rendezvous.trust.source import read_trust
 from .. import startup
-from ..agent.hosting import listed_host, new_examiner, tell_if_open
+from ..agent.hosting import listed_host, tell_if_open
 from ..agent.local_answers import LocalAnswers
 from ..agent.local_socket import answering
+from ..agent.standalone import new_examiner
 from ..cli.master_flags import MasterOptions
 from ..history.event_history import EventHistory
 from ..history.recorder import Recorder, attempt_of
 from ..machine.network import own_endpoints
+from ..metrics.job_metrics import JobMetrics
+from ..metrics.master_metrics import master_samples
+from ..metrics.opening import open_metrics
+from ..metrics.server import MetricsServer, on_loop
 from ..reporting.display import Display
 from ..reporting.event_files import EventFiles
 from ..version import VERSION
-
-if TYPE_CHECKING:
-    from ...rendezvous.lease.succession import Succession
-    from ...rendezvous.transport.server import MasterServer
-    from ...rendezvous.trust.credentials import Trust
-    from ..agent.local_answers import LocalAnswers
-    from ..metrics.server import MetricsServer
 
 
 def run_master(options: MasterOptions) -> int:
@@ -56,8 +57,6 @@ def run_master(options: MasterOptions) -> int:
             closing.callback(files.close)
         metrics = None
         if options.metrics is not None:
-            from ..metrics.opening import open_metrics
-
             metrics = open_metrics(options.metrics, options.trust, display.event)
         if metrics is not None:
             closing.callback(metrics.close)
@@ -70,10 +69,10 @@ class _LoneMaster:
     def __init__(
         self,
         options: MasterOptions,
-        trust: "Trust | None",
+        trust: Trust | None,
         display: Display,
         recorder: Recorder,
-        metrics: "MetricsServer | None",
+        metrics: MetricsServer | None,
     ) -> None:
         self._options, self._trust, self._display = options, trust, display
         self._recorder, self._metrics = recorder, metrics
@@ -117,9 +116,7 @@ class _LoneMaster:
             await server.stop()
             display.close()
 
-    async def _listen(self) -> "tuple[MasterServer, Succession | None]":
-        from ...rendezvous.transport.server import MasterServer
-
+    async def _listen(self) -> tuple[MasterServer, Succession | None]:
         endpoint, endpoints = self._options.endpoint, self._options.endpoints
         timeouts, note = self._options.timeouts, self._display.event
         settings = GroupSettings.of(timeouts, rescale_delay_s=self._options.rescale_delay_s)
@@ -167,7 +164,7 @@ class _LoneMaster:
     def _job(self) -> JobSpec | None:
         return self._master.group.job if self._master is not None else None
 
-    def _answers(self) -> "LocalAnswers":
+    def _answers(self) -> LocalAnswers:
         options = self._options
         return LocalAnswers(
             self._about,
@@ -212,11 +209,7 @@ class _LoneMaster:
         self._outcome.put_nowait(exit_codes.SIGNAL_BASE + number)
 
 
-def _serve_metrics(server: "MetricsServer") -> Callable[[Master], None]:
-    from ..metrics.job_metrics import JobMetrics
-    from ..metrics.master_metrics import master_samples
-    from ..metrics.server import on_loop
-
+def _serve_metrics(server: MetricsServer) -> Callable[[Master], None]:
     job, loop = JobMetrics(), asyncio.get_running_loop()
     read = partial(master_samples, job, attempt_of(os.environ))
     server.serve(lambda: on_loop(loop, read))

@@ -9,7 +9,10 @@ from ...printable import printable_lines
 from ..cli.report_flags import ReportOptions
 from ..flags.values import shown
 from ..report.job_report import JobReport, make_report
+from ..report.page import json_of, page_of
 from ..report.reading import Reading, event_files, merged
+from ..report.text import text_of
+from ..report.trace import trace_of
 from ..reporting.standard_output import say_last, standard_output
 
 
@@ -18,21 +21,13 @@ def show_report(options: ReportOptions) -> int:
     reading = Reading()
     report = read_report(options.paths, options.job_id, reading)
     if options.page is not None:
-        from ..report.page import page_of
-
         _write(options.page, "-o", page_of(report, reading))
     if options.trace is not None:
-        from ..report.trace import trace_of
-
         _write(options.trace, "--trace", trace_of(report))
     with standard_output():
         if options.json:
-            from ..report.page import json_of
-
             print(json_of(report, reading))
         elif options.page is None and options.trace is None:
-            from ..report.text import text_of
-
             print(printable_lines(text_of(report)))
     if note := reading.note:
         say_last(f"ft-run report: {note}")

@@ -4,13 +4,18 @@ import asyncio
 import json
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from ... import exit_codes
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
-from ..reporting.standard_output import standard_output, table_console
+from ..reporting.standard_output import standard_output
 from ..reporting.status_lines import data_waits, is_spare, pace, ranks, status_lines
+from ..reporting.table_console import table_console
 from .job_list import print_jobs
 from .targets import Target, find_target, one_target
+from .watch import require_terminal, watch
 
 
 def show_status(options: StatusOptions) -> int:
@@ -20,8 +25,6 @@ def show_status(options: StatusOptions) -> int:
 
 async def _show(options: StatusOptions) -> int:
     if options.watch:
-        from .watch import require_terminal, watch
-
         require_terminal()
         return await watch(await one_target(options), options)
     target = await find_target(options)
@@ -46,9 +49,6 @@ def _with_jobs(status: dict[str, Any], target: Target, options: StatusOptions) -
 
 
 def _print_table(status: dict[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     console = table_console()
     for line in status_lines(status):
         console.print(printable(line), markup=False)

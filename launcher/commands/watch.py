@@ -6,21 +6,20 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ... import exit_codes
 from ...errors import RendezvousError, UsageError
 from ...printable import printable
 from ..cli.master_flags import StatusOptions
+from ..reporting.full_screen import FullScreen
 from ..reporting.standard_output import discard
 from ..reporting.status_lines import furthest_worker, status_lines
+from ..reporting.watch_view import view
 from ..startup import unblock
 from .asking import MasterCalls
 from .local_jobs import LocalCalls
 from .targets import Target
-
-if TYPE_CHECKING:
-    from ..reporting.full_screen import FullScreen
 
 _POLL_S: Final = 1.0
 _NODES_PER_S: Final = 500
@@ -49,8 +48,6 @@ async def watch(target: Target, options: StatusOptions) -> int:
         job = _Watched(calls)
         await job.ask()
         if not job.over.done():
-            from ..reporting.full_screen import FullScreen  # rich is slow to load
-
             await _show(job, FullScreen())
     for line in job.last_lines():
         print(printable(line))
@@ -146,7 +143,7 @@ class _Watched:
         self.quit(exit_codes.SUCCESS if is_success else exit_codes.WORKERS_FAILED)
 
 
-async def _show(job: _Watched, screen: "FullScreen") -> None:
+async def _show(job: _Watched, screen: FullScreen) -> None:
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(one) for one in (job.follow(), job.await_end(), _draw(job, screen))]
     for task in tasks:
@@ -172,9 +169,7 @@ async def _show(job: _Watched, screen: "FullScreen") -> None:
         screen.leave()
 
 
-async def _draw(job: _Watched, screen: "FullScreen") -> None:
-    from ..reporting.watch_view import view
-
+async def _draw(job: _Watched, screen: FullScreen) -> None:
     while True:
         clock = time.strftime("%H:%M:%S")
         try:
@@ -190,13 +185,13 @@ async def _draw(job: _Watched, screen: "FullScreen") -> None:
             continue
 
 
-def _drawn_anew(job: _Watched, screen: "FullScreen") -> None:
+def _drawn_anew(job: _Watched, screen: FullScreen) -> None:
     if not screen.is_shown:
         screen.enter()  # continued after Ctrl-Z
     job.changed.set()
 
 
-def _suspend(screen: "FullScreen") -> None:
+def _suspend(screen: FullScreen) -> None:
     screen.leave()
     os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -7,13 +7,10 @@ folds.
 import json
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...events.record import Record, json_value
 from .job_summary import JobHistory
-
-if TYPE_CHECKING:
-    from .job_summary import JobHistory
 
 _WAITING_MAX: Final = 1_000
 _LINES_KEPT: Final = 20
@@ -40,7 +37,7 @@ class EventHistory:
         restarts = (record["name"] == "restart.decided" for record in self._waiting)
         return self._history is not None or any(restarts)
 
-    def folded(self) -> "JobHistory":
+    def folded(self) -> JobHistory:
         """Return the fold over all records."""
         if self._history is None:
             self._history = JobHistory(_RESTARTS_KEPT)

@@ -1,6 +1,7 @@
 """Details of the training time: waits for data, and slow steps."""
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 from ...events.record import Record
@@ -74,7 +75,6 @@ class BestHour:
         """The best median; the current hour counts after a few minutes. None before that."""
         if len(self._minutes) < _LEAST_MINUTES:
             return self._best_s
-        from statistics import median  # imported here because it loads random and decimal
 
         current_s = median(self._minutes)
         return current_s if self._best_s is None else min(self._best_s, current_s)

@@ -5,12 +5,14 @@ kill. So the agent never makes such a call: it uses a separate process with a de
 (``gpus_by_process``). Check workers are separate processes already.
 """
 
+import ctypes
 import functools
 import importlib
 import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -75,8 +77,6 @@ class NvmlFailedError(Exception):
 @functools.cache  # called at each restart; drivers are not loaded later
 def has_library() -> bool:
     """Return whether NVIDIA's driver is installed, without using it."""
-    import ctypes  # here, as below, because most callers need no GPUs
-
     # First, because it costs a tenth of the import of pynvml, and many machines have no driver.
     try:
         ctypes.CDLL(LIBRARY)
@@ -166,9 +166,6 @@ def _nvlink_domain(nvml: Nvml, gpu: Any) -> str:
     several machines the UUID is zero. Source: NVML, ``nvmlGpuFabricInfoV_t``; NCCL's ``mnnvl.cc``
     has the same rule.
     """
-    import ctypes
-    import uuid
-
     try:
         info = nvml.c_nvmlGpuFabricInfoV_t()
         nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))

@@ -2,19 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ...errors import UsageError
-from .accelerators import AUTO, GPUS, AcceleratorKind, find_accelerators
-from .cpu_limit import allowed_cpus, read_cpu_limit
+from .accelerators import AUTO, GPUS, AcceleratorKind, Accelerators, find_accelerators
+from .cpu_limit import CpuLimit, allowed_cpus, read_cpu_limit
 
 # The modules that inspect the machine are imported where they are needed: a plain number needs none
 # of them, and they would delay the first line of a worker.
-if TYPE_CHECKING:
-    from .accelerators import AcceleratorKind, Accelerators
-    from .cpu_limit import CpuLimit
 
 
 _NOTHING_TO_COUNT = (
@@ -98,7 +94,7 @@ def resolve_worker_count(
 
 
 def omp_num_threads(
-    environ: Mapping[str, str], worker_count: int, cpu_limit: "CpuLimit | None"
+    environ: Mapping[str, str], worker_count: int, cpu_limit: CpuLimit | None
 ) -> str | None:
     """Return the ``OMP_NUM_THREADS`` of the workers; None to leave it unchanged.
 
@@ -112,16 +108,14 @@ def omp_num_threads(
     return None if cpu_limit is None else str(cpu_limit.cpus)
 
 
-def _kinds(name: str) -> "tuple[AcceleratorKind, ...]":
+def _kinds(name: str) -> tuple[AcceleratorKind, ...]:
     """Return the kinds of accelerators that ``auto``, ``gpu`` or ``xpu`` counts, in order."""
     if name == "xpu":
         return (AcceleratorKind.XPU,)
     return GPUS if name == "gpu" else (*GPUS, AcceleratorKind.ASCEND)
 
 
-def _workers(
-    chosen: "Accelerators", *others: "Accelerators", virtual_local_rank: bool
-) -> WorkerCount:
+def _workers(chosen: Accelerators, *others: Accelerators, virtual_local_rank: bool) -> WorkerCount:
     count, source = chosen.count, chosen.source
     if not virtual_local_rank and chosen.per_process != count:
         count = chosen.per_process

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol
 
+import psutil
+
 from ...events.workers import RoundProgressed
 from ...rendezvous.protocol.messages import Assignment
 from ..history.event_history import EventHistory
@@ -147,8 +149,6 @@ class NodeFold:
 
 def add_processes(samples: Samples, pids: Mapping[int, int]) -> None:
     """Add the kernel's values for processes by rank; exited processes get no samples."""
-    import psutil
-
     for rank, pid in pids.items():
         try:
             process = psutil.Process(pid)

@@ -2,9 +2,9 @@
 
 import errno
 import os
+import ssl
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...events.event import Event
@@ -13,9 +13,6 @@ from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.trust.source import TrustOptions, read_trust
 from ..machine.network import is_loopback, resolve
 from .server import MetricsServer
-
-if TYPE_CHECKING:
-    import ssl
 
 
 def open_metrics(
@@ -60,7 +57,7 @@ def open_metrics(
     return opened
 
 
-def _secured(options: TrustOptions | None) -> "tuple[ssl.SSLContext | None, str]":
+def _secured(options: TrustOptions | None) -> tuple[ssl.SSLContext | None, str]:
     """Return TLS context and bearer token of an endpoint that other hosts can reach."""
     trust = read_trust(options)
     if trust is None:

@@ -6,18 +6,15 @@ import hmac
 import http.server
 import socket
 import socketserver
+import ssl
 import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...rendezvous.protocol.endpoint import Endpoint, join_host_port
 from .catalogue import Samples
-from .exposition import written
-
-if TYPE_CHECKING:
-    import ssl
 
 T = TypeVar("T")
 PATH: Final = "/metrics"
@@ -69,7 +66,7 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     allow_reuse_port = False  # two servers would share the scrapes
 
     def __init__(
-        self, address: Endpoint, tls: "ssl.SSLContext | None" = None, bearer: str = ""
+        self, address: Endpoint, tls: ssl.SSLContext | None = None, bearer: str = ""
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.bearer = bearer
@@ -200,6 +197,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except NotReadyError as error:
             self._answer(503, f"503: {error}\n".encode())
             return
+        from .exposition import written  # prometheus_client, an optional package
+
         text, content_type = written(samples, self.headers.get("Accept", ""))
         self._answer(200, text, content_type)
 

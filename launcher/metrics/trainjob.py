@@ -11,17 +11,15 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from ...events.event import Event
 from ...events.metrics import ProgressUnsent
 from ...tasks import in_thread
+from .node_metrics import Observed
 from .status_server import Request, StatusServer
-
-if TYPE_CHECKING:
-    from .node_metrics import Observed
 
 URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
 CA_FILE: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
@@ -90,7 +88,7 @@ class TrainJobProgress:
     """Polls and reports the progress of rank 0 while this node has it."""
 
     def __init__(
-        self, server: StatusServer, agent: "Observed", note: Callable[[Event], None]
+        self, server: StatusServer, agent: Observed, note: Callable[[Event], None]
     ) -> None:
         self._server, self._agent, self._note = server, agent, note
         self._sent: Status | None = None
@@ -156,7 +154,7 @@ class TrainJobProgress:
 
 
 def trainjob_progress(
-    environ: Mapping[str, str], agent: "Observed", note: Callable[[Event], None]
+    environ: Mapping[str, str], agent: Observed, note: Callable[[Event], None]
 ) -> TrainJobProgress | None:
     """Return the sender of this node's progress; None if Kubeflow does not request it."""
     url, ca, token = (environ.get(name, "") for name in (URL, CA_FILE, TOKEN_FILE))

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...checks.records import CLOCK_FACT, Record, record_to_json
@@ -20,9 +19,7 @@ from ...rendezvous.protocol.check_messages import CheckOrder, CheckResult, Check
 from ...rendezvous.protocol.messages import Outcome, Verdict
 from ...rendezvous.protocol.offer import Offer
 from ...tasks import show_bug
-
-if TYPE_CHECKING:
-    from .crew import CheckCrew
+from .crew import CheckCrew
 
 _ALONE = ("facts", "solo")
 """The phases in which a node does not wait for another node."""
@@ -36,7 +33,7 @@ class CheckSession:
 
     def __init__(
         self,
-        crew: "CheckCrew | None",
+        crew: CheckCrew | None,
         renew: Callable[[], Offer],
         post: Callable[[CheckResult], None],
         *,

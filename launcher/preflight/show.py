@@ -2,14 +2,13 @@
 
 from ... import exit_codes
 from ...checks.report import report_from_json
-from ...checks.table import has_to_tell, noteworthy_nodes, print_verdicts, table_text
 from ...errors import NodeUnfitError, UsageError
 from ...events.checks import ChecksEnded, NodeJudged, NodePassedWithWarning
 from ...events.event import LogMessage, Severity
 from ...rendezvous.protocol.check_messages import CheckVerdict
 from ..options import CheckOptions
 from ..reporting.display import Display
-from ..reporting.standard_output import standard_output, table_console
+from ..reporting.standard_output import standard_output
 from .report_file import write_report
 
 
@@ -39,6 +38,9 @@ def unfit(found: CheckVerdict) -> NodeUnfitError:
 
 
 def _show_report(report: str, display: Display, options: CheckOptions, *, has_table: bool) -> None:
+    from ...checks.table import has_to_tell, noteworthy_nodes, print_verdicts, table_text  # rich
+    from ..reporting.table_console import table_console  # as above: 2.5 MB, only for checks
+
     verdicts = report_from_json(report)
     if has_table:
         text = table_text(noteworthy_nodes(verdicts), display.columns, colour=display.colour)

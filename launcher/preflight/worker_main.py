@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
+from ...checks.worker import main as be_check_worker
+
 
 def main(words: Sequence[str]) -> int:
     """Run a check worker to its end; ``words`` is its configuration as JSON, a single word."""
-    from ...checks.worker import main as be_check_worker
-
     sys.argv[1:] = words
     be_check_worker()

@@ -5,14 +5,13 @@ it also ends it. It is run by its path and imports nothing of ft_run, because th
 interpreter need not have ft_run installed.
 """
 
+import os
+import signal
 import sys
 
 
 def main(host: str, port: int) -> None:
     """Serve at all addresses until killed; the store's own client connects to ``host``."""
-    import os
-    import signal
-
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
 
     store = TCPStore(

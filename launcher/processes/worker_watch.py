@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...training.worker import page_layout as layout
-from ...training.worker import phases, recorders, starter
+from ...training.worker import phases, recorders, starter, tuning_page
 from .shared_memory import shared_file, shared_page
 
 _STARTER = str(Path(starter.__file__).parent)
@@ -208,8 +208,6 @@ class WorkerWatch:
     @property
     def trial(self) -> str:
         """The settings that the worker has on trial; empty if none."""
-        from ...training.worker import tuning_page
-
         return "" if self.is_closed else tuning_page.trial_of(self._page)
 
     @property

@@ -6,6 +6,7 @@ the launcher itself stopped are not listed as failures.
 """
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from ...rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence, signal_name
 from ...rendezvous.protocol.messages import Verdict
@@ -84,8 +85,6 @@ def _entry(index: int, failure: Failure) -> str:
 
 
 def _time(time_s: int) -> str:
-    from datetime import datetime  # imported here: only a failure report needs it
-
     try:
         return datetime.fromtimestamp(time_s).isoformat(sep="_") if time_s > 0 else "<N/A>"
     except (OverflowError, OSError, ValueError):  # nodes are not trusted

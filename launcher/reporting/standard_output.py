@@ -7,17 +7,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TextIO
 
 from ...errors import UsageError
 from ...printable import printable
 from .line_writer import LineWriter
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_UNFOLDED: Final = 10_000
-"""Width in columns, larger than any line."""
 
 
 @contextmanager
@@ -42,14 +36,6 @@ def standard_output() -> Iterator[None]:
             f"cannot write to standard output: {error.strerror}; expected a file on a disk with "
             "free space, a pipe or a terminal."
         ) from error
-
-
-def table_console() -> "Console":
-    """Return a console for tables. Output to a pipe is not wrapped, for searches by line."""
-    from rich.console import Console
-
-    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(file=sys.stdout, highlight=False, width=None if folded else _UNFOLDED)
 
 
 def say_last(text: str) -> None:

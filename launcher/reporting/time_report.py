@@ -1,19 +1,17 @@
 """The closing table of a job: where the time of this node went."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...events.event import Severity
 from ...events.node import TimeAccounted
 from ...events.tuning import TuningAdvised
 from ..history.event_history import EventHistory
 from ..history.overlaps import DATA_WAIT, SLOW_STEPS
+from ..history.phases import Account, Spent
 from ..history.recorder import Recorder
 from ..history.steps import counted
 from .display import Display
-
-if TYPE_CHECKING:
-    from ..history.phases import Account, Spent
 
 _TABLE_FROM_S: Final = 10.0
 """A shorter job has one line, and only if it was restarted."""
@@ -49,7 +47,7 @@ def report_time(display: Display, recorder: Recorder, history: EventHistory) -> 
         display.report(table(event, advised))
 
 
-def accounted(account: "Account") -> TimeAccounted:
+def accounted(account: Account) -> TimeAccounted:
     """Return an account as an event."""
     goodput = account.goodput
     return TimeAccounted(
@@ -99,7 +97,7 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
-def named(phases: "Mapping[Spent, float]") -> dict[str, float]:
+def named(phases: Mapping[Spent, float]) -> dict[str, float]:
     """Return the seconds of phases and activities by their names."""
     named: dict[str, float] = {}
     for phase, seconds in phases.items():  # an activity may have the name of a phase

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from ..processes.ipc import close_all_but
 from ..processes.prctl import become_subreaper
+from ..processes.title import set_process_title
 from ..processes.tree import end_descendants
 from .spawner import ORPHANS_S, leave_terminal, spawner_main
 
@@ -74,8 +75,6 @@ def _wait(channel: int, spawner_lives: int, spawner: int) -> None:
 
 
 def _show_name() -> None:
-    from ..processes.title import set_process_title  # the spawner does not use it
-
     with suppress(OSError):
         set_process_title([NAME])
         with open("/proc/self/comm", "w") as comm:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from ...tasks import in_thread
 from ...training.worker.recorders import SOCKETS
+from . import recorded
 
 DUMPS_S = 8.0
 """Time limit for all dumps of a worker, less than an inquiry into a hang takes."""
@@ -72,8 +73,6 @@ async def _dumps(path: str, backends: Collection[str], file: str) -> Mapping[str
 
 
 async def _collect(path: str, backends: Collection[str], file: str, found: dict[str, Any]) -> None:
-    from . import recorded  # only now: it loads pickle
-
     for backend in backends:
         with suppress(*_ERRORS, recorded.BadDumpError):
             if backend == _FORMER:
@@ -86,8 +85,6 @@ async def _collect(path: str, backends: Collection[str], file: str, found: dict[
 
 
 async def _written(file: str, before: object, backend: str) -> Any:
-    from . import recorded
-
     while True:
         if (now := signature(file)) not in (None, before):
             with suppress(recorded.BadDumpError):

@@ -11,6 +11,7 @@ ends the process immediately, so the request must precede it.
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 
@@ -38,8 +39,6 @@ def record_collectives(environ: MutableMapping[str, str]) -> str:
     torch keeps the last 2,000 collectives by default, but dumps them on request only with a pipe or
     a socket.
     """
-    import tempfile  # slow, and of no use without a GPU
-
     folder = tempfile.mkdtemp(prefix="ft-run-collectives-")
     if not any(name in environ for name in _SIZES):
         environ[_SIZES[0]] = "2000"

@@ -17,6 +17,7 @@ from ...rendezvous.protocol.collectives import GROUPS_MAX, GROUPS_OF_NODE_MAX, R
 from ...rendezvous.protocol.messages import HangSpec, Stop
 from ...rendezvous.protocol.stacks import NoHang, RankStack, StackReport, Suspicion
 from ...tasks import in_thread, show_bug
+from ..stacks import recorded
 from ..stacks.collect import AskedWorker, collect
 from ..stacks.control_plane import ControlPlane
 from ..stacks.flight_recorder import FlightRecorders
@@ -181,8 +182,6 @@ def _summary(
     dumps: Mapping[str, Any] | str, backends: Sequence[str], most: int
 ) -> RankCollectives | None:
     """Summarize dumps by backend, or the file of a recorder that reads a pipe."""
-    from ..stacks import recorded  # only now: it loads pickle
-
     try:
         by_backend = {"nccl": recorded.read(dumps)} if isinstance(dumps, str) else dumps
         return recorded.merged(by_backend, backends, most) if by_backend else None

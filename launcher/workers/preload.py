@@ -8,7 +8,6 @@ from functools import reduce
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from operator import and_
-from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...events.event import Event
@@ -17,13 +16,11 @@ from ...training.worker.imported import names_of
 from ..flags.values import AUTO_PRELOAD, shown
 from ..options import LaunchOptions, ScriptMode
 from ..spawner.messages import ForkServerEvent
-
-if TYPE_CHECKING:
-    from .worker_group import WorkerGroup
-    from .worker_starter import WorkerStarter
+from .worker_group import WorkerGroup
+from .worker_starter import WorkerStarter
 
 
-def start_preload(options: LaunchOptions, starter: "WorkerStarter") -> str | None:
+def start_preload(options: LaunchOptions, starter: WorkerStarter) -> str | None:
     """Have the spawner start a fork server, if ``--preload`` was given and it can be used.
 
     With ``auto`` it is started only if the modules are known from an earlier start. Returns why it
@@ -50,12 +47,12 @@ def start_preload(options: LaunchOptions, starter: "WorkerStarter") -> str | Non
     return None
 
 
-def _remembered(starter: "WorkerStarter") -> tuple[str, ...]:
+def _remembered(starter: WorkerStarter) -> tuple[str, ...]:
     """Return the modules that an earlier start of the job recorded."""
     return starter.tune_file.values.preload if starter.tune_file is not None else ()
 
 
-def import_modules(modules: Sequence[str], source: PreloadSource, starter: "WorkerStarter") -> None:
+def import_modules(modules: Sequence[str], source: PreloadSource, starter: WorkerStarter) -> None:
     """Have the spawner start a fork server for the workers."""
     commands = starter.commands
     starter.spawner.preload(
@@ -115,7 +112,7 @@ class Preload:
     def __init__(
         self,
         options: LaunchOptions,
-        starter: "WorkerStarter",
+        starter: WorkerStarter,
         note: Callable[[Event], None],
         keep: Callable[[tuple[str, ...]], None],
     ) -> None:
@@ -126,7 +123,7 @@ class Preload:
             self._source, self._modules = PreloadSource.TUNE_FILE, _remembered(starter)
             self._may_learn = not self._modules
 
-    def learn(self, group: "WorkerGroup") -> None:
+    def learn(self, group: WorkerGroup) -> None:
         """Preload the modules that all workers here had imported by their first step, once."""
         if not self._may_learn:
             return

@@ -7,6 +7,7 @@ requests checkpoints at the same socket. The agent reads the pages, never the bu
 """
 
 import asyncio
+import hashlib
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -186,8 +187,6 @@ class HeldSnapshots:
         return NodeShards(shards, destination, self._attempt(attempt) if len(shards) < size else "")
 
     def _attempt(self, name: str) -> str:
-        import hashlib  # only now: it loads OpenSSL
-
         assert self._assignment is not None
         text = f"{self._assignment.formed_by} {self._assignment.round} {name}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

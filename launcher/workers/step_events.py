@@ -7,7 +7,7 @@ event that changes how the time of this node is counted.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...events.event import Event
 from ...events.workers import RoundProgressed, TrainingStarted, WorkerExited
@@ -15,10 +15,8 @@ from ...rendezvous.protocol.offer import Snapshots
 from ...training.worker.phases import NAMES, TRAINING
 from ..history.accounted import STOPS
 from ..processes.worker_watch import Progress
+from .measuring import Measuring
 from .worker_group import WorkerGroup, WorkerGroupState
-
-if TYPE_CHECKING:
-    from .measuring import Measuring
 
 _SOONEST_S: Final = 0.05
 """Minimum delay: each poll slows down two workers that start on two CPUs."""
@@ -74,7 +72,7 @@ class StepEvents:
         self,
         note: Callable[[Event], None],
         held: Callable[[], Snapshots | None] = lambda: None,
-        measuring: "Measuring | None" = None,
+        measuring: Measuring | None = None,
         stepped: Callable[[WorkerGroup], None] = lambda _: None,
     ) -> None:
         self._note, self._held, self._measuring = note, held, measuring

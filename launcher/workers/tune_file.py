@@ -4,6 +4,7 @@ JSON with a version, the fingerprint of the job, its values and a date. The valu
 with the same fingerprint: script, arguments, torch, devices, CPU limit, workers and nodes.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -145,8 +146,6 @@ def fingerprint(options: LaunchOptions, workers: int) -> dict[str, Any]:
 
 def _hash_of(options: LaunchOptions) -> str:
     """Return a hash of the script's text; empty for a module or a program."""
-    import hashlib  # only now: it loads OpenSSL
-
     if options.mode not in (ScriptMode.SCRIPT, ScriptMode.RUN_PATH):
         return ""
     data = head_of_file(os.path.realpath(options.script), _READ_MAX_BYTES)

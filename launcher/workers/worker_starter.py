@@ -1,18 +1,14 @@
 """Resources for the start of the workers of this node."""
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
 
 from ..logs.log_dir import LogDir
 from ..logs.relay_client import RelayClient
 from ..spawner.client import SpawnerClient
+from .file_timers import FileTimers
+from .measuring import Measuring
+from .tune_file import TuneFile
 from .worker_command import WorkerCommands
-
-if TYPE_CHECKING:
-    from .file_timers import FileTimers
-    from .measuring import Measuring
-    from .tune_file import TuneFile
 
 
 class WorkerStarter(Struct, frozen=True):

@@ -1,6 +1,7 @@
 """Confirms or rejects a suspected hang by the stacks of all workers."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -77,8 +78,6 @@ class HangInquiry:
         return self._group.round == number and self._group.phase is GroupPhase.RUNNING
 
     async def _inquire(self, number: int, start_s: float) -> None:
-        import secrets  # only now, because it loads OpenSSL
-
         looks: list[tuple[RankStack, ...]] = []
         inquiry = 1 + secrets.randbelow(COUNT_MAX)  # must differ from another master's
         while self._is_running(number):

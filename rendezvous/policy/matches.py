@@ -264,7 +264,7 @@ def _compiled(text: str) -> Any:
     Raises:
         ValueError: If RE2 rejects it; contains the reason.
     """
-    import re2  # only for rules with error:
+    import re2  # 2.5 MB, only for rules with error:
 
     options = re2.Options()
     options.log_errors = False

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2
 
 from .channel_options import SERVICE
 
@@ -30,8 +31,6 @@ class Health(grpc.GenericRpcHandler):
         return self._handler.service(handler_call_details)
 
     def _load(self) -> Any:
-        from grpc_health.v1 import health, health_pb2
-
         servicer = health.aio.HealthServicer()
         serving = servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         self._serving = asyncio.ensure_future(serving)  # runs before the call does

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,7 +19,7 @@ from ...events.master import NodeRefused
 from ...protos import rendezvous_pb2 as pb
 from ...tasks import show_bug
 from ..diagnosis.hang import group_stacks
-from ..lease.succession import OtherOptionsError
+from ..lease.succession import OtherOptionsError, Succession
 from ..master.master import Master
 from ..master.status import job_status
 from ..protocol import bounds
@@ -33,9 +33,6 @@ from .health import NO_SENSE, Health
 from .lease_calls import NO_SENSE as NO_SENSE_OF_HOSTS
 from .lease_calls import answered, followed, greeting_data
 from .silent_streams import SilentStreams
-
-if TYPE_CHECKING:
-    from ..lease.succession import Succession
 
 _STOP_GRACE_S = 0.5
 
@@ -73,7 +70,7 @@ class MasterServer:
         version: str,
         silence_s: float,
         trust: Trust | None = None,
-        succession: "Succession | None" = None,
+        succession: Succession | None = None,
     ) -> None:
         """Serve a master, or with several endpoints the one of ``succession`` while it leads."""
         self.report: Callable[[], str] = str
@@ -308,7 +305,7 @@ class MasterServer:
         return reply
 
 
-def _describe(reply: pb.StatusReply, succession: "Succession") -> None:
+def _describe(reply: pb.StatusReply, succession: Succession) -> None:
     reply.hosts.extend(map(str, succession.endpoints))
     leader = succession.leader()
     if leader is not None:

@@ -1,22 +1,15 @@
-"""Derives certificates from a token: the job's authority, and a certificate of this process.
-
-The package ``cryptography`` is imported only when it is needed: most jobs have no token.
-"""
+"""Derives certificates from a token: the job's authority, and a certificate of this process."""
 
 import datetime
-from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from .key_pair import WIRE_NAME, KeyPair
 from .token import Token
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.x509 import Certificate, Name
-
-WIRE_NAME = "wire.ft-run.invalid"
-"""Name in every certificate. Not a host name: a name only locates a host, the token authenticates
-it."""
 
 _AUTHORITY_NAME = "ft-run authority"
 _SALT = b"ft-run authority 1"
@@ -32,25 +25,14 @@ END = datetime.datetime(9999, 12, 31, 23, 59, 59)
 clocks of nodes may differ by years, so dates would only reject valid nodes."""
 
 
-class KeyPair(Struct, frozen=True):
-    """Certificate and key of a process, and the authorities that it accepts; all PEM."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes
-
-
 def key_pair(token: Token) -> KeyPair:
     """Return a new key and certificate; processes with the same token accept each other's."""
     authority = authority_key(token)
     return issue(authority, certificate_of(authority))
 
 
-def authority_key(token: Token) -> "EllipticCurvePrivateKey":
+def authority_key(token: Token) -> ec.EllipticCurvePrivateKey:
     """Return the key of the authority that is derived from a token."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-
     # 16 bytes more than the order, so that the remainder is not biased.
     stretched = Scrypt(salt=_SALT, length=48, n=_SCRYPT_N, r=_SCRYPT_R, p=_SCRYPT_P).derive(
         token.reveal().encode()
@@ -59,11 +41,8 @@ def authority_key(token: Token) -> "EllipticCurvePrivateKey":
     return ec.derive_private_key(number, ec.SECP256R1())
 
 
-def certificate_of(authority: "EllipticCurvePrivateKey") -> "Certificate":
+def certificate_of(authority: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     """Return a self-signed certificate of the authority; each process creates its own."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
     name, public = _name(_AUTHORITY_NAME), authority.public_key()
     usage = x509.KeyUsage(
         digital_signature=False,
@@ -86,17 +65,12 @@ def certificate_of(authority: "EllipticCurvePrivateKey") -> "Certificate":
 
 
 def issue(
-    authority: "EllipticCurvePrivateKey",
-    root: "Certificate",
+    authority: ec.EllipticCurvePrivateKey,
+    root: x509.Certificate,
     begin: datetime.datetime = BEGIN,
     end: datetime.datetime = END,
 ) -> KeyPair:
     """Return a new key with its certificate, signed by an authority."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
     key = ec.generate_private_key(ec.SECP256R1())
     both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
@@ -119,8 +93,5 @@ def issue(
     )
 
 
-def _name(text: str) -> "Name":
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
+def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])

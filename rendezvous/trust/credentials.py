@@ -1,18 +1,13 @@
-"""Credentials for gRPC, from a token or from certificate files. Mutual TLS."""
+"""Credentials for mutual TLS, from a token or from certificate files."""
 
 import os
+import ssl
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from .certificates import WIRE_NAME, KeyPair, key_pair
+from .key_pair import WIRE_NAME, KeyPair
 from .token import Token, read_private
-
-if TYPE_CHECKING:
-    import ssl
-
-    import grpc
 
 
 class Trust:
@@ -30,26 +25,8 @@ class Trust:
         """Secret that HTTPS clients send; empty if they have a certificate."""
         return ""
 
-    def for_channel(self) -> "grpc.ChannelCredentials":
-        """Return the credentials of a channel."""
-        import grpc
-
-        mine = self.current()
-        return grpc.ssl_channel_credentials(mine.authority, mine.key, mine.certificate)
-
-    def for_server(self) -> "grpc.ServerCredentials":
-        """Return the credentials of a server."""
-        import grpc
-
-        mine = self.current()
-        return grpc.ssl_server_credentials(
-            [(mine.key, mine.certificate)], mine.authority, require_client_auth=True
-        )
-
-    def for_https(self) -> "ssl.SSLContext":
+    def for_https(self) -> ssl.SSLContext:
         """Return the context of an HTTPS server."""
-        import ssl
-
         mine = self.current()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -80,6 +57,8 @@ class TokenTrust(Trust):
 
     @cached_property
     def _key_pair(self) -> KeyPair:
+        from .certificates import key_pair  # cryptography, an optional package of 9 MB
+
         return key_pair(self._token)
 
     @property
@@ -103,38 +82,11 @@ class FileTrust(Trust):
             UsageError: If a file cannot be read, or the files do not belong together.
         """
         self._cert, self._key, self._ca = cert, key, ca
-        self._shown = self._served = self._read()
+        self._shown = self._read()
         self._check()
-
-    def for_server(self) -> "grpc.ServerCredentials":
-        """Return the credentials of a server, which checks the files for each connection."""
-        import grpc
-
-        self._served = self.current()
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration(self._served),
-            self._if_changed,  # type: ignore[arg-type]  # None: unchanged, says its documentation
-            True,
-        )
-
-    def _if_changed(self) -> "grpc.ServerCertificateConfiguration | None":
-        now = self.current()
-        if now == self._served:
-            return None
-        self._served = now
-        return self._configuration(now)
-
-    def _configuration(self, mine: KeyPair) -> "grpc.ServerCertificateConfiguration":
-        import grpc
-
-        return grpc.ssl_server_certificate_configuration(
-            [(mine.key, mine.certificate)], mine.authority
-        )
 
     def _check(self) -> None:
         """Reject files that gRPC would reject without an error."""
-        import ssl
-
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             context.load_verify_locations(self._ca)

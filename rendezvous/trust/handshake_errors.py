@@ -6,12 +6,13 @@ gRPC does not report a failed handshake to a server, so the node reports it.
 import enum
 import re
 import socket
+import ssl
 from functools import partial
 
 from ...tasks import NoThreadError, in_daemon_thread
 from ..protocol.endpoint import Endpoint
-from .certificates import WIRE_NAME
 from .credentials import Trust
+from .key_pair import WIRE_NAME
 
 _PROBE_S = 2.0
 
@@ -86,8 +87,6 @@ async def handshake_error(
 
 def _wanted(endpoint: Endpoint) -> HandshakeError | None:
     """Return what a master that closed a plain-text connection requires; None if it is gone."""
-    import ssl
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # the certificate is only inspected, and nothing is sent

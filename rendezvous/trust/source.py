@@ -1,15 +1,12 @@
 """The user's options for the security of connections, and the resulting credentials."""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ...errors import UsageError
+from .credentials import FileTrust, TokenTrust, Trust
 from .token import Token, checked, read_token
-
-if TYPE_CHECKING:
-    from .credentials import Trust
 
 TOKEN_VARIABLE = "FT_RUN_TOKEN"  # noqa: S105 - a name
 """Variable with the token itself; removed from the environment before any start."""
@@ -30,7 +27,7 @@ class TrustOptions(Struct, frozen=True):
     tls_ca: str | None = None
 
 
-def read_trust(options: TrustOptions | None) -> "Trust | None":
+def read_trust(options: TrustOptions | None) -> Trust | None:
     """Read the token or the files; return the credentials, or None for plain text.
 
     Expensive steps, and the import of gRPC, are deferred until the credentials are used.
@@ -40,7 +37,6 @@ def read_trust(options: TrustOptions | None) -> "Trust | None":
     """
     if options is None:
         return None
-    from .credentials import FileTrust, TokenTrust
 
     if options.tls_cert is not None and options.tls_key is not None and options.tls_ca is not None:
         return FileTrust(options.tls_cert, options.tls_key, options.tls_ca)

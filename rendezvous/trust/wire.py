@@ -6,7 +6,8 @@ import grpc
 import grpc.aio
 
 from ..protocol.endpoint import Endpoint, join_host_port
-from .credentials import Trust
+from .credentials import FileTrust, Trust
+from .key_pair import KeyPair
 
 Options = Sequence[tuple[str, int]]
 
@@ -30,7 +31,9 @@ def open_channel(
     if wire_name := trust.wire_name or (name if name != target.host else ""):
         mine.append(("grpc.ssl_target_name_override", wire_name))
     rest = (option for option in options if option[0] != _ATTEMPT)
-    return grpc.aio.secure_channel(str(target), trust.for_channel(), options=[*mine, *rest])
+    shown = trust.current()
+    credentials = grpc.ssl_channel_credentials(shown.authority, shown.key, shown.certificate)
+    return grpc.aio.secure_channel(str(target), credentials, options=[*mine, *rest])
 
 
 def listen(server: grpc.aio.Server, address: Endpoint, trust: Trust | None) -> int:
@@ -42,4 +45,30 @@ def listen(server: grpc.aio.Server, address: Endpoint, trust: Trust | None) -> i
     where = join_host_port(address.host, address.port)
     if trust is None:
         return server.add_insecure_port(where)
-    return server.add_secure_port(where, trust.for_server())
+    return server.add_secure_port(where, _server_credentials(trust))
+
+
+def _server_credentials(trust: Trust) -> grpc.ServerCredentials:
+    shown = trust.current()
+    if not isinstance(trust, FileTrust):
+        return grpc.ssl_server_credentials(
+            [(shown.key, shown.certificate)], shown.authority, require_client_auth=True
+        )
+
+    def if_changed() -> grpc.ServerCertificateConfiguration | None:
+        """Check the files, for each connection."""
+        nonlocal shown
+        before, shown = shown, trust.current()
+        return _configuration(shown) if shown != before else None
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(shown),
+        if_changed,  # type: ignore[arg-type]  # None: unchanged, says its documentation
+        True,
+    )
+
+
+def _configuration(shown: KeyPair) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(shown.key, shown.certificate)], shown.authority
+    )

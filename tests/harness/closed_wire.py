@@ -25,14 +25,9 @@ from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import SERVICE
 from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.server import MasterServer
-from ft_run.rendezvous.trust.certificates import (
-    WIRE_NAME,
-    KeyPair,
-    authority_key,
-    certificate_of,
-    issue,
-)
+from ft_run.rendezvous.trust.certificates import authority_key, certificate_of, issue
 from ft_run.rendezvous.trust.credentials import Trust
+from ft_run.rendezvous.trust.key_pair import WIRE_NAME, KeyPair
 from ft_run.rendezvous.trust.token import new_token
 from ft_run.tests.harness.link_events import plain
 

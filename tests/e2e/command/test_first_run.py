@@ -22,17 +22,16 @@ def test_standalone_runs_all_workers_and_exits_0(ft, hello):
     assert 3 <= len(said) < 10
 
 
-# What each of these, or what it brings along, costs is in no relation to a start that needs none.
-# dataclasses: an agent loads ninety value classes, which is what ft_run.values is for.
+# A node on its own does not use these: they cost memory and time, and gRPC does not survive a fork.
 UNNEEDED = {
-    "click",
-    "grpc",
+    "cryptography",
     "google.protobuf",
-    "multiprocessing",
+    "grpc",
     "numpy",
-    "psutil",
+    "prometheus_client",
+    "re2",
+    "rich",
     "torch",
-    "urllib.request",
     "ft_run.protos.rendezvous_pb2",
     "ft_run.rendezvous.transport.client",
     "ft_run.rendezvous.transport.codec",

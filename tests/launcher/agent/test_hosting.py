@@ -16,6 +16,7 @@ from ft_run.launcher.agent import hosting as hosting_module
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.hosting import Hosting, unheard
 from ft_run.launcher.agent.lifecycle import JobOver
+from ft_run.launcher.agent.standalone import Standalone
 from ft_run.launcher.machine import network
 from ft_run.launcher.options import RendezvousOptions
 from ft_run.rendezvous.group.events import GroupSettings
@@ -62,7 +63,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
 
 
-def hosting(endpoint: Endpoint | None, *, hosts_master: bool | None = None) -> Hosting:
+def hosting(endpoint: Endpoint, *, hosts_master: bool | None = None) -> Hosting:
     options = RendezvousOptions(job_id="j", endpoint=endpoint, hosts_master=hosts_master)
     return Hosting(options, lambda _: None)
 
@@ -82,7 +83,7 @@ def listens(port: int) -> bool:
 
 def test_standalone_has_a_master_and_no_socket() -> None:
     async def test() -> None:
-        here = hosting(None)
+        here = Standalone(RendezvousOptions(job_id="j"), lambda _: None)
         await here.start()
         assert here.master is not None
         assert here.where == "standalone"

@@ -17,8 +17,8 @@ from ft_run.launcher.metrics import opening, server
 from ft_run.launcher.metrics.catalogue import Samples
 from ft_run.launcher.metrics.server import MetricsServer, NotReadyError
 from ft_run.rendezvous.protocol.endpoint import Endpoint
-from ft_run.rendezvous.trust.certificates import WIRE_NAME
 from ft_run.rendezvous.trust.credentials import TokenTrust
+from ft_run.rendezvous.trust.key_pair import WIRE_NAME
 from ft_run.rendezvous.trust.source import TrustOptions
 from ft_run.rendezvous.trust.token import Token, new_token
 

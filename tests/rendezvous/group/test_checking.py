@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from ft_run.checks.records import Phase, record_to_json
 from ft_run.checks.report import report_from_json
-from ft_run.launcher.agent.hosting import new_examiner
+from ft_run.launcher.agent.standalone import new_examiner
 from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.protocol.check_messages import (
     CheckOrder,

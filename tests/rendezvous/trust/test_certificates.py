@@ -8,14 +8,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from ft_run.rendezvous.trust.certificates import (
-    BEGIN,
-    END,
-    WIRE_NAME,
-    authority_key,
-    issue,
-    key_pair,
-)
+from ft_run.rendezvous.trust.certificates import BEGIN, END, authority_key, issue, key_pair
+from ft_run.rendezvous.trust.key_pair import WIRE_NAME
 from ft_run.rendezvous.trust.token import Token, new_token
 
 TOKEN, OTHER = new_token(), new_token()

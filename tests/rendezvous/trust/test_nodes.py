@@ -14,9 +14,10 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.transport.server import MasterServer
-from ft_run.rendezvous.trust.certificates import WIRE_NAME, key_pair
+from ft_run.rendezvous.trust.certificates import key_pair
 from ft_run.rendezvous.trust.credentials import TokenTrust, Trust
 from ft_run.rendezvous.trust.handshake_errors import HandshakeError
+from ft_run.rendezvous.trust.key_pair import WIRE_NAME
 from ft_run.rendezvous.trust.source import TrustOptions, read_trust
 from ft_run.rendezvous.trust.token import write_token
 from ft_run.tests.harness.closed_wire import (

@@ -12,13 +12,10 @@ from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import Waiting
 from ft_run.rendezvous.transport.channel_options import SERVICE
 from ft_run.rendezvous.trust import certificates
-from ft_run.rendezvous.trust.certificates import (
-    WIRE_NAME,
-    KeyPair,
-    key_pair,
-)
+from ft_run.rendezvous.trust.certificates import key_pair
 from ft_run.rendezvous.trust.credentials import FileTrust
 from ft_run.rendezvous.trust.handshake_errors import HandshakeError
+from ft_run.rendezvous.trust.key_pair import WIRE_NAME, KeyPair
 from ft_run.rendezvous.trust.wire import open_channel
 from ft_run.tests.harness.closed_wire import OTHER, TOKEN, Node, door, run, shown, status
 from msgspec.structs import replace

@@ -11,11 +11,9 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.transport import channel_options, server
-from ft_run.rendezvous.trust.certificates import (
-    KeyPair,
-    key_pair,
-)
+from ft_run.rendezvous.trust.certificates import key_pair
 from ft_run.rendezvous.trust.credentials import TokenTrust
+from ft_run.rendezvous.trust.key_pair import KeyPair
 from ft_run.tests.harness.closed_wire import (
     OTHER,
     TOKEN,
