@@ -170,7 +170,7 @@ class Evidence(enum.IntEnum):
 
 @functools.lru_cache(maxsize=64)
 def evidence(failure: Failure) -> Evidence:
-    """Return the evidence for a failure being a root cause; to search long texts is slow."""
+    """Return the evidence for a failure being a root cause; cached, as a search is slow."""
     if failure.after_stop:
         return Evidence.COLLATERAL
     if failure.kind is FailureKind.STUCK:

@@ -1,4 +1,4 @@
-"""Addresses of master hosts: the last known ones are used while the DNS does not answer."""
+"""Addresses of master hosts: the last known ones are used while the DNS does not respond."""
 
 import asyncio
 import socket
@@ -13,9 +13,9 @@ Address = tuple[int, Any]
 """Family and socket address."""
 
 _LIMIT_S = 1.2
-"""How long a look-up may delay an attempt to connect."""
+"""How long a look-up can delay a connection attempt."""
 _KNOWN_LIMIT_S = 0.3
-"""The same if an address is known: a candidate has a second for an election."""
+"""The same if an address is known: a candidate has one second for an election."""
 _LEARN_AGAIN_S: Final = 60.0
 
 
@@ -29,11 +29,9 @@ class HostAddresses:
         """Endpoints with a known address whose last look-up failed."""
 
     def keep_own(self, endpoint: Endpoint, listens_at: str) -> None:
-        """Record that an endpoint is in this process: the DNS is not needed to reach it.
+        """Record that an endpoint is in this process, so that the DNS is not needed to reach it.
 
-        Args:
-            endpoint: as the user gave it.
-            listens_at: the IP address that its server is bound to.
+        ``listens_at`` is the IP address to which its server is bound.
         """
         is_any = listens_at in ("::", "0.0.0.0")  # noqa: S104 - a comparison
         host = "127.0.0.1" if is_any else listens_at
@@ -41,7 +39,7 @@ class HostAddresses:
         self._known[_key(endpoint)] = _resolve(host, endpoint.port)
 
     async def look_up(self, endpoint: Endpoint) -> list[Address]:
-        """Return the addresses of an endpoint, the last known ones if the DNS does not answer.
+        """Return the addresses of an endpoint, the last known ones if the DNS does not respond.
 
         Raises:
             OSError: If no thread can be started, and no address is known.
@@ -51,7 +49,7 @@ class HostAddresses:
         if key in self._own:
             return known
         try:
-            # A name server that does not answer must not delay the end of the process.
+            # A name server that does not respond must not delay the end of the process.
             looking = in_daemon_thread(lambda: _resolve(*key))
             looking.add_done_callback(lambda done: self._take(key, done))
             limit_s = _KNOWN_LIMIT_S if known else _LIMIT_S
@@ -73,7 +71,7 @@ class HostAddresses:
             self._without_dns.discard(key)
 
     def target(self, endpoint: Endpoint) -> Endpoint:
-        """Return where to connect to an endpoint: its name, or an address if the DNS is silent."""
+        """Return where to connect: the endpoint's name, or an address if the DNS is down."""
         key = _key(endpoint)
         if key not in self._own and key not in self._without_dns:
             return endpoint
@@ -81,7 +79,7 @@ class HostAddresses:
         return Endpoint(str(host), endpoint.port)
 
     async def learn(self, endpoints: Iterable[Endpoint]) -> None:
-        """Look endpoints up until an address of each is known."""
+        """Look up endpoints until an address of each is known."""
         missing = list(endpoints)
         while missing:
             for endpoint in missing:
@@ -93,7 +91,7 @@ class HostAddresses:
 
 
 HOSTS: Final = HostAddresses()
-"""Those of this process."""
+"""The addresses that this process knows."""
 
 
 def _key(endpoint: Endpoint) -> tuple[str, int]:

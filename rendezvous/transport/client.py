@@ -40,19 +40,19 @@ from .probe import why_unreachable
 
 _FIRST_ANSWER_S = 5.0
 _LISTED_ANSWER_S = 1.5
-"""For one of several listed hosts: then the next one is tried."""
+"""For one of several listed hosts; after that, the next one is tried."""
 _SEARCHED_S = 5.0
-"""After this time without a leader the answer of each listed host is reported."""
+"""After this time without a leader, the answer of each listed host is reported."""
 _CLOSE_S = 2.0
 _DISTRUST_S = 2 * defaults.VERDICT_GRACE_S
-"""How long a node retries when tokens differ: a master runs that long after its job."""
+"""How long a node retries if tokens differ: a master runs that long after its job."""
 
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 1.0
 
 
 class GrpcLink:
-    """Keeps one node connected: reconnects with jittered backoff, and gives up after a limit.
+    """Keeps a node connected: reconnects with jittered backoff, and gives up after a limit.
 
     Each attempt has its own channel, so that the name is resolved again and no earlier failure
     delays it.
@@ -74,21 +74,20 @@ class GrpcLink:
         """Start connecting, on the running event loop.
 
         Args:
-            endpoint: the endpoint of the master.
-            attend: returns the first message of every stream, with the node's present state.
+            attend: returns the first message of every stream, with the node's current state.
             on_event: receives the master's messages and the changes of the link.
-            silence_s: the time within which a silent master is detected.
-            connect_timeout_s: the limit for the first connection.
-            master_timeout_s: how long the master may be unreachable later.
-            port_is_taken: the endpoint is on this host, and another process has its port.
+            silence_s: time within which an unresponsive master is detected.
+            connect_timeout_s: limit for the first connection.
+            master_timeout_s: how long the master can be unreachable later.
+            port_is_taken: whether another process on this host has the endpoint's port.
             listed: all listed endpoints; empty if there is a single one.
-            trust: the credentials for the connection; None: plain text.
+            trust: credentials for the connection; None for plain text.
         """
         self._endpoints = listed or (endpoint,)
         self._has_rivals = bool(listed)
         self._search = Search(len(self._endpoints))
         self._answers: dict[Endpoint, str] = {}
-        """The result of the last attempt at each endpoint."""
+        """Result of the last attempt at each endpoint."""
         self._attend = attend
         self._on_event = on_event
         self._options = client_options(silence_s)
@@ -101,12 +100,12 @@ class GrpcLink:
         self._was_up = False
         self._opened_s = math.inf
         self._has_received = False
-        """Whether the present stream has received a message."""
+        """Whether the current stream has received a message."""
         self._learning: asyncio.Task[None] | None = None
-        """Looks the addresses up that are used while the DNS does not answer."""
+        """Looks up the addresses that are used while the DNS does not respond."""
         self._over = False
         """Whether a verdict or refusal has arrived, or this side closes: no reconnection."""
-        # Between two connections gRPC would end its threads, and abort the process if it cannot
+        # Between two connections, gRPC would end its threads, and abort the process if it cannot
         # start them again. It keeps them while there is a channel; this one never connects.
         self._idle = grpc.aio.insecure_channel("unix:/nowhere")
         self._task = asyncio.create_task(self._run())
@@ -118,7 +117,7 @@ class GrpcLink:
             self._outbox.put_nowait(encode_node(message))
 
     async def close(self) -> None:
-        """Flush what was sent, give the master a moment to end the stream, then end it."""
+        """Flush pending messages, give the master a moment to end the stream, then end it."""
         self._over = True
         if self._outbox is not None:
             self._outbox.put_nowait(None)
@@ -130,7 +129,7 @@ class GrpcLink:
         await asyncio.wait([self._task])  # ``_ended`` has reported an internal error
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """Report an internal error, so that it ends the node, which would wait forever."""
+        """Report an internal error, so that the node ends instead of waiting forever."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             sentence = (
@@ -150,8 +149,8 @@ class GrpcLink:
             self._has_received = is_elsewhere = False
             try:
                 reason = await self._attend_once(probes=attempts > 0)
-                # The backoff stays if a master accepts and drops the stream at once, and a master
-                # that sends nothing meanwhile counts as unreachable.
+                # The backoff stays if a master accepts and drops the stream immediately, and a
+                # master that sends nothing in between counts as unreachable.
                 lasted_s = time.monotonic() - tried_at
                 if lasted_s > _BACKOFF_MAX_S:
                     attempts = 0
@@ -171,7 +170,7 @@ class GrpcLink:
                     return
                 reason = "not an ft-run master"  # e.g. a proxy in front of it
             except _UnfitError as error:
-                # For a while it may be the master of the previous job, with another token.
+                # For a while it may be the master of the previous job, with a different token.
                 first_limit_s = self._distrust_s
                 if not self._was_up and time.monotonic() - away_since >= first_limit_s:
                     self._on_event(Refused(error.sentence))
@@ -192,7 +191,7 @@ class GrpcLink:
             hosts = self._hosts() if now - away_since >= _SEARCHED_S else ()
             if hosts or not is_elsewhere:
                 self._on_event(LinkDown(reason, away_since + limit - now, hosts))
-            # A host that was named as the leader is tried at once, but not the one it names.
+            # Immediately try a host that was named as the leader, but not the one that it names.
             was_sent = is_elsewhere and self._search.is_sent and not was_sent
             await asyncio.sleep(0.0 if was_sent else _backoff_s(attempts))
             attempts += 1
@@ -206,7 +205,7 @@ class GrpcLink:
         target = HOSTS.target(endpoint)
         async with open_channel(target, self._options, self._trust, endpoint.host) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")(metadata=metadata)
-            # From here on ``Attend`` no longer has all events: later ones are sent after it.
+            # From here on, ``Attend`` no longer contains all events: later ones are sent after it.
             outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
             self._outbox = outbox
             try:
@@ -237,7 +236,7 @@ class GrpcLink:
             raise failure()
 
     async def _greet(self, call: Any) -> "grpc.aio.AioRpcError | _NoLeader | None":
-        """Attend; return gRPC's error, or why this host is not the leader, or None.
+        """Send ``Attend``; return gRPC's error, or why this host is not the leader, or None.
 
         The error is a new one, returned and not raised: the traceback of an error refers to the
         call, and the waiting caller refers to the error, in a cycle with ``wait_for`` or the
@@ -307,7 +306,6 @@ class GrpcLink:
         return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
 
     def _hosts(self) -> tuple[str, ...]:
-        """Return the last answer of each of several listed hosts."""
         if not self._has_rivals:
             return ()
         return tuple(
@@ -342,7 +340,7 @@ class GrpcLink:
 
 
 class _InvalidError(Exception):
-    """Raised when the master has sent an invalid message."""
+    """Raised if the master has sent an invalid message."""
 
 
 class _UnfitError(Exception):
@@ -368,7 +366,7 @@ _NoLeader = Callable[[], Exception]
 def _compare(
     own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint: Endpoint
 ) -> _NoLeader | None:
-    """Return what to raise if the host that has answered has options other than this node's.
+    """Return the error to raise if the host that has answered has different options.
 
     The leader that it names is then irrelevant.
     """
@@ -378,7 +376,7 @@ def _compare(
     except (WireError, DecodeError):
         return partial(_UnreachableError, "invalid answer")
     if theirs is None and greeting.get(TERM_KEY) is not None:
-        return None  # it leads, and compares when this node attends; or it knows no leader
+        return None  # it leads, and compares when this node joins; or it knows no leader
     if differences := succession_differences(own, theirs, str(endpoint)):
         return partial(_UnfitError, "different options", options_differ(differences))
     return None
@@ -387,7 +385,7 @@ def _compare(
 def _leads_not(
     search: Search, greeting: "grpc.aio.Metadata", endpoints: Sequence[Endpoint]
 ) -> _NoLeader | None:
-    """Follow the host that has answered, if it leads; return what to raise if not."""
+    """Follow the host that has answered, if it leads; otherwise return the error to raise."""
     try:
         term = int(greeting.get(TERM_KEY, ""))
         led_by = int(greeting.get(LED_BY_KEY, "-2"))

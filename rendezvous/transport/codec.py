@@ -1,7 +1,7 @@
 """Conversion between the plain values of ``messages`` and their protobuf forms.
 
-The two have the same names and fields, so the conversion is derived from the classes once, at
-import. Messages from the network are validated here: unknown enum values and missing parts raise
+Both have the same names and fields, so the conversion is derived from the classes once, at import.
+Messages from the network are validated here: unknown enum values and missing parts raise
 ``WireError``.
 """
 
@@ -22,7 +22,7 @@ T = typing.TypeVar("T")
 
 
 class WireError(Exception):
-    """Raised when a message from the network is invalid."""
+    """Raised if a message from the network is invalid."""
 
 
 _Encode = Callable[[Any], Any]
@@ -34,7 +34,7 @@ def _same(value: Any) -> Any:
 
 
 def _text(value: str) -> str:
-    """Return a text that protobuf accepts: invalid UTF-8 becomes visible escapes."""
+    """Return a string that protobuf accepts: invalid UTF-8 becomes visible escapes."""
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
 
@@ -45,13 +45,14 @@ class _Codec:
         self.plain = plain
         self.proto: Callable[..., Message] = getattr(pb, plain.__name__)
         self._last: tuple[Any, Any] = (None, None)
-        """The last value and its result: one message is often sent to thousands of nodes."""
+        """The last value and its result, because one message is often sent to thousands of
+        nodes."""
         self._as_it_is: list[str] = []
         self._converted: list[tuple[str, _Encode]] = []
         self._optional: dict[str, _Encode] = {}
-        """Fields that may be None."""
+        """Fields that can be None."""
         self._decoded: list[tuple[str, _Decode, bool]] = []
-        """With whether the field may be absent; others have at least protobuf's default."""
+        """With whether the field can be absent; others have at least protobuf's default."""
         hints = typing.get_type_hints(plain)
         for name in plain.__struct_fields__:
             hint = hints[name]
@@ -160,7 +161,7 @@ _MASTER = _Envelope(pb.MasterMessage, MasterMessage)
 
 
 def encode_node(message: NodeMessage) -> bytes:
-    """Return a node's message, serialized."""
+    """Serialize a node's message."""
     return _NODE.encode(message)
 
 
@@ -168,8 +169,8 @@ def decode_node(data: bytes) -> NodeMessage:
     """Parse a node's message.
 
     Raises:
-        WireError: it is invalid.
-        google.protobuf.message.DecodeError: it is not protobuf.
+        WireError: If it is invalid.
+        google.protobuf.message.DecodeError: If it is not protobuf.
     """
     message: NodeMessage = _NODE.decode(data)
     return message
@@ -181,30 +182,30 @@ def part_of(value: object) -> Any:
 
 
 def from_part(kind: type[T], message: Any) -> T:
-    """Convert the result of ``part_of`` back; raises as ``decode_node``."""
+    """Convert the result of ``part_of`` back; raises like ``decode_node``."""
     value: T = _codec(kind).decode(message)
     return value
 
 
 def encode(message: LeaseAsk | LeaseAnswer | SuccessionSpec) -> bytes:
-    """Return a message between listed hosts, serialized."""
+    """Serialize a message between listed hosts."""
     data: bytes = part_of(message).SerializeToString()
     return data
 
 
 def decode(kind: type[T], data: bytes) -> T:
-    """Parse a result of ``encode`` of this kind; raises as ``decode_node``."""
+    """Parse a result of ``encode`` of this kind; raises like ``decode_node``."""
     message = _codec(kind).proto()
     message.ParseFromString(data)
     return from_part(kind, message)
 
 
 def encode_master(message: MasterMessage) -> bytes:
-    """Return a message of the master, serialized."""
+    """Serialize a message of the master."""
     return _MASTER.encode(message)
 
 
 def decode_master(data: bytes) -> MasterMessage:
-    """Parse a message of the master; raises as ``decode_node``."""
+    """Parse a message of the master; raises like ``decode_node``."""
     message: MasterMessage = _MASTER.decode(data)
     return message

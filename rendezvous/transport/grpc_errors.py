@@ -1,4 +1,4 @@
-"""Errors of gRPC in words, and which of them mean that the peer is not a master."""
+"""Errors of gRPC as text, and which of them mean that the peer is not a master."""
 
 import re
 
@@ -12,8 +12,8 @@ _FOREIGN = re.compile(
     r"|http2 header with status: [234]",
     re.IGNORECASE,
 )
-"""gRPC's error details if the peer does not speak gRPC. (5xx is the answer of a proxy whose master
-is not available.)"""
+"""gRPC's error details if the peer does not speak gRPC. (5xx is the response of a proxy whose
+master is not available.)"""
 
 _IN_WORDS = (
     (r"Connection refused", "connection refused"),
@@ -36,14 +36,14 @@ def is_foreign(error: grpc.aio.AioRpcError) -> bool:
 
 
 def in_words(error: grpc.aio.AioRpcError) -> str:
-    """Return the part of gRPC's details that is useful to a person."""
+    """Return the part of gRPC's details that is useful to a user."""
     if error.code() is grpc.StatusCode.OK:
         return ENDED
     return words(error.details() or error.code().name.lower())
 
 
 def words(details: str) -> str:
-    """Return the part of an error's details that is useful to a person."""
+    """Return the part of an error's details that is useful to a user."""
     for known, meaning in _IN_WORDS:
         if re.search(known, details, re.IGNORECASE):
             return meaning

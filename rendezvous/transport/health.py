@@ -10,8 +10,8 @@ from grpc_health.v1 import health, health_pb2
 from .channel_options import SERVICE
 
 NO_SENSE = "invalid request"
-"""The answer to an invalid request, here and in ``server``: gRPC writes a traceback if a
-deserializer raises and the client has disconnected meanwhile."""
+"""Response to an invalid request, here and in ``server``: gRPC writes a traceback if a deserializer
+raises after the client has disconnected."""
 
 
 class Health(grpc.GenericRpcHandler):

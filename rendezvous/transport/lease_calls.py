@@ -39,14 +39,6 @@ class LeaseCalls:
         times: LeaseTimes,
         trust: Trust | None = None,
     ) -> None:
-        """Open no channel yet.
-
-        Args:
-            endpoints: all listed endpoints.
-            spec: the options of this host.
-            times: the times of the lease; an answer may take as long as the renewal interval.
-            trust: the credentials for the connections; None: plain text.
-        """
         self._endpoints, self._times, self._trust = endpoints, times, trust
         self._spec = spec
         self._metadata = ((SUCCESSION_KEY, encode(spec)),)
@@ -56,12 +48,12 @@ class LeaseCalls:
         """Return the answer of a host; None if there is none, or it is invalid.
 
         Raises:
-            OtherOptionsError: the options differ.
+            OtherOptionsError: If the options differ.
         """
         is_new = host not in self._channels
         if is_new and await why_unreachable(self._endpoints[host]) is not None:
             return None  # a channel to it would keep connecting
-        if host not in self._channels:  # another call may have opened it meanwhile
+        if host not in self._channels:  # another call may have opened it since
             options = client_options(self._times.silence_s)
             endpoint = self._endpoints[host]
             target = HOSTS.target(endpoint)
@@ -99,8 +91,8 @@ def answered(succession: Succession, request: bytes, metadata: Metadata) -> byte
     """Return the answer of this host to another, serialized.
 
     Raises:
-        OtherOptionsError: that host has other options.
-        bounds.OutOfBounds, WireError, DecodeError: the request is invalid.
+        OtherOptionsError: If that host has different options.
+        bounds.OutOfBounds, WireError, DecodeError: If the request is invalid.
     """
     theirs = _decoded(metadata.get(SUCCESSION_KEY))
     ask = decode(LeaseAsk, request)
@@ -109,7 +101,7 @@ def answered(succession: Succession, request: bytes, metadata: Metadata) -> byte
 
 
 def followed(metadata: Metadata) -> int:
-    """Return the highest term that a node has followed; 0: none."""
+    """Return the highest term that a node has followed; 0 if none."""
     seen = str(metadata.get(TERM_KEY, ""))
     return int(seen) if seen.isdecimal() and len(seen) <= _TERM_DIGITS else 0
 

@@ -1,4 +1,4 @@
-"""Whether a process listens at an endpoint: opens a plain TCP connection and closes it at once.
+"""Probes whether a process listens at an endpoint, by a plain TCP connection.
 
 It costs a tenth of the CPU time of a gRPC channel, and a node may search its master for minutes.
 """
@@ -13,13 +13,13 @@ from ..protocol.endpoint import Endpoint
 from .addresses import HOSTS
 
 _LIMIT_S = 1.2
-"""The kernel sends a second SYN after 1 s, to which a host that has just returned answers."""
+"""After 1 s, the kernel sends a second SYN, to which a host that has just returned responds."""
 
 
 async def why_unreachable(endpoint: Endpoint) -> str | None:
-    """Return why no connection to an endpoint is possible; None: it is.
+    """Return why no connection to an endpoint is possible; None if it is.
 
-    All addresses of a name are tried at once.
+    All addresses of a name are tried simultaneously.
     """
     tasks: list[asyncio.Task[str | None]] = []
     reasons = []
@@ -45,7 +45,7 @@ async def why_unreachable(endpoint: Endpoint) -> str | None:
 
 
 async def _connect(family: int, address: Any) -> str | None:
-    """Return the kernel's error for a connection to an address; None: it is accepted."""
+    """Return the kernel's error for a connection to an address; None if it is accepted."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)

@@ -37,13 +37,13 @@ from .silent_streams import SilentStreams
 _STOP_GRACE_S = 0.5
 
 _UNREAD_MESSAGES = 1_000
-"""The most messages queued for a node that does not read; beyond that its stream ends."""
+"""Maximum number of messages queued for a node that does not read; then its stream ends."""
 
 _WHOLE_STACKS, _FEW_FRAMES = 100, 8
-"""With more groups only so few frames are sent: the answer must fit into one message."""
+"""With more groups, only this many frames are sent, so that the response fits into one message."""
 
 _CONNECTIONS_MAX = 12_000
-"""At the same time. Each takes up to 70 kB of memory, and a file descriptor."""
+"""Simultaneous connections. Each takes up to 70 kB of memory, and a file descriptor."""
 
 _LAST_WORDS_S = 10.0
 """How long a node that has ended its side has to read its last messages."""
@@ -55,7 +55,7 @@ _NOT_AN_AGENT = (
     EOFError,
     TimeoutError,
 )
-"""The status of a stream whose client is not an agent."""
+"""Errors of a stream whose client is not an agent."""
 
 
 _Handler = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
@@ -83,17 +83,14 @@ class MasterServer:
         self._silence_s = silence_s
         self._server: grpc.aio.Server | None = None
         self._calls = set[asyncio.Task[Any]]()
-        """The tasks in which gRPC runs the handlers."""
+        """Tasks in which gRPC runs the handlers."""
 
     async def start(self, address: Endpoint) -> int:
-        """Listen; return the port.
-
-        Args:
-            address: host to bind, ``::`` for all interfaces, and port; 0: a free one.
+        """Listen at a host (``::`` for all interfaces) and port (0 for a free one); return it.
 
         Raises:
-            PortInUseError: another process listens there already.
-            UsageError: this host does not have the address.
+            PortInUseError: If another process is already listening there.
+            UsageError: If this host does not have the address.
         """
         check_can_bind(address)  # before anything is created: a port in use is tried for hours
         _raise_open_files_limit()
@@ -163,7 +160,6 @@ class MasterServer:
     async def _lease(
         self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> bytes:
-        """Answer a request of another listed host."""
         assert self._succession is not None
         try:
             return answered(self._succession, request, dict(context.invocation_metadata() or ()))
@@ -185,7 +181,8 @@ class MasterServer:
         await context.send_initial_metadata(tuple(greeting.items()))
         master = self._master_now()
         if LED_BY_KEY in greeting or master is None:
-            # A stream that ends at once may lose its metadata: the node ends it when it has them.
+            # A stream that ends immediately can lose its metadata: the node ends it when it has
+            # received them.
             with suppress(EOFError, TimeoutError):
                 await self._silent.first_word(context.read)
             return
@@ -231,7 +228,7 @@ class MasterServer:
             while (message := await outbox.get()) is not None:
                 await context.write(encode_master(message))
         except asyncio.CancelledError:
-            if not is_let_go:  # else the stream ends with the return, as any other
+            if not is_let_go:  # else the stream ends with the return, like any other
                 raise
         finally:
             if reader is not None:
@@ -254,7 +251,7 @@ class MasterServer:
                 bounds.check(message)
                 master.receive(link, message)
         except (bounds.OutOfBounds, *_NOT_AN_AGENT):
-            let_go()  # also for a broken stream: nothing more is sent on it
+            let_go()  # even for a broken stream: nothing more is sent on it
         finally:
             outbox.put_nowait(None)
             # A client that does not read would block the last messages.
@@ -317,8 +314,8 @@ def check_can_bind(address: Endpoint) -> None:
     """Check that this process can listen at an address.
 
     Raises:
-        PortInUseError: another process listens there already.
-        UsageError: this host does not have the address, or this user may not bind the port.
+        PortInUseError: If another process is already listening there.
+        UsageError: If this host does not have the address, or this user cannot bind the port.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -346,16 +343,16 @@ def check_can_bind(address: Endpoint) -> None:
 def _collect_garbage_rarely() -> None:
     """Raise the thresholds: a round of 10,000 nodes creates 100,000 objects, nearly all live.
 
-    By default that starts several full collections, each of which traverses all objects of
+    By default, that starts several full collections, each of which traverses all objects of
     thousands of streams: a third of the master's CPU time in a round (benchmarks/scale.py).
     """
     gc.set_threshold(50_000, 20, 100)
 
 
 def _connections() -> tuple[str, int]:
-    """Return the maximum number of connections, as an option of gRPC; more are closed at once.
+    """Return the maximum number of connections, as an option of gRPC; further ones are closed.
 
-    A client that opens thousands of silent connections keeps new nodes out for the time of one
+    A client that opens thousands of idle connections keeps new nodes out for the time of one
     handshake only. A quarter of the file descriptors is reserved for the agent, for its workers.
     """
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 FIRST_WORD_S = 10.0
-"""An agent sends its first message at once."""
+"""An agent sends its first message immediately."""
 
 MOST = 1_000
-"""At the same time, on all connections; each takes some 30 kB."""
+"""Simultaneous streams on all connections; each takes some 30 kB."""
 
 
 class SilentStreams:
@@ -26,12 +26,11 @@ class SilentStreams:
     async def first_word(self, read: Callable[[], Awaitable[Any]]) -> bytes:
         """Return the first message of the stream that the running task serves.
 
-        Args:
-            read: reads the next message, or ``grpc.aio.EOF``.
+        ``read`` returns the next message, or ``grpc.aio.EOF``.
 
         Raises:
-            TimeoutError: it did not arrive in time, or too many newer streams were opened.
-            EOFError: the stream ended without a message.
+            TimeoutError: If it did not arrive in time, or too many newer streams were opened.
+            EOFError: If the stream ended without a message.
         """
         task = asyncio.current_task()
         assert task is not None
