@@ -296,7 +296,7 @@ def _read_kfd_gpus(root: Path) -> list[_Installed]:
 
 
 def _find_ascend(environ: Mapping[str, str], root: Path) -> Accelerators:
-    """Return ``/dev/davinci<N>``.
+    """Return the devices of ``/dev/davinci<N>``.
 
     The variable is read up to the first entry that is not the plain index of a device, spaces
     included. Source: CANN, "ASCEND_RT_VISIBLE_DEVICES".

@@ -168,7 +168,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _CLIENT_S
 
     def do_GET(self) -> None:
-        """Answer a scrape."""
         server = self.server
         server.has_read(self.request)
         if server.bearer and not self._is_authorized(server.bearer):

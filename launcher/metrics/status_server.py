@@ -20,7 +20,6 @@ class StatusServer(NamedTuple):
 
     url: str
     ca_file: str
-    """The path of the server's CA certificate."""
     token_file: str
     """The path of the token; the file is read for each request."""
 

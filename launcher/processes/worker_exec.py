@@ -23,7 +23,7 @@ class Worker(NamedTuple):
     """The process to start, as the agent requests it."""
 
     position: int
-    """In the request; of a training process its local rank."""
+    """Position in the request; for a training process, its local rank."""
     argv: list[str]
     env: dict[str, str]
     """Variables on top of the environment of this process."""

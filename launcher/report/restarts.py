@@ -46,7 +46,6 @@ class RestartParts(Struct):
     redo_s: float = 0.0
     """Training that is repeated."""
     redo_steps: int | None = None
-    """Number of steps that are repeated."""
 
     @property
     def seconds(self) -> float:

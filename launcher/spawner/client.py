@@ -61,9 +61,8 @@ class WorkerCommand(Struct, frozen=True):
     env: Mapping[str, str]
     """Variables that are set on top of the agent's own environment."""
     stdin: int | None = None
-    """File descriptor of its standard input; None for the agent's."""
+    """File descriptors of its standard streams; None for the agent's."""
     stdout: int | None = None
-    """File descriptor of its standard output; None for the agent's."""
     stderr: int | None = None
     cpus: frozenset[int] | None = None
     """The CPUs it may run on; None for all of the agent's."""

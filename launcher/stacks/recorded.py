@@ -76,7 +76,6 @@ class _Reader(_UNPICKLER):  # type: ignore[misc]  # not in typeshed
 
 
 Dump = Mapping[str, Any]
-"""The content of a dump."""
 
 
 def read(path: str) -> Dump:
