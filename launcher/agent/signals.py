@@ -98,7 +98,7 @@ async def unless_asked(
 
 
 def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> None:
-    """From now on, signals only end waits: the outcome and the exit code are known."""
+    """Let signals only end waits, even while the loop closes: the exit code is known."""
     for number in heard(signals):
         _acts[number] = hurry
         signal.signal(number, lambda *_: hurry())

@@ -74,7 +74,7 @@ class Supervisor:
 
     @property
     def last_pids(self) -> tuple[int, ...]:
-        """Process ids, by local rank, of the most recently started workers."""
+        """Process IDs, by local rank, of the most recently started workers."""
         return self._last.pids if self._last is not None else ()
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:

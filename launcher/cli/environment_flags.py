@@ -76,6 +76,6 @@ def resulting_command(line: CommandLine, given: Given, rest: Sequence[str]) -> s
 def resulting_arguments(
     flags: Sequence[Flag], given: Given, rest: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the given ones of ``flags``, the script and its arguments as arguments."""
+    """Return arguments: those of ``flags`` that were given, the script and its arguments."""
     needs_dashes = bool(rest) and (rest[0].startswith("-") or rest[1:2] == ("--",))
     return (*given.words(flags), *(["--"] if needs_dashes else []), *rest)
