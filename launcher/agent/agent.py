@@ -277,8 +277,6 @@ class Agent:
         loop.call_soon(partial(adopt_orphans, loop, spare=spawner.siblings))
 
     def _watch_for_notices(self, source: str, loop: asyncio.AbstractEventLoop) -> None:
-        # Imported here: a job without preemption notices does not load these modules.
-
         self._watching = loop.create_task(watch(source, os.environ, self.post, self._event))
         self._watching.add_done_callback(partial(show_bug, "--preemption-notice"))
 

@@ -21,7 +21,7 @@ _MARKS = (
     "SM_HOSTS",
     "AWS_BATCH_JOB_NODE_INDEX",
 )
-"""Each environment sets one of these; the readers are loaded only if one is set."""
+"""Each environment sets one of these."""
 
 _SAYS_HOW_MANY = ("nnodes", "standalone", "rdzv_endpoint", "master_addr")
 

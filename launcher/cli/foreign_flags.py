@@ -1,7 +1,7 @@
 """Flags of launchers that are based on torchrun: the equivalent of ft-run, or an error.
 
-Loaded only if a flag is unknown. A flag is accepted if ours means the same; otherwise the error
-names ours. Sources: dlrover-run (2026-08) and NVRx's ft_launcher (2026-08).
+A flag is accepted if ours means the same; otherwise the error names ours. Sources: dlrover-run
+(2026-08) and NVRx's ft_launcher (2026-08).
 """
 
 from collections.abc import Mapping

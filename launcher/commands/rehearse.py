@@ -82,7 +82,7 @@ class _Rehearsal:
         nodes, ranks = int(self._options.nodes), last["ranks"]
 
         def at(share: float) -> Place:
-            """Return an odd step: checkpoints are saved at even ones."""
+            """Return a step with an odd number: checkpoints are saved at other steps."""
             return places[min(len(places), max(2, int(len(places) * share) | 1)) - 1]
 
         # With several Checkpointers, before the first step of the second one.

@@ -1,4 +1,4 @@
-"""The events that ``accounting`` uses; it is only loaded when needed."""
+"""The events that ``accounting`` uses."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """The summary of a job and its last lines, from the events of this process.
 
-Records are queued until they are requested or the queue is full, so a short job never loads the
-folds.
+Records are queued until they are requested or the queue is full, so a short job never folds
+them.
 """
 
 import json
@@ -33,7 +33,7 @@ class EventHistory:
 
     @property
     def is_worth_folding(self) -> bool:
-        """Whether there was a restart, or the folds are loaded."""
+        """Whether there was a restart, or records were folded before."""
         restarts = (record["name"] == "restart.decided" for record in self._waiting)
         return self._history is not None or any(restarts)
 
