@@ -232,12 +232,9 @@ class Checkpointer:
         return done
 
     def _load_newest(self, offered: int) -> tuple[int, str]:
-        """Load the newest snapshot or checkpoint that is not damaged.
+        """Load the newest snapshot or checkpoint that is not damaged; return its step and kind.
 
         ``offered`` is the step of the snapshot that all ranks have, -1 if there is none.
-
-        Returns:
-            The number of completed steps, and the kind of its source.
         """
         has_snapshot = offered >= 0
         while True:
@@ -273,10 +270,7 @@ class Checkpointer:
             return max(newest, 0), "checkpoint"
 
     def _log_other_directory(self, newest: int) -> None:
-        """Log that the snapshot to resume from belongs to another directory.
-
-        Not if there is a checkpoint: then the other directory is that of an earlier training.
-        """
+        """Log that the snapshot belongs to another directory, unless there is a checkpoint."""
         directory = self._folder.folder
         other = self._ranks.first_text(self._snapshots.other_directory or None)
         if other not in (None, directory) and newest < 0 and self._ranks.rank == 0:
@@ -346,7 +340,6 @@ class Checkpointer:
         return takes_snapshot, saves
 
     def _make_report(self, merged: StepReport) -> StepReport:
-        """Return this rank's report, without fields that depend on the completed snapshot."""
         now, saver = time.monotonic(), self._checkpoints.saver
         return StepReport(
             snapshot_is_due=self._snapshot_every.has_elapsed(now),

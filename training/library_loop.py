@@ -44,13 +44,8 @@ class LibraryBatches:
     ) -> None:
         """Create the batches; all ranks call it together, after ``init_process_group``.
 
-        Args:
-            loader: loader whose dataset, workers and ``collate_fn`` are used.
-            global_batch: samples per step, over all ranks.
-            micro_batch: maximum number of samples that a rank computes at a time.
-            shuffle: whether the order is random.
-            seed: seed of the order.
-            last: as for ``ElasticBatches``.
+        ``loader`` provides the dataset, workers and ``collate_fn``; the other arguments are those
+        of ``ElasticBatches``.
 
         Raises:
             TypeError: If the dataset has no size.
@@ -76,11 +71,7 @@ class LibraryBatches:
         self._table = self._read_table()
 
     def read(self, step: int, model: nn.Module) -> Iterator[Part]:
-        """Iterate over the parts of a step; missing parts of a short step have weight 0.
-
-        Raises:
-            ValueError: If the model has BatchNorm, which would normalize a single sample.
-        """
+        """Iterate over the parts of a step; missing parts of a short step have weight 0."""
         missing = self.parts - len(self.data.ranges(step))
         for part in self.data.parts(self.loader, step):
             part.sync(model)  # checks the model; the library reduces gradients
@@ -90,11 +81,7 @@ class LibraryBatches:
         yield from stand_ins
 
     def check_restored(self) -> None:
-        """Check that the state has the same steps as the arguments.
-
-        Raises:
-            ValueError: If it was saved with other batches, or data of a different size.
-        """
+        """Raise ``ValueError`` if the state was saved with other batches or data."""
         if self._read_table() != self._table:
             raise ValueError(
                 "invalid value of global_batch, last or the data: the state was saved with other "
@@ -118,11 +105,7 @@ class LibraryLoop:
         batches: LibraryBatches,
         options: Mapping[str, Any],
     ) -> None:
-        """Restore the state; all ranks call it together.
-
-        Raises:
-            ValueError: If the state was saved with other batches.
-        """
+        """Restore the state; all ranks call it together."""
         self._checkpointer = Checkpointer(folder, {**state, "data": batches.data}, **options)
         self.completed = self._checkpointer.restore()
         batches.check_restored()
@@ -136,10 +119,6 @@ class LibraryLoop:
             self._checkpointer.seed_step(step)
 
     def finish(self, step: int) -> None:
-        """Complete the last step, and wait until its checkpoint is written.
-
-        Raises:
-            RuntimeError: If it could not be written.
-        """
+        """Complete the last step; raise ``RuntimeError`` if its checkpoint cannot be written."""
         self.complete(step)
         self._checkpointer.finish(step)

@@ -105,13 +105,11 @@ class _Elastic(Callback):
         self._module, self._loader, self._folder, self._options = module, loader, folder, options
 
     def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Create the batches, now that the number of ranks is known."""
         self.trainer = trainer
         self.batches = LibraryBatches(self._loader, **self.arguments)
         trainer.accumulate_grad_batches = self.batches.parts
 
     def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
-        """Restore: optimizers exist, and the loop has not started."""
         loop, batches = trainer.fit_loop, self.batches
         if loop.max_epochs is not None and loop.max_epochs > 0:
             total = batches.data.total(loop.max_epochs)
@@ -166,7 +164,6 @@ class _Batches:
         return self._elastic.read()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the samples follow from the step."""
         return {}
 
     def load_state_dict(self, _: Mapping[str, Any]) -> None:
@@ -184,7 +181,6 @@ class _Callbacks:
         return {"states": (deepcopy({key: state for key, state in states.items() if state}),)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the callbacks that still exist."""
         (states,) = state["states"]
         for one in self._trainer.callbacks:
             if one.state_key in states:
@@ -235,12 +231,6 @@ def _set_position(trainer: Trainer, step: int, batches: LibraryBatches) -> None:
 
 
 def _check(trainer: Trainer, module: LightningModule, loader: Any) -> None:
-    """Reject configurations that are not supported.
-
-    Raises:
-        TypeError: If an object has the wrong class.
-        ValueError: With the argument to change.
-    """
     if not isinstance(trainer, Trainer):
         raise TypeError(
             f"invalid value of type {type(trainer).__name__} for trainer: expected "

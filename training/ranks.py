@@ -13,17 +13,10 @@ _TEXT_BYTES = 2000
 
 
 class Ranks:
-    """The ranks of this job; also works for a single process without a process group.
-
-    All ranks must call the methods together.
-    """
+    """The ranks of this job, or a single process without a group; all call the methods together."""
 
     def __init__(self) -> None:
-        """Create the gloo group.
-
-        Raises:
-            RuntimeError: If the job has several ranks, and no process group was initialized.
-        """
+        """Raise ``RuntimeError`` in a job of several ranks without a process group."""
         self.group: Any = None
         self.rank, self.size = 0, 1
         if dist.is_available() and dist.is_initialized():

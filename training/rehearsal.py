@@ -55,10 +55,7 @@ class Rehearsal:
         self._fail_at(0)
 
     def record(self, objects: Mapping[str, Any], step: int, *, is_restored: bool = False) -> None:
-        """Record the state, then fail or leave if the order says so.
-
-        ``is_restored``: whether the state was just restored, instead of changed by a body.
-        """
+        """Record the state after a body, or restored; then fail or leave if the order says so."""
         found = {name: value for name, value in objects.items() if name != RECORD}
         modules = [value for value in found.values() if isinstance(value, nn.Module)]
         data = [one for one in found.values() if isinstance(one, ElasticBatches)]
@@ -98,7 +95,6 @@ class Rehearsal:
                     self._fail(kind)
 
     def _fail(self, kind: str) -> None:
-        """Kill this worker (``worker``), stop or kill the job's agents, or this node's agent."""
         self._write(failed=kind)
         while kind == "kill" and self._saves and not any(self._path.glob("checkpoints/*/step-*")):
             time.sleep(_POLL_S)  # the next job resumes from the checkpoint

@@ -50,7 +50,6 @@ def _live() -> list[Any]:
 
 @functools.cache
 def _is_own(file: str) -> bool:
-    """Return whether a source file belongs to the script, not to a library or ft-run."""
     path = os.path.abspath(file)
     return file.endswith(".py") and "-packages/" not in path and not path.startswith(_LIBRARIES)
 
@@ -100,7 +99,6 @@ class _Walk:
 
 
 def _inside(value: Any) -> dict[str, Any]:
-    """Return attributes of the script's objects, values in closures, sources of loaders."""
     home = str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
     is_own = home == "__main__" or _is_own(getattr(sys.modules.get(home), "__file__", None) or "")
     if not is_own and not isinstance(value, DataLoader):

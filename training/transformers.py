@@ -201,7 +201,6 @@ class _Counted:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the callbacks, and keep the rest for ``write``."""
         (self._restored,) = state["counted"]
         for one, (name, attributes) in zip(self._callbacks(), state["callbacks"][0], strict=False):
             if type(one).__name__ == name:
@@ -227,8 +226,6 @@ class _Counted:
 
 
 class _Counting(Sampler[list[int]]):
-    """A sampler with as many batches as an epoch of the library."""
-
     def __init__(self, batches: LibraryBatches) -> None:
         self._batches = batches
 
@@ -252,11 +249,6 @@ def _ignored(batch: Any) -> Any:
 
 
 def _check(trainer: Any) -> None:
-    """Reject configurations that are not supported.
-
-    Raises:
-        ValueError: With the argument to change.
-    """
     args, accelerator = trainer.args, trainer.accelerator
     wrapper = accelerator.distributed_type.value
     wrong = {

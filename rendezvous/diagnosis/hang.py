@@ -122,7 +122,6 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
 def _by_collectives(
     evidence: Evidence, stacks: Sequence[RankStack], groups: tuple[Group, ...], since: str
 ) -> HangVerdict | None:
-    """Return the verdict on NCCL's records; None if they are not conclusive."""
     by_rank = {stack.rank: stack for stack in stacks}
     ranks, operation = evidence.ranks, evidence.operation
     match evidence.found:
@@ -177,7 +176,6 @@ def _at(group: Group, one: str, many: str) -> str:
 
 
 def _elsewhere(groups: Sequence[Group]) -> str:
-    """Return how many places there are besides the two that are named."""
     more = len(groups) - 2
     return f", and ranks are at {more} other location(s)" if more else ""
 
@@ -237,7 +235,6 @@ def own_frame(stack: RankStack) -> Frame | None:
 
 
 def _where(stack: RankStack) -> str:
-    """Return the place as text: ``in all_reduce at train.py:88``."""
     own = own_frame(stack)
     wait = wait_of(stack)
     if not stack.frames:

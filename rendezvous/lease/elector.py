@@ -124,10 +124,7 @@ class Elector:
         return self.due(now)
 
     def give_back(self, now: float, exit_code: int | None = None) -> LeaseAsk | None:
-        """Release the lease; return the request to send to all other hosts.
-
-        ``exit_code`` is the job's, if it has ended and all nodes have received the verdict.
-        """
+        """Release the lease, with the exit code of an ended job; return the request to send."""
         held = self._ask(LeaseStep.RELEASE, self._last_number)
         if exit_code is not None:
             held = replace(held, step=LeaseStep.END, exit_code=exit_code)
@@ -194,7 +191,6 @@ class Elector:
         return self._number if self._attempt is None else self._attempt.ask.number
 
     def _next_number(self) -> int:
-        """Return a number above all known ones that no other host uses."""
         return (self.acceptor.highest // self._hosts + 1) * self._hosts + self._own
 
     def _begin(self, ask: LeaseAsk, now: float) -> LeaseAsk | None:

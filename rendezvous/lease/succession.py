@@ -219,10 +219,7 @@ class Succession(Lease):
         self._turn()
 
     async def stop(self, verdict: Verdict | None = None) -> None:
-        """Release the lease and end.
-
-        ``verdict`` is the one that all nodes have received; None if the job has not ended.
-        """
+        """Release the lease and end; ``verdict`` is the one that all nodes have received."""
         if self.master is not None:
             self._step_down()
         exit_code = None if verdict is None else verdict.exit_code
@@ -310,7 +307,6 @@ class Succession(Lease):
     # --- other options -----------------------------------------------------------------------
 
     def _differs(self, host: int, theirs: SuccessionSpec, own: SuccessionSpec) -> None:
-        """Record a host with different options, whose vote does not count."""
         where = str(self.endpoints[host])
         differences = succession_differences(own, theirs, where, both_lead=True)
         is_other_list = theirs.endpoints != own.endpoints

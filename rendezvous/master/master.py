@@ -113,10 +113,7 @@ class Master:
         self._finished: asyncio.Future[Verdict] = self._loop.create_future()
 
     def attach(self, deliver: Deliver, renew: Renew | None = None) -> int:
-        """Add a stream; return its number.
-
-        ``renew`` renews the offer of the node in this process, whose stream this is.
-        """
+        """Add a stream; return its number. ``renew`` is for the node in this process."""
         self._next_link += 1
         self._streams[self._next_link] = deliver
         if renew is not None:
@@ -170,10 +167,7 @@ class Master:
             self._handle(Detached(link))
 
     async def whereabouts(self, inquiry: int = 0) -> Whereabouts:
-        """Return the current stacks of the round's workers, from all nodes that respond in time.
-
-        ``inquiry`` is that of ``StackOrder``.
-        """
+        """Return the current stacks of the round's workers, from nodes that respond in time."""
         nodes, away = {}, []
         for node in self.group.roster:
             if node.rank is not None and node.round == self.group.round:

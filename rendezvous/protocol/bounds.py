@@ -56,11 +56,7 @@ class Length(Struct, frozen=True):
 
 
 class Called(Struct, frozen=True):
-    """Name of an option that must be the same on all nodes, for the error if it differs.
-
-    Without this, the name is that of its field: ``--max-restarts``, ``--restart-window in
-    seconds``.
-    """
+    """Name of an option that must be the same on all nodes, if it differs from its field's."""
 
     words: str
 
@@ -113,11 +109,7 @@ class OutOfBounds(Exception):  # noqa: N818 - the sentence reads so
 
 
 def check(message: object) -> None:
-    """Check every number, string and list of a message of a node or host.
-
-    Raises:
-        OutOfBounds: If a value is not within its bounds.
-    """
+    """Raise ``OutOfBounds`` if a number, string or list of a message exceeds its bounds."""
     kind: Any = type(message)
     for name, check_field in _checks_of(kind):
         check_field(name, getattr(message, name))
@@ -131,11 +123,6 @@ def _checks_of(kind: type) -> tuple[tuple[str, _Check], ...]:
 
 
 def _check_of(hint: Any, field: str) -> _Check | None:
-    """Return the check of the values of a type; None if any value is valid.
-
-    Raises:
-        TypeError: If it is a number, a string or a list without bounds.
-    """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (inner,) = (one for one in typing.get_args(hint) if one is not type(None))
         return _unless_none(_check_of(inner, field))

@@ -12,10 +12,7 @@ from .offer import STEP_MAX
 
 
 class Notice(Struct, frozen=True):
-    """This node is being preempted (SIGTERM, or its cloud's notice): all ranks can save first.
-
-    It is sent again on each stream, until the node leaves.
-    """
+    """This node is being preempted (SIGTERM, or its cloud's notice); sent on each stream."""
 
     reason: Reason
     seconds: Seconds
@@ -35,10 +32,7 @@ class Drained(Struct, frozen=True):
 
 
 class Drain(Struct, frozen=True):
-    """The world is about to change: all ranks must save a consistent snapshot.
-
-    The answer is ``Drained``.
-    """
+    """The world is about to change: save a consistent snapshot, then reply with ``Drained``."""
 
     round: Count
     reason: LongText

@@ -195,8 +195,7 @@ def blames_peer(text: str) -> bool:
 def is_collateral(failure: Failure) -> bool:
     """Return whether the failure is evidently a consequence of another one.
 
-    It is if a worker exited on its own with an error about a lost connection to a peer, or if it
-    ended after the stop of its round was ordered.
+    It is if a worker reported a lost connection to a peer, or ended after its round's stop.
     """
     return evidence(failure) is Evidence.COLLATERAL
 
@@ -217,7 +216,6 @@ def own_words(failure: Failure) -> str:
 
 
 def _inner_exceptions(error_json: str) -> list[str]:
-    """Return the lines of a recorded traceback that are not frames, if it has several parts."""
     if not re.search(_SEVERAL, error_json):  # most are simple, and there may be thousands
         return []
     try:

@@ -29,10 +29,7 @@ class HostAddresses:
         """Endpoints with a known address whose last look-up failed."""
 
     def keep_own(self, endpoint: Endpoint, listens_at: str) -> None:
-        """Record that an endpoint is in this process, so that the DNS is not needed to reach it.
-
-        ``listens_at`` is the IP address to which its server is bound.
-        """
+        """Record an endpoint in this process, which can be reached without the DNS."""
         is_any = listens_at in ("::", "0.0.0.0")  # noqa: S104 - a comparison
         host = "127.0.0.1" if is_any else listens_at
         self._own.add(_key(endpoint))
@@ -99,7 +96,6 @@ def _key(endpoint: Endpoint) -> tuple[str, int]:
 
 
 def _resolve(host: str, port: int) -> list[Address]:
-    """Return family and address of each address of a host; empty if it has none."""
     with suppress(OSError, UnicodeError):
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return [(int(info[0]), info[4]) for info in infos]

@@ -75,13 +75,11 @@ class GrpcLink:
 
         Args:
             attend: returns the first message of every stream, with the node's current state.
-            on_event: receives the master's messages and the changes of the link.
             silence_s: time within which an unresponsive master is detected.
             connect_timeout_s: limit for the first connection.
             master_timeout_s: how long the master can be unreachable later.
             port_is_taken: whether another process on this host has the endpoint's port.
             listed: all listed endpoints; empty if there is a single one.
-            trust: credentials for the connection; None for plain text.
         """
         self._endpoints = listed or (endpoint,)
         self._has_rivals = bool(listed)
@@ -366,10 +364,7 @@ _NoLeader = Callable[[], Exception]
 def _compare(
     own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint: Endpoint
 ) -> _NoLeader | None:
-    """Return the error to raise if the host that has answered has different options.
-
-    The leader that it names is then irrelevant.
-    """
+    """Return the error to raise if the host that has answered has different options."""
     given = greeting.get(SUCCESSION_KEY)
     try:
         theirs = decode(SuccessionSpec, given) if isinstance(given, bytes) else None

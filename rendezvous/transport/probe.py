@@ -17,10 +17,7 @@ _LIMIT_S = 1.2
 
 
 async def why_unreachable(endpoint: Endpoint) -> str | None:
-    """Return why no connection to an endpoint is possible; None if it is.
-
-    All addresses of a name are tried simultaneously.
-    """
+    """Return why no address of an endpoint can be reached; None if one accepts a connection."""
     tasks: list[asyncio.Task[str | None]] = []
     reasons = []
     try:
@@ -45,7 +42,6 @@ async def why_unreachable(endpoint: Endpoint) -> str | None:
 
 
 async def _connect(family: int, address: Any) -> str | None:
-    """Return the kernel's error for a connection to an address; None if it is accepted."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)

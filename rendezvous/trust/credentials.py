@@ -76,11 +76,7 @@ class FileTrust(Trust):
     """The user's certificates; a changed file is used from the next connection on."""
 
     def __init__(self, cert: str, key: str, ca: str) -> None:
-        """Read the files once.
-
-        Raises:
-            UsageError: If a file cannot be read, or the files do not belong together.
-        """
+        """Raise ``UsageError`` if a file cannot be read, or the files do not belong together."""
         self._cert, self._key, self._ca = cert, key, ca
         self._shown = self._read()
         self._check()

@@ -54,11 +54,7 @@ def new_token() -> Token:
 
 
 def checked(token: Token, origin: str) -> Token:
-    """Return a token without surrounding white space, if it is strong enough.
-
-    Raises:
-        UsageError: If it is too weak.
-    """
+    """Return a stripped token; raise ``UsageError`` if it is too weak."""
     text = token.reveal().strip()
     if not text:
         raise UsageError(f"the token of {origin} is empty; {ADVICE}")
@@ -105,11 +101,7 @@ def read_token(path: str, origin: str) -> Token:
 
 
 def write_token(path: str, token: Token) -> None:
-    """Write a token into a new file that only this user can read.
-
-    Raises:
-        UsageError: If the file already exists, or cannot be created.
-    """
+    """Write a token into a new private file; raise ``UsageError`` if that fails."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(file, "w") as out:

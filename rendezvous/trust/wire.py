@@ -37,11 +37,7 @@ def open_channel(
 
 
 def listen(server: grpc.aio.Server, address: Endpoint, trust: Trust | None) -> int:
-    """Make a server listen at an address; return the port.
-
-    Raises:
-        RuntimeError: If it cannot listen there.
-    """
+    """Make a server listen at an address, or raise ``RuntimeError``; return the port."""
     where = join_host_port(address.host, address.port)
     if trust is None:
         return server.add_insecure_port(where)

@@ -142,8 +142,6 @@ def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
 
 
 class _Sink:
-    """A file that is written in small pieces; torch may also skip bytes in it."""
-
     def __init__(
         self, file: Any, written: Callable[[], object], checksums: list[Checksum] | None
     ) -> None:
@@ -173,7 +171,6 @@ class _Sink:
         self._checksum = 0
 
     def seek(self, count: int, whence: int) -> None:
-        """Skip bytes, for ``skip_data``."""
         assert whence == os.SEEK_CUR
         self._file.seek(count, os.SEEK_CUR)
         self.count += count
@@ -190,11 +187,7 @@ def serialized(value: Any) -> bytes:
 
 
 def pad(data: bytes, length: int) -> bytes:
-    """Pad an archive to a length by a comment.
-
-    Raises:
-        LayoutMismatchError: If it is longer, or more than 65,535 bytes shorter.
-    """
+    """Pad an archive by a comment; raise ``LayoutMismatchError`` if it does not fit."""
     room = length - len(data)
     if not 0 <= room <= _COMMENT_MAX:
         raise LayoutMismatchError("a value does not fit its slot")
@@ -351,7 +344,6 @@ class CheckpointReader:
 
 
 def _compared(read: Any, known: "list[tuple[int, int]]", start: int, end: int, name: str) -> Any:
-    """Return a part of a file after checking it against the checksums."""
     index = bisect_left(known, end, key=lambda one: one[0])
     begin = known[index - 1][0] if index else 0
     if index == len(known) or known[index][0] != end or not begin <= start:
@@ -388,8 +380,6 @@ def _use(item: ReadItem, planner: LoadPlanner, part: BinaryIO) -> None:
 
 
 class _ComparingReader(FileSystemReader):
-    """Reads values through ``CheckpointReader``."""
-
     def __init__(self, path: str, reader: CheckpointReader) -> None:
         super().__init__(path)
         self._reader = reader

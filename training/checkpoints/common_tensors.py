@@ -86,10 +86,7 @@ def common_tensors(
 ) -> CommonTensors:
     """Return the tensors that several ranks should have in common, with their digests.
 
-    Args:
-        tensors: tensors of an object, by key.
-        size: number of ranks.
-        common: checksums of the keys that all ranks have; None for all keys.
+    ``common``: checksums of the keys that all ranks have; None for all keys.
     """
     values: dict[str, torch.Tensor] = {}
     places: dict[str, tuple[int, ...]] = {}

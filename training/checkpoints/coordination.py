@@ -62,10 +62,10 @@ class Turn:
         self.has_trained = False
 
     def begin(self, holder: Holder, buffers: Buffers) -> bool:
-        """Start or continue the turn of a Checkpointer; return whether it lacked the last one.
+        """Start or continue a turn; return whether it lacked the last one.
 
         Raises:
-            ValueError: If another one is in use.
+            ValueError: If another Checkpointer is in use.
         """
         last = self._last() if self._last is not None else None
         if last is holder:
@@ -102,11 +102,7 @@ _TIME = "a time, e.g. '30s', '10min' or '2h', or None"
 
 
 def time_s(name: str, value: str | None) -> float | None:
-    """Parse a time such as ``10min``; return seconds, or None for no limit.
-
-    Raises:
-        ValueError: If the value is neither a time nor None; the message names the argument.
-    """
+    """Parse a time such as ``10min``; None means no limit. ``name`` is for the ``ValueError``."""
     seconds = _time_s(value)
     if seconds is None and value is not None:
         raise ValueError(f"invalid value {value!r} for {name}: expected {_TIME}")
@@ -122,11 +118,7 @@ class Interval:
     """A number of steps, a time, or never (in which case it is false)."""
 
     def __init__(self, name: str, value: int | str | None) -> None:
-        """Parse the value of an argument.
-
-        Raises:
-            ValueError: If it is neither a number of steps, nor a time, nor None.
-        """
+        """Parse the value of an argument, or raise ``ValueError``."""
         self._steps: int | None = None
         self._time_s = _time_s(value)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -175,7 +167,6 @@ class Bodies:
     """
 
     def __init__(self, objects: Mapping[str, Any], *, is_logging: bool) -> None:
-        """Without optimizers in ``objects``, training can resume after every body."""
         self._optimizers = [one for one in objects.values() if isinstance(one, Optimizer)]
         self._scalers = [one for one in objects.values() if isinstance(one, GradScaler)]
         self._is_logging = is_logging
@@ -266,11 +257,7 @@ class Checkpoints:
         """Reason why this rank no longer waits for the saver; empty if it does."""
 
     def begin(self, step: int) -> bool:
-        """Start a checkpoint after the previous one has ended.
-
-        Returns:
-            Whether it can be written now; if not, the failure has been logged.
-        """
+        """Start a checkpoint after the previous one has ended; return whether it can be written."""
         self._step, self._is_being_written, self._error = step, True, None
         error = self._ranks.first_text(self._wait_for_saver())
         if error is not None:
@@ -293,10 +280,7 @@ class Checkpoints:
         return error is None
 
     def wait_for_result(self) -> str | None:
-        """Wait for the saver; return why the last checkpoint was not written.
-
-        None if it is complete, or if none was started.
-        """
+        """Wait for the saver; return why the last checkpoint, if any, was not written."""
         timed_out = self._wait_for_saver()
         if self._is_being_written:
             # The node of rank 0 makes the checkpoint visible, so it knows the result.
@@ -307,10 +291,7 @@ class Checkpoints:
         return self._error
 
     def write_last(self, step: int, save: Callable[[int], object]) -> None:
-        """Write the checkpoint at the end of training, wait for it, and retry if it fails.
-
-        ``save`` starts or writes the checkpoint of a step.
-        """
+        """Write the checkpoint at the end of training, wait for it, and retry if it fails."""
         until = time.monotonic() + _RETRY_LIMIT_S
         with self._log_wait(step):
             if step != self._step:
@@ -327,11 +308,7 @@ class Checkpoints:
                 save(step)
 
     def wait_or_raise(self) -> None:
-        """Wait for the saver.
-
-        Raises:
-            RuntimeError: If the last checkpoint was not written.
-        """
+        """Wait for the saver; raise ``RuntimeError`` if the last checkpoint was not written."""
         with self._log_wait(self._step):
             error = self.wait_for_result()
         if error is not None:
@@ -341,7 +318,6 @@ class Checkpoints:
             )
 
     def _wait_for_saver(self) -> str | None:
-        """Wait until the saver is idle; return why this rank stopped waiting, or None."""
         saver = self.saver
         if saver is None:
             return None
@@ -380,11 +356,7 @@ class DataPosition:
     """Whether the state contains the position in the data."""
 
     def __init__(self, state: State, position: str | None) -> None:
-        """Check the argument ``position``.
-
-        Raises:
-            ValueError: If it is neither None nor ``step``.
-        """
+        """``position`` is ``step`` or None."""
         if position not in (None, "step"):
             raise ValueError(f"invalid value {position!r} for position: expected 'step' or None")
         objects = [v for name, v in state.objects.items() if not name.startswith(RESERVED)]

@@ -57,11 +57,7 @@ class LateCopy:
     """
 
     def __init__(self, copies: Copies) -> None:
-        """Record the versions and samples of the tensors.
-
-        Targets have the shapes and types of their sources. No source can be an inference tensor,
-        which has no version.
-        """
+        """Targets have the shapes and types of their sources, which cannot be inference tensors."""
         self._targets = [to for to, _ in copies]
         self._values = [value for _, value in copies]
         """For version checks: the local part of a DTensor has a different version counter."""
@@ -149,7 +145,6 @@ def _sampled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _sample_index(tensor: torch.Tensor) -> tuple[slice, ...]:
-    """Return the index of one sample per 64 KiB, spread over the first dimensions."""
     left = max(1, tensor.nbytes // _SAMPLE_EVERY_BYTES)
     places = []
     for size in tensor.shape:
@@ -161,7 +156,6 @@ def _sample_index(tensor: torch.Tensor) -> tuple[slice, ...]:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Compare bits: NaN does not equal itself."""
     return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
 
 

@@ -127,7 +127,6 @@ def _kind_of(value: "Mapping[Any, Any]") -> str:
 
 
 def _encode_key(key: Any) -> Any:
-    """Return a key as plain data, with DCP's string for it if that is different."""
     encoded = encode(key, is_whole=True)
     if next(find_foreign(encoded, ""), None) is not None:
         return str(key)
@@ -194,7 +193,6 @@ def _is_composed(kind: type) -> bool:
 
 
 def _is_dense(value: torch.Tensor) -> bool:
-    """Return whether a tensor's data is an array, with which a file can be overwritten."""
     is_array = value.layout is torch.strided and not value.is_nested
     return is_array and not value.is_quantized and not value.is_meta
 
@@ -224,11 +222,7 @@ def _encode_numpy(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Undo ``encode``; return the same object if nothing in it was encoded.
-
-    Raises:
-        RuntimeError: If the class of an ``Enum`` or a tensor does not exist.
-    """
+    """Undo ``encode``; raise ``RuntimeError`` if a class in it does not exist."""
     kind = type(value)
     if kind in (list, tuple):
         if mark := _mark_of(value):
@@ -246,7 +240,6 @@ def decode(value: Any) -> Any:
 
 
 def _mark_of(value: Any) -> str:
-    """Return the mark of an encoded value; empty if it has none."""
     is_marked = type(value) is tuple and value and type(value[0]) is str
     return value[0] if is_marked and value[0].startswith(_MARK) else ""
 
@@ -286,10 +279,7 @@ def _class_of(module: str, name: str, base: type) -> Any:
 
 
 def find_foreign(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each value, encoded or not, that other hosts cannot receive.
-
-    ``path`` is the path of the value itself, e.g. ``state['stats']``.
-    """
+    """Yield path and value of each value, encoded or not, that other hosts cannot receive."""
     kind = type(value)
     if kind in (list, tuple):
         if not _PLAIN.issuperset(map(type, value)):
@@ -308,10 +298,7 @@ def find_foreign(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def foreign_values(flat: Mapping[str, Any], plain: Container[str]) -> list[str]:
-    """Return path and type of each value in a flat state dict that other hosts cannot receive.
-
-    ``plain`` are the names of ``PlainValue`` objects.
-    """
+    """Return path and type of each value in a flat state dict that other hosts cannot receive."""
     found = []
     for key, value in flat.items():
         name, *rest = key.split(".")
@@ -330,12 +317,7 @@ class PlainValue:
     """A dictionary or list that is restored in place: the script keeps the same object."""
 
     def __init__(self, name: str, value: "dict[Any, Any] | list[Any]") -> None:
-        """Check the values.
-
-        Raises:
-            TypeError: If they contain anything but numbers, strings, tensors, and collections of
-                them.
-        """
+        """Raise ``TypeError`` for other values than numbers, strings, tensors, and collections."""
         foreign = find_foreign(value, f"state[{name!r}]")
         wrong = next((found for found in foreign if not isinstance(found[1], _LIKE_PLAIN)), None)
         if wrong is not None:
@@ -361,7 +343,6 @@ class PlainValue:
 
 
 def _computed_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors with a graph, which ``deepcopy`` rejects."""
     if isinstance(value, torch.Tensor):
         if not value.is_leaf:
             yield value

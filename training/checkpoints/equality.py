@@ -159,7 +159,6 @@ class Equality:
         self._verified_s = time.monotonic()
 
     def _limit_cost(self, cost_s: float, step_s: float) -> None:
-        """Halve the frequency of comparisons if they take too much of the time."""
         share = cost_s / max(step_s * self._every, 1e-6)
         if share <= _COST_MAX:
             return
@@ -177,11 +176,7 @@ class Equality:
     def _explain(
         self, name: str, tensors: CommonTensors, was_equal: bool, all_of: Sequence[str]
     ) -> list[tuple[str, int]]:
-        """Find the first tensor of an object that differs, and raise or warn.
-
-        Returns:
-            The tensor and the rank if it is corrupt.
-        """
+        """Raise or warn at the first differing tensor; if it is corrupt, return it and its rank."""
         table, partial = self._gather(tensors)
         keys = {checksum(key): key for key in tensors.values}
         before, now = self._digests.get(name, {}), tensors.digests
@@ -234,9 +229,7 @@ class Equality:
     ) -> tuple[Row, int, float, float] | None:
         """Return the first tensor whose values differ, not only their bits (0.0 and -0.0).
 
-        Returns:
-            The tensor, the lowest rank that has it, the largest distance from that rank's value,
-            and the precision.
+        Also return the lowest rank that has it, the largest distance from it, and the precision.
         """
         for row in differing:
             one = min(row.by_rank)
@@ -252,7 +245,6 @@ class Equality:
         self._log(f"{text}: checkpoints contain that of rank {rank}")
 
     def _gather(self, tensors: CommonTensors) -> tuple[list[Row], list[Row]]:
-        """Return the digests of all ranks by tensor, and the tensors that some ranks lack."""
         mine = [
             (checksum(repr(share.holders)), checksum(key), number)
             for share in tensors.shares
@@ -277,14 +269,10 @@ class Equality:
         return [row for row in rows.values() if row not in partial], partial
 
     def _key_of(self, row: Row, keys: dict[int, str]) -> str:
-        """Return the key of a tensor that possibly only other ranks have."""
         return without_wrappers(self._ranks.first_text(keys.get(row.key)) or "")
 
     def _difference(self, tensor: torch.Tensor | None, first: int) -> tuple[float, float]:
-        """Return the largest distance of a tensor from that of rank ``first``, and its precision.
-
-        ``tensor`` is None if this rank does not have it.
-        """
+        """Return the largest distance of a tensor from that on one rank, and its precision."""
         data = torch.empty(0) if tensor is None else plain(tensor)
         (size,) = self._ranks.maximum(data.nbytes)
         received = torch.zeros(size, dtype=torch.uint8)
@@ -354,7 +342,6 @@ def _synchronize(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _place() -> str:
-    """Return node and GPU of this process, as text."""
     parts = [f"host {socket.gethostname()}"]
     if "GROUP_RANK" in os.environ:
         parts.insert(0, f"node {os.environ['GROUP_RANK']}")

@@ -93,7 +93,7 @@ class _Module:
         self._keys, self._names = list(names), list(names.values())
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return tensors by flat key, and other values nested; None if the cache is outdated."""
+        """Return tensors by flat key, and others nested; None if the cache is outdated."""
         state = self._module.state_dict()
         if list(state) != self._keys:
             return None
@@ -135,7 +135,6 @@ def _memory_of(tensor: Any) -> tuple[int, torch.device]:
 
 
 def _is_same_dict(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two flat state dicts are equal, with tensors in the same memory."""
     if one.keys() != other.keys():
         return False
     for key, value in one.items():

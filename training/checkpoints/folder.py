@@ -46,13 +46,7 @@ class CheckpointFolder:
         ranks: Ranks,
         timeout: StorageTimeout | None = None,
     ) -> None:
-        """The folder need not exist yet.
-
-        Args:
-            folder: path or URL, the same on all ranks.
-            keep: number of checkpoints to keep.
-            timeout: limit for writing a checkpoint; None if unlimited.
-        """
+        """``folder`` is a path or URL, the same on all ranks; it need not exist yet."""
         self.folder = os.fspath(folder) if is_url(os.fspath(folder)) else os.path.abspath(folder)
         """Absolute path, or URL."""
         self.keep = keep
@@ -70,11 +64,7 @@ class CheckpointFolder:
         return self._storage.path(step)
 
     def check(self) -> None:
-        """Check that each node can write to the folder, and that all nodes see the same one.
-
-        Raises:
-            RuntimeError: If a node cannot write, or does not see the file of rank 0.
-        """
+        """Raise ``RuntimeError`` unless all nodes can write to the folder, and see the same one."""
         attempt = f"probe-{self._ranks.first_text(secrets.token_hex(4))}"
         host = self._ranks.first_text(socket.gethostname())
 
@@ -109,7 +99,7 @@ class CheckpointFolder:
     def newest(self, *, cleans: bool = True) -> int:
         """Return the step of the newest checkpoint; -1 if there is none.
 
-        ``cleans`` removes leftovers of crashes; in this case nothing can be writing.
+        ``cleans`` removes leftovers of crashes, so nothing can be writing then.
 
         Raises:
             RuntimeError: If the folder cannot be read, or all its checkpoints are damaged.
@@ -245,12 +235,7 @@ class CheckpointFolder:
             )
 
     def _read_metadata(self, step: int) -> CheckpointReader:
-        """Return a reader on each rank, for the same checkpoint on all ranks.
-
-        Raises:
-            CorruptCheckpointError: If the checkpoint is damaged.
-            RuntimeError: If a rank cannot read it, or reads a different one.
-        """
+        """Return a reader on each rank; raises like ``load``, e.g. if ranks read different data."""
         found: list[CheckpointReader] = []
         self._on_all_ranks(step, lambda: found.append(CheckpointReader(self._storage, step)))
         (reader,) = found
@@ -264,11 +249,9 @@ class CheckpointFolder:
         return reader
 
     def _on_all_ranks(self, step: int, action: Callable[[], object]) -> None:
-        """Run an action on each rank that reads a checkpoint.
+        """Run an action that reads a checkpoint on each rank.
 
-        Raises:
-            CorruptCheckpointError: If a rank raises it and no rank raises anything else.
-            RuntimeError: If any rank raises another exception.
+        Any exception except ``CorruptCheckpointError`` becomes a ``RuntimeError`` on all ranks.
         """
         damage: list[str] = []
 
@@ -287,14 +270,12 @@ class CheckpointFolder:
 
 
 def _dtype_and_shape(value: Any) -> tuple[str, Sequence[int]]:
-    """Return dtype and shape of a saved value; an empty dtype if it is not a tensor."""
     if isinstance(value, TensorStorageMetadata):
         return str(value.properties.dtype).removeprefix("torch."), value.size
     return "", ()
 
 
 def _placeholder(value: Any) -> Any:
-    """Return a placeholder into which DCP can load a value."""
     if isinstance(value, TensorStorageMetadata):
         return torch.empty(value.size, dtype=value.properties.dtype, device="cpu")
     return value

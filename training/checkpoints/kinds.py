@@ -62,11 +62,7 @@ class Kinds(NamedTuple):
         }
 
     def check_size(self, saved: Iterable[Place]) -> None:
-        """Compare the number of ranks with that of a checkpoint, if it has local objects.
-
-        Raises:
-            WorldSizeError: If it is different.
-        """
+        """Raise ``WorldSizeError`` if local objects were saved by another number of ranks."""
         for name, rank, size in saved:
             if rank is not None and size != self.size and self.exists(name):
                 raise WorldSizeError(
@@ -78,7 +74,7 @@ class Kinds(NamedTuple):
         """Return the paths in memory of this rank's values, from their paths in a checkpoint.
 
         Raises:
-            RuntimeError: If an object is local in the checkpoint or in the script, but not in both.
+            RuntimeError: If an object is local in only one of them.
         """
         found = {}
         for key, (first, *rest) in saved.items():
@@ -151,7 +147,6 @@ def find_kinds(
 
 
 def _gather(ranks: Ranks, names: Collection[str]) -> list[frozenset[int]]:
-    """Return the hashes of the names of each rank."""
     mine = sorted(map(_hash_of, names))
     (most,) = ranks.maximum(len(mine))
     rows = ranks.all_gather(*mine, *[-1] * (most - len(mine))) if most else [[]] * ranks.size

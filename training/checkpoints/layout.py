@@ -79,11 +79,7 @@ def record_of(job: str, attempt: str, files: Mapping[str, list[Checksum]]) -> by
 
 
 def read_record(data: bytes) -> Record:
-    """Parse a record.
-
-    Raises:
-        ValueError: If it is damaged.
-    """
+    """Parse a record; raise ``ValueError`` if it is damaged."""
     checksum, _, rest = data.partition(b"\n")
     if int(checksum, 16) != zlib.crc32(rest):
         raise ValueError("its checksum does not match")

@@ -172,10 +172,7 @@ def _error_reader() -> Callable[[], int] | None:
 
 
 def available(root: Path = Path("/")) -> int:
-    """Return the bytes available on the machine and within the limits of its cgroups.
-
-    ``root`` contains ``proc`` and ``sys``.
-    """
+    """Return the bytes available on the machine and within the limits of its cgroups."""
     found = [_number_after("MemAvailable:", root / "proc/meminfo", unit=1024)]
     for folder in _cgroups(root):
         for limit, usage, cached in (
@@ -191,7 +188,6 @@ def available(root: Path = Path("/")) -> int:
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Yield the visible directories of this process's cgroup and its parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -157,7 +157,6 @@ class OptimizerState:
         """Return a state that torch's helper creates by a step of the optimizer.
 
         Only the optimizer knows how it shards tensors whose shapes differ from the parameters'.
-        ``have_state``: for each parameter, whether it has saved state.
         """
         optimizer = self._optimizer
         kept = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
@@ -224,12 +223,10 @@ def parameters_of(optimizer: Optimizer) -> list[Any]:
 
 
 def _named(names: Sequence[str], key: Any) -> Any:
-    """Return the name for an index; an optimizer can also have other keys."""
     return names[key] if type(key) is int and key < len(names) else key
 
 
 def _names_of(owner: nn.Module, parameters: Sequence[Any]) -> list[str]:
-    """Return the names that ``torch.distributed.checkpoint`` gives to parameters."""
     if not parameters:
         return []
     plain = SGD(list(parameters), lr=0.0)
@@ -248,7 +245,6 @@ def _places_of(owner: nn.Module, mine: set[int]) -> Iterator[tuple[dict[str, Any
 
 
 def _at(value: Any, path: Path) -> Any:
-    """Return the value at a path; None if there is no value."""
     for key in path:
         if isinstance(value, Mapping):
             value = next((inner for own, inner in value.items() if str(own) == str(key)), None)

@@ -103,8 +103,7 @@ class RankState:
     def digests(self, of: Callable[[Sequence[str]], list[int]] | None) -> list[int]:
         """Return the digest of each object, and its negative; ranks compute the maximum of both.
 
-        ``of`` returns the digests of the named objects in the snapshot; None if there is no new
-        snapshot, so that the last digests are still valid.
+        ``of`` returns those of objects in a new snapshot; None to keep the last ones.
         """
         if of is not None and self._digests:
             pairs = zip(self._compared, of(self._compared), strict=True)
@@ -135,12 +134,7 @@ class RankState:
     def gather(
         self, step: int, nested: Mapping[str, Any], buffers: Mapping[str, Mapping[str, Any]]
     ) -> bool:
-        """Put the values that differ into the record of rank 0; return whether it has changed.
-
-        Args:
-            nested: the nested state dict of these objects.
-            buffers: buffers and extra state of the modules.
-        """
+        """Put the values that differ into the record of rank 0; return whether it has changed."""
         self.gathered = step
         if not self.is_needed:
             return False
@@ -226,7 +220,6 @@ class RankState:
         return frozenset(missing)
 
     def _compare(self, nested: Mapping[str, Any], known: set[str]) -> set[str]:
-        """Return which objects differ between the ranks, or are known to on any rank."""
         rows = self._ranks.all_gather(
             0,
             *(digest_of(leaves(nested.get(name)), is_exact=False) for name in self._compared),
@@ -261,7 +254,6 @@ class RankState:
 
 
 def _shown(items: Iterable[object]) -> str:
-    """Return a list for display."""
     return ", ".join("random number generators" if one == GENERATORS else str(one) for one in items)
 
 

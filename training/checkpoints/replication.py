@@ -29,11 +29,7 @@ class Replicas:
     """Sends this rank's shards to others, and receives theirs."""
 
     def __init__(self, ranks: Ranks, mine: Snapshots, of_others: list[Snapshots]) -> None:
-        """Create a gloo group. All ranks call it together.
-
-        ``ranks`` has at least two ranks; ``of_others`` is memory for replicas, one entry for each
-        other rank whose shard this rank keeps, the same number on all ranks.
-        """
+        """Create a gloo group; all ranks call it together, with equally many ``of_others``."""
         self._ranks, self._mine, self._of_others = ranks, mine, of_others
         self._group: Any = new_gloo_group()
         self._distances = self._find_distances(len(of_others))
@@ -63,10 +59,7 @@ class Replicas:
         self._has_failed = True
 
     def schedule(self, state: int, step: int) -> None:
-        """Schedule a step if all ranks are idle; ``start`` starts it. All ranks call it together.
-
-        ``state`` is the maximum of all ranks.
-        """
+        """Schedule a step if ``state``, the maximum of all ranks, is idle; ``start`` starts it."""
         if state != IDLE or step in (self.sending, self.complete) or not self._is_sharded:
             return
         if self.sending >= 0:
@@ -232,6 +225,5 @@ def fetch_shards(
 
 
 def _description(file: SnapshotFile, held: Snapshots, step: int) -> torch.Tensor:
-    """Return the numbers that precede a file: its lengths and its generation."""
     numbers = (file.data_bytes, file.layout_bytes, held.generation_of(step))
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -66,7 +66,7 @@ class SnapshotFile:
         )
 
     def read(self, index: int, *, is_trusted: bool = True) -> Any:
-        """Return a value: a tensor that shares the file's memory, or an object.
+        """Return a tensor that shares the file's memory, or an object.
 
         Raises:
             pickle.UnpicklingError: If an untrusted value is more than plain data.
@@ -79,10 +79,7 @@ class SnapshotFile:
         return torch.load(data, weights_only=not is_trusted)
 
     def digests(self, names: Sequence[str]) -> list[int]:
-        """Return a digest of the values of each object, as written by this process.
-
-        Large tensors are sampled.
-        """
+        """Return a digest of each object's values as last written; large tensors are sampled."""
         found = dict.fromkeys(names, 0)
         for item, key, view, data in zip(
             self.items, self._keys, self._views, self._pickles, strict=True
@@ -122,14 +119,9 @@ class SnapshotFile:
         )
 
     def write(self, values: list[Any], late: AbstractSet[str] = frozenset()) -> "LateCopy | None":
-        """Overwrite all values.
+        """Overwrite all values, which come from ``values_of``; return the copy to run, if any.
 
-        Args:
-            values: from ``values_of``.
-            late: keys of tensors that can be copied in the background.
-
-        Returns:
-            The background copy to run; None if all values are written.
+        ``late``: keys of tensors that can be copied in the background.
 
         Raises:
             LayoutMismatchError: If a value that is not a tensor does not fit its slot.
@@ -235,11 +227,7 @@ class SnapshotFile:
         self._pickles = [*other._pickles]
 
     def describe(self, description: Description) -> None:
-        """Replace the description; the values stay.
-
-        Raises:
-            OSError: If there is not enough memory.
-        """
+        """Replace the description; raise ``OSError`` if there is not enough memory."""
         items, layout = self.items, packed(self.items, description)
         pickles = self._pickles
         os.ftruncate(self._fd, self.data_bytes + len(layout))

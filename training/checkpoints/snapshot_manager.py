@@ -99,11 +99,7 @@ class SnapshotManager:
         self._destination = Destination("", 0, at_breakpoint=False)
 
     def request_memory(self, destination: Destination, names: Iterable[str]) -> None:
-        """Request memory from the agent of this node. All ranks call it together.
-
-        ``destination`` is where the saver writes checkpoints; ``names`` are the objects in the
-        state.
-        """
+        """Request memory from the agent of this node. All ranks call it together."""
         memory = request_memory(self._rank)
         owner = owner_of(destination.folder, names) if self._ranks.rank == 0 else 0
         lacks, self.owner = self._ranks.maximum(int(memory is None or not memory.buffer_fds), owner)
@@ -124,7 +120,6 @@ class SnapshotManager:
             self._replicas = Replicas(self._ranks, self._own, self._of_others)
 
     def _request_replica_memory(self) -> None:
-        """Request memory for shards of other ranks until any rank gets no more."""
         while True:
             memory = request_memory(self._rank, replica=len(self._of_others) + 1)
             found = None
@@ -149,11 +144,7 @@ class SnapshotManager:
     # --- one Checkpointer at a time --------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Start or continue to take snapshots.
-
-        Raises:
-            ValueError: If another Checkpointer of this process is taking them.
-        """
+        """Start or continue to take snapshots; raise ``ValueError`` during another's turn."""
         if self._own is None or not TURN.begin(self, self._own):
             return
         self._own.see_others()
@@ -187,7 +178,7 @@ class SnapshotManager:
         """Load the snapshot of a step; return whether all ranks could.
 
         Raises:
-            RuntimeError: If an optimizer has different parameter groups from the snapshot.
+            RuntimeError: If an optimizer has different parameter groups.
         """
         if self._own is None:
             return False
@@ -281,11 +272,9 @@ class SnapshotManager:
         return complete
 
     def send_report(self, complete: Callable[[], str] | None, own: StepReport) -> None:
-        """Complete a snapshot, in the background if that is enabled, and send this rank's report.
+        """Complete a snapshot, in the background if enabled, and send this rank's report.
 
-        Args:
-            complete: from ``take``; None if there is nothing to complete.
-            own: the report, without the fields that depend on the completed snapshot.
+        ``complete`` comes from ``take``; ``own`` lacks the fields that depend on its result.
         """
         TURN.has_trained = True
 
@@ -357,10 +346,7 @@ class SnapshotManager:
             self._own.forget(number)
 
     def replicate_now(self, number: int, *, for_other_size: bool = False) -> bool:
-        """Send this rank's state of a step to other nodes; return whether they hold it.
-
-        ``for_other_size``: for a different number of ranks, for which replicas cannot be used.
-        """
+        """Send this rank's state of a step to other nodes; return whether they hold it."""
         is_held = self._is_replicated(number)
         if self._replicas is not None and not for_other_size:
             is_held = self._replicas.exchange_now(number) or is_held
@@ -426,7 +412,6 @@ class SnapshotManager:
         return None
 
     def _warn_of_foreign(self, flat: Mapping[str, Any]) -> None:
-        """Log which values other hosts cannot receive."""
         objects = self._state.objects.items()
         plain = {name for name, value in objects if isinstance(value, PlainValue)}
         found = foreign_values(flat, plain)
@@ -439,7 +424,6 @@ class SnapshotManager:
             )
 
     def _schedule_replica(self, number: int) -> None:
-        """Send this snapshot to other nodes if all ranks have sent the previous one."""
         if self._replicas is None:
             return
         (state,) = self._ranks.maximum(self._replicas.state)

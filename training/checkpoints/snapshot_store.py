@@ -100,11 +100,9 @@ class Snapshots:
         return [page.read(self._page, index) for index in range(len(self._files))]
 
     def _of(self, step: int) -> Iterator[tuple[int, page.Entry]]:
-        """Yield the buffers that hold a step of this owner, with their entries."""
         return ((index, entry) for index, entry in self._own_entries() if entry.step == step)
 
     def _own_entries(self) -> Iterator[tuple[int, page.Entry]]:
-        """Yield the buffers of this owner, with their entries."""
         for index, entry in enumerate(self._entries):
             if entry is not None and entry.owner == self.owner:
                 yield index, entry
@@ -131,8 +129,7 @@ class Snapshots:
 
         Raises:
             OSError: If there is not enough memory.
-            RuntimeError: If torch cannot copy the state.
-            Exception: If a value cannot be pickled.
+            Exception: If torch cannot copy the state, or a value cannot be pickled.
         """
         index, newest = self._next(keep)
         file, other = self._files[index], self._files[newest]
@@ -201,7 +198,6 @@ class Snapshots:
         return index, newest
 
     def _has_room_for(self, index: int) -> bool:
-        """Return whether each rank of this node has memory for a copy of a buffer."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return ranks * self._size(index) * _MARGIN <= available()
 
@@ -212,11 +208,7 @@ class Snapshots:
         return os.fstat(self._memory.buffer_fds[index]).st_size
 
     def _check_room(self, flat: Mapping[str, Any]) -> None:
-        """Check that there is memory for all buffers of all ranks of this node.
-
-        Raises:
-            OSError: If there is not enough memory.
-        """
+        """Raise ``OSError`` unless there is memory for all buffers of all ranks of this node."""
         beside = self.beside if self._has_shards(flat) else []
         copies = 2 + (2 + 2 * len(beside) if beside else 0)
         tensors = [local(value) for value in flat.values()]
@@ -269,10 +261,7 @@ class Snapshots:
         return self._files[index]
 
     def received(self, step: int, *, rank: int, is_replicated: bool, generation: int) -> None:
-        """Mark the file of ``receive`` as complete.
-
-        ``generation`` is that of the snapshot on the rank that took it.
-        """
+        """Mark the file of ``receive`` as complete, with the generation of its origin."""
         self.generation = max(self.generation, generation)
         self._write_entry(self._receiving, generation, step, rank=rank, is_replicated=is_replicated)
 
@@ -326,10 +315,7 @@ class Snapshots:
         return {**mine, **state}, None if self._rank == 0 else mine.keys()
 
     def use_plans(self, plans: list[Plan | None], step: int) -> None:
-        """Build the metadata of all shards on rank 0, for the newest snapshot and later ones.
-
-        ``plans`` is empty on other ranks; ``step`` is the newest snapshot, which is complete.
-        """
+        """Build the metadata of all shards on rank 0, for a complete step and later ones."""
         known = [plan for plan in plans if plan is not None]
         if not known or len(known) < len(plans):
             return
@@ -359,10 +345,7 @@ class Snapshots:
             page.write(self._page, index, None)
 
     def let_go(self) -> None:
-        """Wait until nothing reads the buffers, and drop the cached state of their content.
-
-        Another Checkpointer of this process is about to write them.
-        """
+        """Wait until nothing reads the buffers, and drop the cached state of their content."""
         if self.reader is not None:
             self.reader.join()
         for file in self._files:

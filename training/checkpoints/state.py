@@ -44,11 +44,7 @@ class State:
     def __init__(
         self, objects: Mapping[str, Any], hidden: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Check the objects.
-
-        Args:
-            objects: objects of the script, including dictionaries and lists of plain values.
-            hidden: objects of ft-run, whose names start with ``RESERVED``.
+        """Check the objects; names of ``hidden`` ones start with ``RESERVED``.
 
         Raises:
             TypeError: If an object lacks these methods, or uses FSDP1, whose state has no DTensors.
@@ -107,10 +103,7 @@ class State:
                         break
 
     def collect(self, *, only: frozenset[str] | None = None) -> dict[str, Any]:
-        """Return the nested state dict, which shares the memory of the objects.
-
-        ``only`` limits it to the objects with these names.
-        """
+        """Return the nested state dict of all or some objects, whose memory it shares."""
         found: dict[str, Any] = {}
         for name, value in self.objects.items():
             if only is not None and name not in only:
@@ -164,11 +157,7 @@ class State:
         return rank
 
     def check_groups(self, nested: Mapping[str, Any]) -> None:
-        """Compare the parameter groups of a nested state dict with those of the script.
-
-        Raises:
-            ParameterGroupsError: If an optimizer has different ones.
-        """
+        """Raise ``ParameterGroupsError`` if saved parameter groups differ from the script's."""
         for name, optimizer in self.optimizers.items():
             saved = nested.get(name, {})
             groups = saved.get("param_groups", [])
@@ -237,7 +226,6 @@ class State:
         return name in self.objects
 
     def _is_expected(self, name: str) -> bool:
-        """Return whether another rank can have saved an object that this one does not have."""
         return name.startswith(RESERVED) or self.kinds.exists(name)
 
     def _is_of_torch(self, name: str) -> bool:
@@ -264,10 +252,7 @@ class State:
         return frozenset(name for name in modules if name not in apart)
 
     def collect_buffers(self) -> dict[str, dict[str, Any]]:
-        """Return the buffers and the extra state of shared modules, which can differ between ranks.
-
-        Buffers that DDP broadcasts before each forward pass are left out.
-        """
+        """Return buffers and extra state of shared modules, without buffers that DDP broadcasts."""
         return {name: _buffers_of(self.objects[name]) for name in self.shared_modules}
 
     def load(self, file: SnapshotFile, *, is_trusted: bool = True) -> "Loading":
@@ -345,7 +330,6 @@ def names_in(module: nn.Module, expected: Container[str]) -> dict[str, str]:
 
 
 def _unwrapped(module: nn.Module, key: str) -> str:
-    """Return the name of a value without the parts of wrappers."""
     parts, here = [], module
     for part in key.split("."):
         is_ddp = part == "module" and isinstance(here, DistributedDataParallel)

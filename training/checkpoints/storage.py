@@ -65,19 +65,11 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, step: int, name: str) -> bytes:
-        """Return the content of a file of a checkpoint.
-
-        Raises:
-            OSError: If it cannot be read.
-        """
+        """Return the content of a file of a checkpoint, or raise ``OSError``."""
 
     @abstractmethod
     def reading(self, step: int, name: str) -> AbstractContextManager[ReadPart]:
-        """Return a context with a function that reads parts of a file of a checkpoint.
-
-        Raises:
-            OSError: If it cannot be read.
-        """
+        """Return a context with a function that reads parts of a file, or raise ``OSError``."""
 
     @abstractmethod
     def path(self, step: int) -> str:
@@ -97,24 +89,16 @@ class Storage(ABC):
 
     @abstractmethod
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
-        """Write a file of a checkpoint; it is durable when this returns.
-
-        ``write`` is called with an object that has ``write``; it can be called again.
-        """
+        """Write a file of a checkpoint, durably; ``write(file)`` can be called again."""
 
     def publish(self, step: int, draft: str, keep: int) -> str:
-        """Make a checkpoint visible and the latest; remove old ones, and leftovers up to it.
-
-        Returns:
-            Why an old checkpoint could not be removed; empty if all were.
-        """
+        """Make a checkpoint the latest; remove old ones, or return why one cannot be removed."""
         self._make_latest(step, draft)
         warning = self._retire_old(step, keep)
         self._clean(step)
         return warning
 
     def _retire_old(self, step: int, keep: int) -> str:
-        """Remove old checkpoints; return why one could not be removed, or an empty string."""
         others: list[int] = []
         why = self._try(self._root, lambda: others.extend(self.steps()))
         others = sorted(other for other in others if other < step)
@@ -125,7 +109,6 @@ class Storage(ABC):
 
     @staticmethod
     def _try(at: str, action: Callable[[], object]) -> str:
-        """Return the path and the error of an action that failed, or an empty string."""
         try:
             action()
         except Exception as error:  # any exception of an fsspec file system
@@ -191,7 +174,6 @@ class Storage(ABC):
         """Return whether a checkpoint that was begun has all its files."""
 
     def _unfinished(self) -> list[int]:
-        """Return the steps of unfinished checkpoints that already have their final names."""
         return []
 
     @abstractmethod
@@ -215,7 +197,6 @@ class Storage(ABC):
         """Remove a directory or file, in one attempt."""
 
     def _remove(self, at: str) -> None:
-        """Remove a directory or file, if it exists."""
         with suppress(FileNotFoundError):
             self._delete(at)
 
@@ -255,15 +236,13 @@ class StorageTimeout:
     """How long storage may make no progress."""
 
     def __init__(self, limit_s: float | None) -> None:
-        """``limit_s`` is None for no limit."""
         self.limit_s = limit_s
 
     def wait(self, is_done: Callable[[float], bool], progress: Callable[[], int]) -> None:
         """Wait until an operation is done.
 
-        Args:
-            is_done: waits up to the given number of seconds and returns whether it is done.
-            progress: returns a number that changes with each progress.
+        ``is_done`` waits up to the given number of seconds; ``progress`` changes with each
+        progress.
 
         Raises:
             StorageTimeoutError: If there was no progress within the limit.
@@ -298,11 +277,10 @@ class StorageThread:
         self._progress += 1
 
     def run(self, action: Callable[[], object]) -> None:
-        """Run an operation after an abandoned one has ended, and wait for it.
+        """Run an operation after an abandoned one has ended; wait for its end or exception.
 
         Raises:
             StorageTimeoutError: If there was no progress within the limit.
-            Exception: Any exception of the operation.
         """
         self._wait()
         self._is_done = is_done = threading.Event()

@@ -73,7 +73,6 @@ class LocalStorage(Storage):
         os.makedirs(folder, exist_ok=True)
 
     def _is_complete(self, step: int) -> bool:
-        """Return whether it has its final name, as a directory or a link."""
         path = self.path(step)
         return os.path.isdir(path) or os.path.islink(path)
 
@@ -171,7 +170,6 @@ class _DurableFile:
         return len(data)
 
     def sync(self) -> None:
-        """Make everything written so far durable."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._unsynced = 0
@@ -195,11 +193,7 @@ class UrlStorage(Storage):
     """Checkpoints behind a URL of fsspec; failed operations are retried."""
 
     def __init__(self, url: str, tag: str = "") -> None:
-        """Find the file system.
-
-        Raises:
-            ValueError: If fsspec is not installed, or does not support the URL.
-        """
+        """Raise ``ValueError`` if fsspec is not installed, or does not support the URL."""
         install = "pip install 'ft-run[storage]'"
         try:
             from fsspec.core import url_to_fs
@@ -301,7 +295,6 @@ class UrlStorage(Storage):
 
 
 def _retry(action: Callable[[], Any]) -> Any:
-    """Retry an operation, except after permanent errors."""
     pause_s = _FIRST_PAUSE_S
     for left in reversed(range(_TRIES)):
         try:
@@ -326,11 +319,5 @@ def is_url(folder: str) -> bool:
 
 
 def open_storage(folder: str, tag: str = "") -> Storage:
-    """Return the checkpoints in a directory, or under a URL.
-
-    ``tag`` is this job's tag in temporary names.
-
-    Raises:
-        ValueError: If fsspec is not installed, or does not support the URL.
-    """
+    """Return the storage of a directory or URL; raise ``ValueError`` if fsspec lacks it."""
     return UrlStorage(folder, tag) if is_url(folder) else LocalStorage(folder, tag)

@@ -39,10 +39,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def digest_of(values: Iterable[Any], *, is_exact: bool = True) -> int:
-    """Return a digest of 32 bits of plain values and tensors from ``leaves``.
-
-    Large tensors are sampled unless ``is_exact``.
-    """
+    """Return a digest of 32 bits of ``leaves``; unless it is exact, large tensors are sampled."""
     found = 0
     for value in values:
         found = zlib.crc32(_bytes_of(value, is_exact=is_exact), found)
@@ -96,10 +93,7 @@ def packed(step: int, payloads: Sequence[bytes]) -> bytes:
 
 
 def unpacked(slot: torch.Tensor, step: int, rank: int) -> dict[str, Any]:
-    """Return the payload of a rank; empty if there is none of this step.
-
-    ``slot`` starts with the bytes of ``packed``.
-    """
+    """Return the payload of a rank in a padded ``packed``; empty if there is none of this step."""
     whole = bytes_of(slot)
     magic, checksum, length, head_length = _HEADER.unpack_from(whole)
     data = whole[_HEADER.size : _HEADER.size + length]
@@ -126,11 +120,7 @@ _DIGEST_BYTES = 1 << 26
 
 
 def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return the digest of each tensor, with one transfer from each device.
-
-    Raises:
-        ValueError: as in ``digest``.
-    """
+    """Return the digest of each tensor, with one transfer from each device."""
     return numbers_of([digest(tensor) for tensor in tensors])
 
 
@@ -190,7 +180,6 @@ def _has_data(tensor: torch.Tensor) -> bool:
 
 
 def _sum(part: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the words of a contiguous tensor."""
     data = part.view(-1).view(torch.uint8)
     whole = data.numel() // _WORD_BYTES * _WORD_BYTES
     total = data[:whole].view(torch.int64).sum()

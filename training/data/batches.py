@@ -132,7 +132,6 @@ class ElasticBatches(Sampler[list[int]]):
         return list(self._parts_of(step)[0])
 
     def _parts_of(self, step: int) -> tuple[list[PartRange], int]:
-        """Return this rank's parts of a step, and the size of the largest part of all ranks."""
         size = self.size(step)
         found = self._of_size.get(size)
         if found is None:
@@ -275,7 +274,6 @@ class ElasticBatches(Sampler[list[int]]):
                 step += 1
 
     def _batches_from(self, step: int) -> list[list[list[int]]]:
-        """Return this rank's batches of a step and of some later ones, to save calls of torch."""
         places, located = self.ranges(step), self._located(step)
         epoch, start, size = located[0]
         steps = self._schedule.alike(step, _AT_ONCE // size)

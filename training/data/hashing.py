@@ -20,15 +20,7 @@ def key_of(*numbers: int) -> int:
 
 
 def hashes(values: torch.Tensor, key: int) -> torch.Tensor:
-    """Return a hash of each number, all different if the numbers are.
-
-    Args:
-        values: whole numbers (int64, of any shape).
-        key: from ``key_of``.
-
-    Returns:
-        int64 of the same shape; all 64 bits are used, so half of them are negative.
-    """
+    """Return a hash of each int64, all different if the numbers are; half of them are negative."""
     found = values * _signed(_GOLDEN) + _signed(key)  # int64 wraps
     found = (found ^ _shifted(found, 30)) * _signed(_FIRST)
     found = (found ^ _shifted(found, 27)) * _signed(_SECOND)
@@ -42,10 +34,8 @@ def _mixed(value: int) -> int:
 
 
 def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift right, filling with zeros."""
     return (values >> bits) & ((1 << 64 - bits) - 1)
 
 
 def _signed(value: int) -> int:
-    """Return the int64 with the same bits."""
     return value - (1 << 64) if value >> 63 else value

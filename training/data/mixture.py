@@ -21,12 +21,7 @@ class Mixture:
     """An endless sequence of sources, each of which goes through its own samples."""
 
     def __init__(self, weights: Sequence[Fraction], key: int | None) -> None:
-        """Add up the weights.
-
-        Args:
-            weights: weights of the sources; each at least ``MIN_WEIGHT`` of their sum.
-            key: key of the order inside blocks; None to interleave evenly.
-        """
+        """Weights are at least ``MIN_WEIGHT`` of their sum; ``key`` None interleaves evenly."""
         whole = math.lcm(*(weight.denominator for weight in weights))
         self._ends = [int(end * whole) for end in accumulate(weights, initial=Fraction(0))]
         self._key = key
@@ -47,10 +42,7 @@ class Mixture:
         return found
 
     def samples(self, start: int, count: int) -> tuple[torch.Tensor, list[int]]:
-        """Return the source of each sample (int64, of length ``count``).
-
-        Also return the number of each source's samples before ``start``.
-        """
+        """Return the source of each sample (int64), and each source's samples before ``start``."""
         first, last = start // self.block, (start + count - 1) // self.block
         starts = self.counts(start)  # for the first block, which is kept
         sources = torch.cat([self._block(number) for number in range(first, last + 1)])
@@ -66,7 +58,6 @@ class Mixture:
         return [after - before for before, after in pairwise(ends)]
 
     def _block(self, number: int) -> torch.Tensor:
-        """Return the sources of the samples of a block (int64)."""
         if self._kept is None or self._kept[0] != number:
             self._kept = number, self._make_block(number)
         return self._kept[1]
@@ -89,6 +80,5 @@ class Mixture:
 
 
 def _of_each(counts: Sequence[int]) -> torch.Tensor:
-    """Return the number of each source, repeated as given by its count (int64)."""
     repeats = torch.tensor(counts, device="cpu")
     return torch.repeat_interleave(torch.arange(len(counts), device="cpu"), repeats)

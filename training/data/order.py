@@ -81,10 +81,7 @@ class Order:
         self._first_indices = [0, *accumulate(sources.sizes)]
 
     def samples(self, epoch: int, start: int, count: int) -> torch.Tensor:
-        """Return the samples at consecutive positions of an epoch (int64, see ``sample``).
-
-        All of them must be in this epoch, which is not before the first epoch.
-        """
+        """Return samples at consecutive positions of one epoch (int64, see ``sample``)."""
         if self._mixture is None:
             return self._shuffled(0, epoch, start, count) | epoch << EPOCH_SHIFT
         begin = (epoch - self._first_epoch) * self._sources.epoch_size + start
@@ -130,7 +127,6 @@ class Order:
         return (*begins, *[0] * (len(other.sizes) - len(begins)))
 
     def _shuffled(self, source: int, epoch: int, start: int, count: int) -> torch.Tensor:
-        """Return the indices in a source at consecutive positions of one of its epochs."""
         size = self._sources.sizes[source]
         if self._shuffle is False:
             return torch.arange(start, start + count, device="cpu")

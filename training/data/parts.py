@@ -111,8 +111,6 @@ def _sharded(model: Any, *, is_last: bool, every: bool) -> Iterator[None]:
 
 
 class _Known:
-    """Results that ``Part.sync`` looks up once for each model."""
-
     def __init__(self, model: nn.Module) -> None:
         self.has_batch_norm = any(isinstance(one, _BatchNorm) for one in model.modules())
         self.is_fsdp2 = hasattr(model, "set_requires_gradient_sync")
@@ -121,7 +119,6 @@ class _Known:
 
 
 def _shard_dims(parameter: DTensor) -> int:
-    """Return over how many dimensions of its mesh a parameter is sharded."""
     return sum(one.is_shard() for one in parameter.placements)
 
 
@@ -137,8 +134,6 @@ class Position(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """The iterator of a loader."""
-
     iterator: Iterator[Any]
     position: Position | None
     """None in the middle of a step."""
@@ -151,12 +146,7 @@ _END = object()
 
 
 def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[Any]:
-    """Iterate over the batches of a step, with a new iterator if the current one is elsewhere.
-
-    Args:
-        count: number of batches of the step.
-        begin: for new iterators.
-    """
+    """Iterate over the ``count`` batches of a step, with a new iterator if it is elsewhere."""
     reading = _READINGS.pop(loader, None)
     iterator = reading.iterator if reading is not None and reading.position == position else None
     if loader_settings.apply(loader, is_only=not _READINGS):

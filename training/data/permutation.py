@@ -27,10 +27,7 @@ class Permutation:
     """A bijection of the numbers below n."""
 
     def __init__(self, n: int, key: int) -> None:
-        """Prepare the order; a table takes up to 5 ms.
-
-        ``n`` is 1 to 2**40; ``key`` comes from ``key_of``.
-        """
+        """Prepare an order of 1 to 2**40 numbers; a table takes up to 5 ms."""
         self._n = n
         self._side = math.isqrt(n - 1) + 1
         self._start, self._window = 0, torch.empty(0, dtype=torch.int64, device="cpu")

@@ -145,7 +145,6 @@ class Schedule(NamedTuple):
         return Schedule(rows, table)
 
     def _locate(self, step: int) -> tuple[Row, int, int]:
-        """Return the row of a step, and the epoch and the position at which the step starts."""
         row = self.row_at(step)
         # The remaining distance is counted in samples if batches cross epochs, else in steps.
         carries = row.last == "carry"
@@ -164,7 +163,6 @@ class Schedule(NamedTuple):
             left, epoch = left - skipped * whole, epoch + skipped
 
     def _end_of_data(self, epoch: int) -> int | None:
-        """Return the first epoch that has other data; None if there is none."""
         return next((one.first_epoch for one in self.data if one.first_epoch > epoch), None)
 
     # --- as plain values -------------------------------------------------------------------------

@@ -25,10 +25,7 @@ def given_micro_batch() -> int | None:
 
 
 def out_of_memory(samples: int) -> None:
-    """Record that an accelerator ran out of memory; ignored without an error file.
-
-    ``samples``: maximum number of samples of the part on any rank.
-    """
+    """Record that a part was too large for an accelerator; ignored without an error file."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with suppress(OSError):  # then it is a failure like others
             with open(path + SUFFIX, "w", encoding="ascii") as file:

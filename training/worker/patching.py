@@ -24,7 +24,6 @@ class _Finder:
         self._awaited = awaited
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find a module with the other finders, and patch it after loading."""
         if name not in self._awaited:
             return None
         change = self._awaited.pop(name)

@@ -162,7 +162,6 @@ def find_joining() -> None:
 
 @cache
 def _namespaces(join: Any) -> list[dict[str, Any]]:
-    """Return the names of each module that has imported ``init_process_group``."""
     modules = (getattr(module, "__dict__", None) for module in list(sys.modules.values()))
     named = (names for names in modules if isinstance(names, dict))
     return [names for names in named if names.get("init_process_group") is join]

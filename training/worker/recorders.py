@@ -33,10 +33,7 @@ _MORE = "..."
 
 
 def note_backends(c10d: Any, page: Page) -> None:
-    """Record the backend of each new process group; start the server for the first.
-
-    ``c10d`` is ``torch.distributed.distributed_c10d``.
-    """
+    """Record the backend of each new process group; start the server for the first."""
     attach = getattr(c10d, "_maybe_attach_flight_recorder", None)
     if attach is None:
         return  # before torch 2.15

@@ -66,9 +66,10 @@ class SaverLink:
         weakref.finalize(self, channel.close)
 
     def save(self, buffer: int, step: int, owner: int) -> bool:
-        """Request a checkpoint; return False if the agent is gone.
+        """Request a checkpoint of a buffer, which must not change while ``is_held``.
 
-        The buffer must not change while ``is_held``.
+        Returns:
+            False if the agent is gone.
         """
         try:
             self._channel.setblocking(True)

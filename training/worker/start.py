@@ -108,7 +108,6 @@ class _Hooks:
             self._load()
 
     def find_spec(self, name: str, *_: object) -> None:
-        """Load the hooks if ``name`` is the library; the other finders find it."""
         if name == _LIBRARY:
             self._load()
 
@@ -179,7 +178,6 @@ def _check(fd: int, file: str) -> None:
 
 
 def _free() -> int:
-    """Return the first free descriptor from ``_FD_MIN`` on."""
     fd = _FD_MIN
     while True:
         try:

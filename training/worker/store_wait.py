@@ -48,10 +48,7 @@ def await_before_connecting(rendezvous: Any) -> None:
 
 
 def _is_separate(host: str, port: int) -> bool:
-    """Return whether an address is that of ``--store separate``.
-
-    A store that the script itself names, which rank 0 hosts, is a different one.
-    """
+    """Return whether an address is that of ``--store separate``, not of the script's own store."""
     served = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": host, "MASTER_PORT": str(port)}
     return all(os.environ.get(name) == value for name, value in served.items())
 
@@ -61,9 +58,6 @@ def _await(host: str, port: int, ranks: int, limit_s: float) -> None:
 
     All ranks of the job together try at most 10,000 times per second. The store ignores a
     connection that is closed without data.
-
-    Raises:
-        OSError: If the connection failed, except by being refused.
     """
     deadline = time.monotonic() + limit_s
     shortest_s = pause_s = 0.002 + ranks / 10_000

@@ -71,10 +71,7 @@ class _ErrorFile:
 
 
 def install_or_say(path: str) -> None:
-    """Install the hooks, or log an error: a worker without them is better than none.
-
-    ``path``: path of the error file; if it is empty, nothing is installed.
-    """
+    """Install the hooks if there is an error file; only log an error."""
     try:
         if path:
             install(path)
