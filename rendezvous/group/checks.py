@@ -2,9 +2,9 @@
 
 In a job without checks, every node passes and none is examined.
 
-The launcher gives the master an ``Examiner``, which decides what is measured, which nodes meet and
-which node is at fault. This module handles orders, answers, lost nodes and time limits; ``rounds``
-decides what the findings mean for the world.
+The launcher gives the master an ``Examiner``, which selects the measurements and meetings, and
+finds faulty nodes. This module handles orders, answers, lost nodes and time limits; ``rounds``
+applies the findings to the world.
 """
 
 from collections import defaultdict
@@ -80,7 +80,7 @@ class Checks:
         self._told: dict[tuple[str, str], CheckVerdict] = {}
         """Last findings, by identity and incarnation; sent again on each new stream."""
 
-    # --- what may be in a world ---------------------------------------------------------------
+    # --- nodes that fit -----------------------------------------------------------------------
 
     def may_join(self, *, loaded_only: bool = False) -> Sizes:
         """Return how many ready nodes of each segment could be fit for one world.
@@ -169,7 +169,7 @@ class Checks:
         if self._spec is not None and self._spec.on_restart != "never":
             self._doubted.add(node_id)
 
-    # --- an examination ----------------------------------------------------------------------
+    # --- examinations ------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
         """Start to examine all ready nodes."""
@@ -283,7 +283,7 @@ class Checks:
             current.orders.pop(node_id, None)
             current.examination.lost(node_id)
 
-    # --- what follows ------------------------------------------------------------------------
+    # --- findings ----------------------------------------------------------------------------
 
     def _conclude(self, current: _Current) -> Findings:
         conclusion = current.examination.conclude()

@@ -48,9 +48,9 @@ class Drains:
         self._told: dict[str, tuple[int | None, Drain | None]] = {}
         """Stream and order that were sent last, by node; None if the order was canceled."""
         self._dismissed: dict[str, int | None] = {}
-        """Stream on which a node was told that it can leave, by node."""
+        """Stream on which a node received permission to leave, by node."""
 
-    # --- what happens ------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------
 
     def noticed(self, node: Node, notice: Notice) -> None:
         """Record that a node is being preempted."""
@@ -114,7 +114,7 @@ class Drains:
                 self._dismissed[name] = node.link
                 self._out.send(node, MayLeave(self._state.round, step))
 
-    # --- parts of it -------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------
 
     def _begin_round(self) -> None:
         world = self._state.round, self._state.formed_by

@@ -1,6 +1,6 @@
 """An examination of nodes from the master's view: steps, answers and a conclusion.
 
-``checks.ladder`` implements it: what is measured, which nodes meet and which one is at fault.
+``checks.ladder`` implements it: measurements, meetings and faulty nodes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ class Conclusion(Struct, frozen=True):
     """Findings about all nodes."""
 
     findings: Mapping[str, NodeFinding]
-    """By node identity."""
+    """Findings by node identity."""
     bad_links: tuple[tuple[str, str], ...]
     """Nodes that stay, but cannot be in one world together."""
     sentence: str

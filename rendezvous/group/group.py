@@ -79,7 +79,7 @@ class Group:
         self._liveness = Liveness(self.settings)
         self._drains = Drains(self.state, self._out, self._rounds)
 
-    # --- what others may know ----------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------
 
     @property
     def job(self) -> JobSpec | None:

@@ -38,7 +38,7 @@ class Running(Struct):
     rescale_at: float = math.inf
     """When all ranks are to save a snapshot, for a larger world; infinity if not planned."""
     grows_until: float = math.inf
-    """While they save it: when the round is stopped at the latest; infinity if they do not."""
+    """While they save it: deadline after which the round is stopped; infinity if they do not."""
 
     is_fixed: bool = False
     """Whether only this number of ranks can load the workers' state, so that the world cannot

@@ -25,14 +25,13 @@ class NodePhase(enum.Enum):
     READY = "ready"
     """Has no workers and could enter a world."""
     RUNNING = "running"
-    """Was told to start the workers of its round."""
+    """Was ordered to start the workers of its round."""
     DONE = "done"
     """All of its workers exited with 0."""
     STOPPING = "stopping"
-    """Was told to stop the workers of the current round and has not yet confirmed it."""
+    """Was ordered to stop the workers of the current round and has not yet confirmed it."""
     STALE = "stale"
-    """Joined with workers of an outdated round; was told to stop them and has not yet confirmed
-    it."""
+    """Joined with workers of an outdated round; was ordered to stop them, not yet confirmed."""
 
 
 _LEGAL = {

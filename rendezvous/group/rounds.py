@@ -63,7 +63,7 @@ class Rounds:
         self._state.phase = Running(formed_at=now)
         return ended
 
-    # --- what nodes report -------------------------------------------------------------------
+    # --- reports of nodes --------------------------------------------------------------------
 
     def failed(self, node: Node, round_number: int, failure: Failure) -> None:
         """Process the failure of a worker."""
@@ -211,7 +211,7 @@ class Rounds:
         others = [node for node in self._roster.ready_nodes() if node.spec.node_id != node_id]
         return self._state.usable(sizes_of(self.gate.fit(others))) >= self._state.world_nodes
 
-    # --- taking over from an earlier master --------------------------------------------------
+    # --- takeover from an earlier master -----------------------------------------------------
 
     def take_over(self, taken: TakenOver, now: float) -> None:
         """Continue the round of an earlier master as an own one."""
@@ -374,7 +374,7 @@ class Rounds:
     # --- waiting nodes -----------------------------------------------------------------------
 
     def wait(self, node: Node, now: float) -> None:
-        """Use a node that has become ready; if it keeps waiting, send it what it waits for."""
+        """Use a node that has become ready; if it keeps waiting, send it ``Waiting``."""
         self._waiting.add(node)
         self.plan_rescale(now)
         self.gate.repeat_order(node)

@@ -325,7 +325,7 @@ class Takeover:
         names = world.absent().values()
         return len(names) == world.missing and all(map(self._is_there, names))
 
-    # --- in words ----------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------
 
     def _not_back(self, world: ClaimedWorld, gone: int) -> Failure:
         # A restarted member has lost its workers, but is connected.

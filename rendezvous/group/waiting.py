@@ -33,7 +33,7 @@ class WaitingNodes:
         """Earliest time of the next round, because of ``--restart-backoff``."""
         self._last_arrival = 0.0
         self._newcomers: list[Node] = []
-        """Nodes that have become ready and have not yet received what they wait for."""
+        """Nodes that have become ready and have not yet received a ``Waiting`` message."""
 
     @property
     def opens_at(self) -> float:
@@ -75,7 +75,7 @@ class WaitingNodes:
     # --- messages -----------------------------------------------------------------------------
 
     def add(self, node: Node) -> None:
-        """Add a ready node, which receives what it waits for when that is known."""
+        """Add a ready node, which receives ``Waiting`` when its content is known."""
         self._newcomers.append(node)
 
     def forget_newcomers(self) -> None:
@@ -83,7 +83,7 @@ class WaitingNodes:
         self._newcomers = []
 
     def tell_newcomers(self, now: float) -> None:
-        """Send the nodes that have become ready and still wait what they wait for."""
+        """Send ``Waiting`` to the nodes that have become ready and still wait."""
         nodes, self._newcomers = self._newcomers, []
         if isinstance(self._state.phase, Ending):
             return
@@ -100,7 +100,7 @@ class WaitingNodes:
                 self._out.send(node, waiting)
 
     def announce(self, now: float) -> None:
-        """Send all waiting nodes what is still missing; later messages are reminders."""
+        """Send all waiting nodes which ones are missing; later messages are reminders."""
         self.announce_at = now + _REMIND_EVERY_S
         waiting = self.waiting(now)
         for node in self._state.roster.in_phase(NodePhase.READY):

@@ -70,7 +70,7 @@ class Elector:
         """Term of the newest round that each host of the electing majority knew; 0 if they differ.
         A restarted host knows none."""
 
-    # --- what others may know ----------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------
 
     def leads(self, now: float) -> bool:
         """Return whether this process has the lease."""
@@ -102,7 +102,7 @@ class Elector:
         next_at = self._next_at if attempt is None else self._gives_up_at(attempt)
         return min(next_at, self._held_until) if self._held_until > -math.inf else next_at
 
-    # --- what happens ------------------------------------------------------------------------
+    # --- requests and answers ----------------------------------------------------------------
 
     def answer(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
         """Answer the request of another host."""

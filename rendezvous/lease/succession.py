@@ -189,7 +189,7 @@ class Succession(Lease):
         """Return host and term of the leader, as far as this host knows."""
         return self._elector.leader(_now())
 
-    # --- the lease, for the master -------------------------------------------------------------
+    # --- the master's lease --------------------------------------------------------------------
 
     def holds(self) -> bool:
         """Return whether the lease is valid; a master with a verdict continues to send it."""
@@ -277,7 +277,7 @@ class Succession(Lease):
         master.close()
         self._led(0)
 
-    # --- calls -------------------------------------------------------------------------------
+    # --- calls to other hosts ----------------------------------------------------------------
 
     def _ask(self, ask: LeaseAsk | None) -> None:
         if ask is None or self._has_ended:
@@ -304,7 +304,7 @@ class Succession(Lease):
         self._ask(self._elector.receive(host, ask, answer, _now()))
         self._turn()
 
-    # --- other options -----------------------------------------------------------------------
+    # --- hosts with different options --------------------------------------------------------
 
     def _differs(self, host: int, theirs: SuccessionSpec, own: SuccessionSpec) -> None:
         where = str(self.endpoints[host])

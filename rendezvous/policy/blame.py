@@ -55,10 +55,7 @@ class Ledger:
         return tuple(failures)
 
     def learn_failures(self, failures: Iterable[NodeFailures], since_s: int, now: float) -> None:
-        """Take over the counts of an earlier master, if they are higher.
-
-        ``failures`` is the result of its ``failures``, ``since_s`` seconds ago.
-        """
+        """Take over higher counts from an earlier master's ``failures`` of ``since_s`` ago."""
         for node in reversed(tuple(failures)):
             if len(node.ages_s) > len(self._failures.get(node.node_id, ())):
                 times = [now - since_s - age for age in node.ages_s]

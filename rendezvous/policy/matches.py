@@ -179,7 +179,7 @@ def error_lines(failure: Failure) -> list[str]:
     return lines[-_LINES_LOOKED_AT:]
 
 
-# --- reading ---------------------------------------------------------------------------------
+# --- parsing ---------------------------------------------------------------------------------
 
 
 def parse_match(text: str) -> Match:
@@ -274,7 +274,7 @@ def _compiled(text: str) -> Any:
         raise ValueError(error.args[0].decode(errors="replace")) from None
 
 
-# --- slips -----------------------------------------------------------------------------------
+# --- usage and import errors -----------------------------------------------------------------
 
 _USAGE_STATUSES = (2, 126, 127)
 """Exit codes of argparse and getopt, and of shells (not executable, not found)."""

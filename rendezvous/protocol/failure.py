@@ -84,7 +84,7 @@ class Failure(Struct, frozen=True):
     """None: the node has none."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
-        """Restrict it to what a node can report: itself and its own workers."""
+        """Restrict it to the node's own workers, or to the node itself."""
         rank = self.rank if 0 <= self.rank - first_rank < workers else -1
         if (self.node_rank, self.rank) == (node_rank, rank):
             return self

@@ -95,7 +95,7 @@ class Turn:
 TURN = Turn()
 
 
-# --- steps at which something is due -------------------------------------------------------------
+# --- intervals -----------------------------------------------------------------------------------
 
 _UNITS_S = {"s": 1, "min": 60, "h": 3600}
 _TIME = "a time, e.g. '30s', '10min' or '2h', or None"
@@ -227,7 +227,7 @@ class Bodies:
         self._warned.add(words)
 
 
-# --- the result of each checkpoint ---------------------------------------------------------------
+# --- results of checkpoints ----------------------------------------------------------------------
 
 _RETRIES_S = (1, 2, 4, 8)
 """Pauses before the last checkpoint is retried, because object stores can fail temporarily."""
@@ -345,7 +345,7 @@ class Checkpoints:
             self.newest = self._step
 
 
-# --- the position of the data --------------------------------------------------------------------
+# --- position in the data ------------------------------------------------------------------------
 
 _LOADERS = (DataLoader, dataloader._BaseDataLoaderIter)
 """The script may hold only the iterator: ``for batch in DataLoader(...)``."""

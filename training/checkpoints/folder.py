@@ -281,7 +281,7 @@ def _placeholder(value: Any) -> Any:
     return value
 
 
-# --- a rank's part of a checkpoint that is written without a snapshot --------------------------
+# --- a rank's part of a checkpoint without a snapshot ------------------------------------------
 
 
 class _Shard:
@@ -335,7 +335,7 @@ class _Shard:
         return metadata_of(self._plans, offsets)
 
 
-# --- actions that ranks carry out together -----------------------------------------------------
+# --- actions of all ranks ----------------------------------------------------------------------
 
 
 def on_all_ranks(ranks: Ranks, action: Callable[[], object]) -> str | None:

@@ -168,7 +168,7 @@ def _error_reader() -> Callable[[], int] | None:
         return None
 
 
-# --- memory that is left -------------------------------------------------------------------------
+# --- available memory ----------------------------------------------------------------------------
 
 
 def available(root: Path = Path("/")) -> int:

@@ -187,7 +187,7 @@ class OptimizerState:
         ]
         load_exactly(self._optimizer, {**state, _STATE: saved, _GROUPS: groups})
 
-    # --- groups that are added during training ---------------------------------------------------
+    # --- groups added during training ------------------------------------------------------------
 
     def begin(self) -> None:
         """Record the groups with which training starts."""

@@ -98,7 +98,7 @@ class RankState:
         self._digests = [0] * (2 * len(self._compared)) if ranks.size > 1 else []
         """Digests of the newest snapshot, or of values that were gathered later."""
 
-    # --- at each step ----------------------------------------------------------------------------
+    # --- steps -----------------------------------------------------------------------------------
 
     def digests(self, of: Callable[[Sequence[str]], list[int]] | None) -> list[int]:
         """Return the digest of each object, and its negative; ranks compute the maximum of both.
@@ -129,7 +129,7 @@ class RankState:
             self._compared or self._modules or GENERATORS in self._names
         )
 
-    # --- for a checkpoint ------------------------------------------------------------------------
+    # --- checkpoints -----------------------------------------------------------------------------
 
     def gather(
         self, step: int, nested: Mapping[str, Any], buffers: Mapping[str, Mapping[str, Any]]
@@ -257,7 +257,7 @@ def _shown(items: Iterable[object]) -> str:
     return ", ".join("random number generators" if one == GENERATORS else str(one) for one in items)
 
 
-# --- generators of random numbers ----------------------------------------------------------------
+# --- random number generators --------------------------------------------------------------------
 
 GENERATORS = "ft_run_generators"
 """Name of this object in the state."""

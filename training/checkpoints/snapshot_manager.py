@@ -141,7 +141,7 @@ class SnapshotManager:
         """Whether this rank takes snapshots."""
         return self._own is not None
 
-    # --- one Checkpointer at a time --------------------------------------------------------------
+    # --- turns of Checkpointers ------------------------------------------------------------------
 
     def begin_turn(self) -> None:
         """Start or continue to take snapshots; raise ``ValueError`` during another's turn."""
@@ -234,7 +234,7 @@ class SnapshotManager:
         """Directory of the state to resume from if it belongs to another owner; else empty."""
         return self._own.other_directory if self._own is not None else ""
 
-    # --- a step ----------------------------------------------------------------------------------
+    # --- steps -----------------------------------------------------------------------------------
 
     def receive_reports(self) -> StepReport:
         """Return the maximum of all ranks' reports; their copies have then ended."""

@@ -171,7 +171,7 @@ class Storage(ABC):
 
     @abstractmethod
     def _is_complete(self, step: int) -> bool:
-        """Return whether a checkpoint that was begun has all its files."""
+        """Return whether a checkpoint that was started has all its files."""
 
     def _unfinished(self) -> list[int]:
         return []
@@ -305,7 +305,7 @@ class StorageThread:
 
 @contextmanager
 def log_while_waiting(what: str, limit_s: float | None, *, is_enabled: bool) -> Iterator[None]:
-    """Log periodically what this process waits for, while the ``with`` block runs."""
+    """Log periodically that this process waits for ``what``, while the ``with`` block runs."""
     if not is_enabled:
         yield
         return

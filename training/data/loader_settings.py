@@ -1,8 +1,8 @@
 """``num_workers`` and ``prefetch_factor`` of the loader that ``ElasticBatches.parts`` reads.
 
-``--auto-tune on`` changes them between two steps. All ranks learn of a change with the report of a
-step (``Checkpointer``), so that they make it at the same step. Which samples a step has does not
-depend on it.
+``--auto-tune on`` changes them between two steps. All ranks receive a change with the report of a
+step (``Checkpointer``), so that they apply it at the same step. The samples of a step do not depend
+on it.
 """
 
 import sys
@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 from ..worker.tuning_page import NOTHING, TRIAL, TuningPage, completed, pack, unpack
 
 _OF_SCRIPT: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
-"""By loader: what the script has set."""
+"""Settings of the script, by loader."""
 _agreed = 0
-"""What all ranks have agreed on; 0: nothing so far."""
+"""Settings on which all ranks have agreed; 0 if none."""
 
 
 def page() -> TuningPage | None:
-    """Return the page of this worker; None: it is not watched."""
+    """Return the page of this worker; None if it is not watched."""
     return getattr(sys.modules.get("_ft_run_hook"), "tuning", None)
 
 
@@ -36,13 +36,10 @@ def agree(settings: int) -> None:
 
 
 def apply(loader: Any, *, is_only: bool) -> bool:
-    """Give a loader the settings that hold; return whether it has to begin anew.
+    """Give a loader the current settings; return whether it must restart.
 
-    Loaders without processes stay as they are, and so do all where a script reads several.
-
-    Args:
-        loader: a ``DataLoader``.
-        is_only: no other loader is being read.
+    Loaders without processes stay unchanged, and so do all loaders if a script reads several (not
+    ``is_only``).
     """
     shared = page()
     if shared is None or not (shared.wanted or _agreed):
@@ -63,6 +60,6 @@ def apply(loader: Any, *, is_only: bool) -> bool:
 
 
 def began(took_ns: int) -> None:
-    """Record how long training has waited because a loader began."""
+    """Record how long training has waited because a loader started."""
     if (shared := page()) is not None:
         shared.began(took_ns)

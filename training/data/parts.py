@@ -126,7 +126,7 @@ _KNOWN: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
 
 
 class Position(NamedTuple):
-    """What the iterator of a loader returns next."""
+    """Next result of a loader's iterator."""
 
     order: object
     """Identifies the order of the samples."""

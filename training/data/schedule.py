@@ -69,10 +69,7 @@ class Schedule(NamedTuple):
             epoch, offset = epoch + 1, 0
 
     def alike(self, step: int, limit: int) -> int:
-        """Return how many steps, from ``step`` on, have complete batches in one epoch.
-
-        At least 1, at most ``limit``.
-        """
+        """Return how many steps (1 to ``limit``) from ``step`` on have full batches in an epoch."""
         row, epoch, offset = self._locate(step)
         whole = (self.size_of(epoch) - offset) // row.global_batch
         others = [other.step - step for other in self.rows if other.step > step]
@@ -165,7 +162,7 @@ class Schedule(NamedTuple):
     def _end_of_data(self, epoch: int) -> int | None:
         return next((one.first_epoch for one in self.data if one.first_epoch > epoch), None)
 
-    # --- as plain values -------------------------------------------------------------------------
+    # --- plain values ----------------------------------------------------------------------------
 
     def plain(self) -> dict[str, Any]:
         """Return it as lists, numbers and strings."""

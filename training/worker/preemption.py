@@ -24,8 +24,8 @@ nothing in memory survives; 1 if state that would be lost must be written to sto
 world has a different size, so that sharded state in memory cannot be used; 1 if the world grows and
 no node is being preempted."""
 NOTHING, SNAPSHOT, RESIZABLE, DURABLE = range(4)
-"""What a notice requires, in increasing order: nothing; a consistent snapshot; one that a different
-number of ranks can load; one on storage."""
+"""Requirements of a notice, in increasing order: nothing; a consistent snapshot; one that a
+different number of ranks can load; one on storage."""
 MAGIC = b"ftrnotc1"
 REQUEST = struct.Struct("<8sIIq")
 """A worker's request: ``MAGIC``, its rank, the kind, and a number: after ``LEFT`` the completed
@@ -59,7 +59,7 @@ class Notice:
 
     @property
     def code(self) -> int:
-        """What the notice requires; ``NOTHING`` if this process has obeyed it."""
+        """Requirement of the notice; ``NOTHING`` if this process has obeyed it."""
         return NOTHING if self._page[UNTIL_NS] in (0, self._obeyed_ns) else self._need
 
     @property

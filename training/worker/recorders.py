@@ -1,4 +1,4 @@
-"""Lets the agent request what this worker's backends have recorded about collectives.
+"""Lets the agent request the records of collectives of this worker's backends.
 
 Since torch 2.15, a hook of torch records collectives of NCCL's backends, and only torch's own
 control-plane server can dump them at any time: an HTTP server on a Unix socket, in a C++ thread

@@ -50,10 +50,7 @@ class SaverLink:
     """The saver of this node, which writes checkpoints from this rank's buffers."""
 
     def __init__(self, channel: socket.socket, held: int = 0) -> None:
-        """Take over the connection to the agent, until this object is garbage-collected.
-
-        ``held``: buffers that the saver is reading, one bit each.
-        """
+        """Take over the connection; ``held`` has a bit for each buffer that the saver reads."""
         self._channel = channel
         self._held: dict[int, tuple[int, int] | None] = {
             buffer: None for buffer in range(page.BUFFERS) if held & 1 << buffer
