@@ -1,7 +1,6 @@
 """The summary of a job and its last lines, from the events of this process.
 
-Records are queued until they are requested or the queue is full, so a short job never folds
-them.
+Records wait until they are requested or the queue is full, so a short job never folds them.
 """
 
 import json
