@@ -105,11 +105,13 @@ class _Elastic(Callback):
         self._module, self._loader, self._folder, self._options = module, loader, folder, options
 
     def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        """Create the batches, now that the number of ranks is known."""
         self.trainer = trainer
         self.batches = LibraryBatches(self._loader, **self.arguments)
         trainer.accumulate_grad_batches = self.batches.parts
 
     def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
+        """Restore now, when optimizers exist and the loop has not started."""
         loop, batches = trainer.fit_loop, self.batches
         if loop.max_epochs is not None and loop.max_epochs > 0:
             total = batches.data.total(loop.max_epochs)
@@ -164,6 +166,7 @@ class _Batches:
         return self._elastic.read()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the samples follow from the step."""
         return {}
 
     def load_state_dict(self, _: Mapping[str, Any]) -> None:

@@ -226,6 +226,8 @@ class _Counted:
 
 
 class _Counting(Sampler[list[int]]):
+    """A sampler with as many batches as an epoch of the library."""
+
     def __init__(self, batches: LibraryBatches) -> None:
         self._batches = batches
 

@@ -40,7 +40,7 @@ class Findings(Struct, frozen=True):
     ends_job: bool
     """Whether the job was only to check its nodes."""
     costs_nodes: bool
-    """Whether nodes were excluded, or cannot be in one world with another node."""
+    """Whether nodes were rejected, or cannot be in one world with another node."""
 
 
 class _Current(Struct):

@@ -35,7 +35,7 @@ class GroupSettings(Timeouts, frozen=True):
     wait_s: float = 0.0
     """How long workers that this master cannot reach can live."""
     succession: SuccessionSpec | None = None
-    """Options for several endpoints that nodes must have, too."""
+    """With several endpoints: options that nodes must have, too."""
 
     @classmethod
     def of(cls, timeouts: Timeouts, **others: Any) -> "GroupSettings":

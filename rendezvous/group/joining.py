@@ -268,9 +268,10 @@ class Joining:
             self._rounds.wait(node, now)
 
     def _may_teach(self, node: Node) -> bool:
-        """Whether to trust a node's report on the job: not if only other masters had it in a round.
+        """Whether to trust a node's report on the job.
 
-        A master without an own round has no other information, and trusts all.
+        A master that has had a round trusts only nodes of its own rounds; before that, it has no
+        better information.
         """
         return not self._state.formed_before or node.spec.incarnation in self._state.served
 

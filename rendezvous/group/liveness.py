@@ -1,8 +1,8 @@
 """Decides whether nodes are lost or the master itself is cut off. No I/O, no clock.
 
-If no node of several hosts responds, then far more often the master's own link is down, or its host
-was frozen, than all of theirs. Their workers keep running in the meantime, so the round is kept for
-as long as the agents wait for a master.
+If no node of several hosts responds, the likely cause is the master's own link, or a freeze of its
+host. The nodes' workers keep running in the meantime, so the round is kept for as long as the
+agents wait for a master.
 """
 
 import enum

@@ -96,7 +96,7 @@ def sizes_of(nodes: Iterable[Node]) -> Sizes:
 
 
 class Incarnations(OrderedDict[str, str]):
-    """Recently removed processes, and the identities that they received.
+    """Agent processes, and the identities that they received.
 
     Only the newest are kept: a client that reconnects under many names uses no more memory than the
     largest job.

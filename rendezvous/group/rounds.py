@@ -214,7 +214,7 @@ class Rounds:
     # --- takeover from an earlier master -----------------------------------------------------
 
     def take_over(self, taken: TakenOver, now: float) -> None:
-        """Continue the round of an earlier master as an own one."""
+        """Continue the round of an earlier master."""
         state, world = self._state, taken.world
         rank0_is_done = state.policy.rank0_decides and world.rank0_is_done
         running = Running(None, rank0_is_done=rank0_is_done)

@@ -360,7 +360,7 @@ def _age(claim: Claim) -> tuple[int, int]:
 
 
 def _has_failed(claim: Claim) -> bool:
-    """Return whether a failure ended the round, rather than a stop of the round ending workers."""
+    """Return whether a failure occurred before the stop of the round was ordered."""
     return any(not failure.after_stop for failure in claim.failures)
 
 

@@ -191,6 +191,7 @@ class Elector:
         return self._number if self._attempt is None else self._attempt.ask.number
 
     def _next_number(self) -> int:
+        """Return a number above all known ones that no other host uses."""
         return (self.acceptor.highest // self._hosts + 1) * self._hosts + self._own
 
     def _begin(self, ask: LeaseAsk, now: float) -> LeaseAsk | None:

@@ -307,6 +307,7 @@ class Succession(Lease):
     # --- hosts with different options --------------------------------------------------------
 
     def _differs(self, host: int, theirs: SuccessionSpec, own: SuccessionSpec) -> None:
+        """Record a host with different options, whose vote does not count."""
         where = str(self.endpoints[host])
         differences = succession_differences(own, theirs, where, both_lead=True)
         is_other_list = theirs.endpoints != own.endpoints

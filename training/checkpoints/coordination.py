@@ -62,7 +62,7 @@ class Turn:
         self.has_trained = False
 
     def begin(self, holder: Holder, buffers: Buffers) -> bool:
-        """Start or continue a turn; return whether it lacked the last one.
+        """Start or continue a turn; return whether this Checkpointer did not have the last one.
 
         Raises:
             ValueError: If another Checkpointer is in use.
@@ -318,6 +318,7 @@ class Checkpoints:
             )
 
     def _wait_for_saver(self) -> str | None:
+        """Wait until the saver is idle; return why this rank stopped waiting, or None."""
         saver = self.saver
         if saver is None:
             return None

@@ -156,6 +156,7 @@ def _sample_index(tensor: torch.Tensor) -> tuple[slice, ...]:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compare bits, because NaN does not equal itself."""
     return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
 
 

@@ -317,7 +317,7 @@ class PlainValue:
     """A dictionary or list that is restored in place: the script keeps the same object."""
 
     def __init__(self, name: str, value: "dict[Any, Any] | list[Any]") -> None:
-        """Raise ``TypeError`` for other values than numbers, strings, tensors, and collections."""
+        """Raise ``TypeError`` for values other than numbers, strings, tensors, and collections."""
         foreign = find_foreign(value, f"state[{name!r}]")
         wrong = next((found for found in foreign if not isinstance(found[1], _LIKE_PLAIN)), None)
         if wrong is not None:

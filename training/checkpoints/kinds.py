@@ -74,7 +74,7 @@ class Kinds(NamedTuple):
         """Return the paths in memory of this rank's values, from their paths in a checkpoint.
 
         Raises:
-            RuntimeError: If an object is local in only one of them.
+            RuntimeError: If an object is local in the checkpoint or in the script, but not in both.
         """
         found = {}
         for key, (first, *rest) in saved.items():

@@ -174,6 +174,7 @@ class Storage(ABC):
         """Return whether a checkpoint that was started has all its files."""
 
     def _unfinished(self) -> list[int]:
+        """Return the steps of unfinished checkpoints that already have their final names."""
         return []
 
     @abstractmethod

@@ -274,6 +274,7 @@ class ElasticBatches(Sampler[list[int]]):
                 step += 1
 
     def _batches_from(self, step: int) -> list[list[list[int]]]:
+        """Return this rank's batches of a step and of some later ones, to save calls of torch."""
         places, located = self.ranges(step), self._located(step)
         epoch, start, size = located[0]
         steps = self._schedule.alike(step, _AT_ONCE // size)

@@ -34,6 +34,7 @@ def _mixed(value: int) -> int:
 
 
 def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift right, filling with zeros instead of the sign."""
     return (values >> bits) & ((1 << 64 - bits) - 1)
 
 

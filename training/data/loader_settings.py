@@ -25,11 +25,7 @@ def page() -> TuningPage | None:
 
 
 def agree(settings: int) -> None:
-    """Let settings hold from the next step on.
-
-    Args:
-        settings: the maximum of what all ranks have reported: only one of them reports any.
-    """
+    """Apply the maximum of all ranks' settings, which only one reports, from the next step on."""
     global _agreed
     if settings and settings != NOTHING:
         _agreed = settings
