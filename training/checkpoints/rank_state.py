@@ -161,7 +161,7 @@ class RankState:
         return True
 
     def _pack(self, values: dict[str, Any], buffers: dict[str, Any]) -> bytes:
-        """Return the values that this rank sends: without buffers or none if they are too large."""
+        """Return the values to send; if they are too large, leave out buffers, then everything."""
         for of_modules in (buffers, {}) if buffers else ({},):
             sent = {**values, **({BUFFERS: of_modules} if of_modules else {})}
             payload = serialized(sent) if sent else b""
