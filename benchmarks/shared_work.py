@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from figures import facts_line, machine_facts, number, table
-from ft_run.launcher.workers.node_work import NodeWork, Taker
-from ft_run.rendezvous.protocol.messages import JobSpec, Stopped
-from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
-from ft_run.rendezvous.transport.codec import decode_node, encode_node, from_part
+from ft_run.rendezvous.protocol.messages import JobSpec
+from ft_run.rendezvous.transport.codec import encode_node, from_part
+from ft_run.rendezvous.work.messages import WorkClaim, WorkGrant, WorkReport
+from ft_run.rendezvous.work.node_work import NodeWork, Taker
 from jobs import environment
-from msgspec.structs import replace
 from procfs import cpu_s
 from scale import leading
 from swarm import SimulatedNode, Swarm, raise_open_files_limit, steady
@@ -70,14 +69,10 @@ class WorkingNode(SimulatedNode):
     async def end(self) -> None:
         """Stop them, and report what they have confirmed."""
         self._round = -1
-        work = self._work.end(time.monotonic())
+        self._work.end(time.monotonic())
         self._tick_later()
         while self._tasks:
             await asyncio.gather(*self._tasks)
-        if work:
-            stopped = decode_node(self.stopped)
-            assert isinstance(stopped, Stopped)
-            self.stopped = encode_node(replace(stopped, work=work))
 
     def granted(self, grant: Any) -> None:
         """Take pieces."""

@@ -270,7 +270,7 @@ class Proposal(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., words: _Optional[str] = ..., values: _Optional[_Iterable[_Union[CarriedValue, _Mapping]]] = ..., ends_job: bool = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop", "piece", "trial", "proposal")
+    __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop", "trial", "proposal", "note")
     KIND_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -286,9 +286,9 @@ class Failure(_message.Message):
     STDERR_TAIL_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
     AFTER_STOP_FIELD_NUMBER: _ClassVar[int]
-    PIECE_FIELD_NUMBER: _ClassVar[int]
     TRIAL_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     kind: FailureKind
     rank: int
     local_rank: int
@@ -304,10 +304,10 @@ class Failure(_message.Message):
     stderr_tail: str
     out_of_memory: bool
     after_stop: bool
-    piece: str
     trial: str
     proposal: Proposal
-    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ..., piece: _Optional[str] = ..., trial: _Optional[str] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ...) -> None: ...
+    note: str
+    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ..., trial: _Optional[str] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class Past(_message.Message):
     __slots__ = ("restart_ages_s", "excluded", "since_s", "failures", "progress", "carried")
@@ -382,7 +382,7 @@ class Claim(_message.Message):
     def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., checked: bool = ..., term: _Optional[int] = ..., ended: _Optional[str] = ..., clear: _Optional[int] = ...) -> None: ...
 
 class Attend(_message.Message):
-    __slots__ = ("protocol", "version", "job", "node", "offer", "claim", "leaving", "work")
+    __slots__ = ("protocol", "version", "job", "node", "offer", "claim", "leaving", "claims")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -390,7 +390,7 @@ class Attend(_message.Message):
     OFFER_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
-    WORK_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     job: JobSpec
@@ -398,8 +398,8 @@ class Attend(_message.Message):
     offer: Offer
     claim: Claim
     leaving: str
-    work: _containers.RepeatedCompositeFieldContainer[WorkClaim]
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., job: _Optional[_Union[JobSpec, _Mapping]] = ..., node: _Optional[_Union[NodeSpec, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., leaving: _Optional[str] = ..., work: _Optional[_Iterable[_Union[WorkClaim, _Mapping]]] = ...) -> None: ...
+    claims: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., job: _Optional[_Union[JobSpec, _Mapping]] = ..., node: _Optional[_Union[NodeSpec, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., leaving: _Optional[str] = ..., claims: _Optional[int] = ...) -> None: ...
 
 class WorkClaim(_message.Message):
     __slots__ = ("name", "size", "grain", "confirmed", "held")
@@ -444,16 +444,14 @@ class Done(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Stopped(_message.Message):
-    __slots__ = ("round", "offer", "progress", "work")
+    __slots__ = ("round", "offer", "progress")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    WORK_FIELD_NUMBER: _ClassVar[int]
     round: int
     offer: Offer
     progress: Progress
-    work: _containers.RepeatedCompositeFieldContainer[WorkClaim]
-    def __init__(self, round: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., work: _Optional[_Iterable[_Union[WorkClaim, _Mapping]]] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("reason",)
@@ -520,7 +518,7 @@ class Frame(_message.Message):
     def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ..., is_library: bool = ..., source: _Optional[str] = ...) -> None: ...
 
 class RankStack(_message.Message):
-    __slots__ = ("rank", "node_rank", "host", "state", "frames", "steps", "remark", "ticks", "uses_gpu", "collectives", "piece")
+    __slots__ = ("rank", "node_rank", "host", "state", "frames", "steps", "remark", "ticks", "uses_gpu", "collectives", "note")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -531,7 +529,7 @@ class RankStack(_message.Message):
     TICKS_FIELD_NUMBER: _ClassVar[int]
     USES_GPU_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
-    PIECE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     node_rank: int
     host: str
@@ -542,8 +540,8 @@ class RankStack(_message.Message):
     ticks: int
     uses_gpu: bool
     collectives: RankCollectives
-    piece: str
-    def __init__(self, rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., steps: _Optional[int] = ..., remark: _Optional[str] = ..., ticks: _Optional[int] = ..., uses_gpu: bool = ..., collectives: _Optional[_Union[RankCollectives, _Mapping]] = ..., piece: _Optional[str] = ...) -> None: ...
+    note: str
+    def __init__(self, rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., steps: _Optional[int] = ..., remark: _Optional[str] = ..., ticks: _Optional[int] = ..., uses_gpu: bool = ..., collectives: _Optional[_Union[RankCollectives, _Mapping]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class GroupCollectives(_message.Message):
     __slots__ = ("group", "ranks", "entered", "pending", "operation")
@@ -998,18 +996,22 @@ class NodeStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ..., segment: _Optional[str] = ...) -> None: ...
 
 class WorkProgress(_message.Message):
-    __slots__ = ("name", "done", "size", "per_s", "left_s")
+    __slots__ = ("name", "done", "size", "per_s", "left_s", "what", "unit")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     PER_S_FIELD_NUMBER: _ClassVar[int]
     LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
     name: str
     done: int
     size: int
     per_s: float
     left_s: float
-    def __init__(self, name: _Optional[str] = ..., done: _Optional[int] = ..., size: _Optional[int] = ..., per_s: _Optional[float] = ..., left_s: _Optional[float] = ...) -> None: ...
+    what: str
+    unit: str
+    def __init__(self, name: _Optional[str] = ..., done: _Optional[int] = ..., size: _Optional[int] = ..., per_s: _Optional[float] = ..., left_s: _Optional[float] = ..., what: _Optional[str] = ..., unit: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("job_id", "phase", "round", "restarts", "max_restarts", "min_nodes", "max_nodes", "world_nodes", "uptime_s", "round_uptime_s", "nodes", "version", "last_stop", "hosts", "leader", "term", "lease_s", "checkpoint_step", "checkpoint_age_s", "exit_code", "ended", "report", "work")

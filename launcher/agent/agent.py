@@ -7,7 +7,7 @@ The agent makes no decisions for the group, never polls and never imports torch.
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -50,13 +50,13 @@ from ...rendezvous.protocol.messages import (
     Refused,
     Renamed,
     Resigned,
+    RoomMessage,
     Stop,
     Verdict,
     Waiting,
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder
 from ...rendezvous.protocol.steps import StepsOrder
-from ...rendezvous.protocol.work_messages import WorkGrant
 from ...tasks import show_bug
 from ..machine.network import PortReservation
 from ..options import LaunchOptions
@@ -84,6 +84,7 @@ from ..version import VERSION
 from ..workers.hangs import Hangs
 from ..workers.orphans import adopt_orphans, kill_orphans
 from ..workers.preload import Preload
+from ..workers.room import Room
 from ..workers.shared_work import SharedWork
 from ..workers.snapshots import HeldSnapshots, NodeOffers
 from ..workers.step_events import StepEvents
@@ -179,7 +180,7 @@ class Agent:
 
         # The workers of a round: their requests and reports.
         self._draining = Draining(self._send, saves=options.save_on_exit)
-        self._work = SharedWork(size, self._send)
+        self._room: Room = SharedWork(size, self._send)
         self._reports = NodeReports(
             self._claim,
             self._life,
@@ -187,7 +188,7 @@ class Agent:
             self._send,
             lambda: self._live(WorkersGone()),
             self._draining.are_ready,
-            self._work,
+            self._room,
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
         )
         self._workers = Supervisor(
@@ -204,7 +205,7 @@ class Agent:
             self._send,
             self._event,
             commands.environ,
-            self._work.node.piece_of,
+            self._room.note_of,
         )
 
     def _new_trials(self) -> AutoTune | None:
@@ -232,8 +233,12 @@ class Agent:
             offer=offer,
             claim=self._claim.present(),
             leaving=signal_name(self._life.signal) if self._life.signal is not None else "",
-            work=self._work.node.claims(),
+            claims=self._room.claims_count,
         )
+
+    def claims(self) -> Sequence[RoomMessage]:
+        """Return the messages that follow ``attend`` directly on every stream."""
+        return self._room.claims()
 
     def progress(self) -> RoundProgressed | None:
         """Return the progress of the workers, with the time of each phase up to now."""
@@ -268,7 +273,7 @@ class Agent:
         signals = self._options.signals
         hear(loop, signals, lambda number: self.post(Signalled(number)), pass_on=spawner.signal)
         spawner.listen(self.post)
-        for part in (self._workers, self._snapshots, self._draining, self._work):
+        for part in (self._workers, self._snapshots, self._draining, self._room):
             part.listen(loop)
         if (source := self._options.preemption_notice) is not None:
             self._watch_for_notices(source, loop)
@@ -320,8 +325,8 @@ class Agent:
                 self._send(ChallengeReply())
             case Resigned():
                 self._claim.resigned(event)
-            case WorkGrant():
-                self._work.granted(event)
+            case RoomMessage():
+                self._room.received(event)
             case StackOrder(number, inquiry):
                 self._hangs.report(number, self._workers.group, inquiry)
             case NoHang():
@@ -398,7 +403,6 @@ class Agent:
         self.status.connected = True
         self._checks.connected()
         self._hangs.repeat()
-        self._work.connected()
         self._live(up)
         self._link_news.up(up.again)
 
@@ -435,7 +439,7 @@ class Agent:
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
         self._draining.begin(assignment.round)
-        self._work.begin(assignment)
+        self._room.begin(assignment)
         self._workers.start(assignment)
         self.status.started(assignment)
 
@@ -526,7 +530,7 @@ class Agent:
         """Close everything after the last worker has gone; a second signal ends the waits."""
         if self._watching is not None:
             self._watching.cancel()
-        for part in (self._workers, self._work, self._hangs, self._step_events, self._fencing):
+        for part in (self._workers, self._room, self._hangs, self._step_events, self._fencing):
             part.close()
         self._tuning.close()
         # Kubernetes terminates the remaining pods as soon as enough pods of a Job have succeeded.

@@ -121,6 +121,7 @@ class Hosting(Standalone):
             port_is_taken=self._port_is_taken,
             listed=self._options.endpoints,
             trust=self._trust,
+            claims=agent.claims,
         )
 
     def _follow_succession(self, agent: Agent) -> None:

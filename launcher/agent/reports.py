@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from ...rendezvous.protocol.claim import ClaimState, Progress
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment, Done, Failed, Stopped
-from ..workers.shared_work import SharedWork
+from ..workers.room import Room
 from ..workers.snapshots import NodeOffers
 from .claim import OwnClaim
 from .lifecycle import Lifecycle
@@ -26,7 +26,7 @@ class NodeReports:
         send: Callable[[Report], None],
         left: Callable[[], None],
         are_ready: Callable[[int], bool],
-        work: SharedWork,
+        room: Room,
         *,
         rank0_decides: bool,
     ) -> None:
@@ -41,7 +41,7 @@ class NodeReports:
         self._send = send
         self._left = left
         self._are_ready = are_ready
-        self._work = work
+        self._room = room
         self._rank0_decides = rank0_decides
         self._told_to_stop = -1
 
@@ -59,7 +59,7 @@ class NodeReports:
 
     def worker_succeeded(self, assignment: Assignment, rank: int) -> None:
         """Report success of the job if rank 0 decides and this is rank 0."""
-        self._work.succeeded(rank)
+        self._room.succeeded(rank)
         if rank == 0 and self._rank0_decides:
             self.workers_done(assignment)
 
@@ -67,7 +67,7 @@ class NodeReports:
         """Report a failed worker to the master, now and in every claim."""
         if self._has_won() and failure.kind is FailureKind.WORKER:
             return  # it failed because rank 0, which has succeeded, is gone
-        failure = replace(failure, piece=self._work.node.piece_of(failure.rank))
+        failure = replace(failure, note=self._room.note_of(failure.rank))
         self._claim.failed(failure)
         self._send(Failed(assignment.round, failure))
 
@@ -82,9 +82,9 @@ class NodeReports:
         if self._has_won() and self._told_to_stop != assignment.round and self._life.signal is None:
             return  # the verdict will follow, from this master or a new one
         self._claim.stopped(assignment.round)
-        work = self._work.end()
+        self._room.end()
         if self._life.verdict is None:
-            self._send(Stopped(assignment.round, self._offers.renew(), progress, work))
+            self._send(Stopped(assignment.round, self._offers.renew(), progress))
         self._left()
 
     def goes_on(self) -> bool:

@@ -58,7 +58,7 @@ class Standalone:
         """Return the agent's link to the master."""
         assert self.master is not None
         # There is no socket: the link cannot break, and needs no pings.
-        return LocalLink(self.master, agent.attend, agent.post, self._meet)
+        return LocalLink(self.master, agent.attend, agent.post, self._meet, agent.claims)
 
     async def settled(self) -> None:
         """Wait until the master is not needed (``is_needed``)."""

@@ -26,7 +26,7 @@ CAUSES: Final = tuple(kind.name.lower() for kind in FailureKind)
 of a counter whose first sample is above 0."""
 
 _NAMES_SHOWN: Final = 20
-"""Maximum number of ``shared_work`` names that get series."""
+"""Maximum number of names of other work that get series."""
 
 
 def nodes_by_state(group: Group) -> dict[str, int]:
@@ -95,7 +95,7 @@ class JobMetrics:
         for cause, count in self._restarts.items():
             samples.put(c.RESTARTS, count, cause)
         samples.put(c.ROUND, self._round if self._round >= 0 else None)
-        for work in master.group.work.progress(self._clock())[-_NAMES_SHOWN:]:
+        for work in master.progress()[-_NAMES_SHOWN:]:
             samples.put(c.WORK_ITEMS, work.size, work.name)
             samples.put(c.WORK_DONE, work.done, work.name)
         return samples

@@ -4,6 +4,7 @@ Is it training? How much would be lost? How often was it restarted, and why? Whi
 missing? Is it slower than it was, and is it the data? The status is the result of ``status_dict``.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ _BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
 """Phases of a group without a running round; values of ``GroupPhase``, which is not imported here,
 because the master may have another version."""
 _COMPLETE_SHOWN = 3
-"""Maximum number of lines for complete names of ``shared_work``; more names share one line."""
+"""Maximum number of lines for complete names of other work; more names share one line."""
 _SLOWER: float = 1.1
 _WAIT_SHOWN = 0.01
 _NAMES_SHOWN = 6
@@ -30,7 +31,7 @@ def status_lines(status: Status) -> list[str]:
     lines = [*_job(status)]
     lines[-1] += f" · master up {duration(status['uptime_s'])}"
     lines += filter(None, (_training(status), _saves(status), _restarts(status), _nodes(status)))
-    lines += _shared_work(status.get("work") or ())
+    lines += _progress(status.get("work") or ())
     advice = (status.get("summary") or {}).get("advice") or ()
     lines += [f"advice: {one['text']}" for one in advice]
     if status["last_stop"] and not any(status["last_stop"] in line for line in lines):
@@ -161,23 +162,23 @@ def _nodes(status: Status) -> str:
     return "nodes: " + " · ".join(parts) if parts else ""
 
 
-def _shared_work(works: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each name of ``shared_work``, but one for many that are complete."""
-    lines, complete = [], 0
+def _progress(works: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each name of other work, but one for many that are complete."""
+    lines, complete = [], []
     for work in works:
-        done, size = work["done"], work["size"]
-        line = f"shared work {work['name']}: {done} of {size} items"
+        done, size, unit = work["done"], work["size"], work["unit"]
+        line = f"{work['what']} {work['name']}: {done} of {size} {unit}".lstrip()
         if done >= size:
-            complete += 1
+            complete.append(work["what"])
             line += ", complete"
         else:
             line += f" ({100 * done // size} %)"
             if work["per_s"]:
-                line += f", {rate(work['per_s'])} items/s, {duration(work['left_s'])} left"
+                line += f", {rate(work['per_s'])} {unit}/s, {duration(work['left_s'])} left"
         lines.append(line)
-    if complete > _COMPLETE_SHOWN:
+    if len(complete) > _COMPLETE_SHOWN:
         lines = [line for line in lines if not line.endswith("complete")]
-        lines.append(f"shared work: {complete} names complete")
+        lines += [f"{what}: {count} names complete" for what, count in Counter(complete).items()]
     return lines
 
 

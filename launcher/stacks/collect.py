@@ -41,7 +41,7 @@ class AskedWorker(Struct, frozen=True):
     pid: int
     """The process that was started; the watched process may be another one (``--no-python``)."""
     watch: WorkerWatch | None
-    piece: str = ""
+    note: str = ""
     """As in ``RankStack``."""
 
 
@@ -174,7 +174,7 @@ def _stack(
     pid = worker.pid if progress is None else progress.pid
     uses = uses_gpu(pid)
     return RankStack(
-        worker.rank, node_rank, host, state, frames, steps, remark, ticks, uses, piece=worker.piece
+        worker.rank, node_rank, host, state, frames, steps, remark, ticks, uses, note=worker.note
     )
 
 

@@ -41,9 +41,9 @@ class Hangs:
         send: Callable[[StackReport | Suspicion], None],
         note: Callable[[Event], None],
         environ: Mapping[str, str] = MappingProxyType({}),
-        piece_of: Callable[[int], str] = lambda _rank: "",
+        note_of: Callable[[int], str] = lambda _rank: "",
     ) -> None:
-        self._host, self._environ, self._piece_of = host, environ, piece_of
+        self._host, self._environ, self._note_of = host, environ, note_of
         self._lateness = Lateness(spec.timeout_s, spec.start_s) if spec is not None else None
         self._send = send
         self._note = note
@@ -68,7 +68,7 @@ class Hangs:
     async def _report(self, number: int, group: WorkerGroup | None, inquiry: int) -> None:
         stacks: tuple[RankStack, ...] = ()
         if group is not None and (running := group.running):
-            workers = [replace(one, piece=self._piece_of(one.rank)) for one in running]
+            workers = [replace(one, note=self._note_of(one.rank)) for one in running]
             if inquiry and inquiry != self._inquiry:
                 self._ask_recorders(workers, inquiry)
             stacks = await collect(workers, group.assignment.node_rank, self._host)

@@ -7,17 +7,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.work_messages import (
-    NAME_MAX,
-    SIZE_MAX,
-    WorkClaim,
-    WorkGrant,
-    WorkReport,
-)
+from ...rendezvous.protocol.messages import Assignment, RoomMessage
+from ...rendezvous.work.messages import NAME_MAX, SIZE_MAX, WorkClaim, WorkGrant, WorkReport
+from ...rendezvous.work.node_work import OVER, NodeWork, Taker
 from ...training.worker import work_messages as messages
 from ..processes.worker_socket import WorkerSocket
-from .node_work import OVER, NodeWork, Taker
 
 _MAY_FAIL_S = 1.0
 """How long the piece of a loop that was left stays with its worker: if that is about to fail, no
@@ -49,19 +43,31 @@ class SharedWork:
         self._assignment = assignment
         self.node.begin(assignment.round, time.monotonic())
 
-    def end(self) -> tuple[WorkClaim, ...]:
-        """Return what the workers of the round have confirmed, after their end."""
+    def end(self) -> None:
+        """Report what the workers of the round have confirmed, after their end."""
         self._hang_up()
-        return self.node.end(time.monotonic())
+        self.node.end(time.monotonic())
 
-    def connected(self) -> None:
-        """Report all to a master to which this node has connected."""
-        self.node.connected(time.monotonic())
+    @property
+    def claims_count(self) -> int:
+        """The number of names, each of which has a claim."""
+        return self.node.names
 
-    def granted(self, grant: WorkGrant) -> None:
-        """Hand out the pieces that the master has sent."""
-        self.node.granted(grant, time.monotonic())
+    def claims(self) -> list[WorkReport]:
+        """Return the pieces of this node, for a new stream."""
+        claims = self.node.claims(time.monotonic())
         self._report_later()
+        return claims
+
+    def received(self, message: RoomMessage) -> None:
+        """Hand out the pieces that the master has granted."""
+        if isinstance(message, WorkGrant):
+            self.node.granted(message, time.monotonic())
+            self._report_later()
+
+    def note_of(self, rank: int) -> str:
+        """Return which piece a worker is doing, as text; empty if it does none."""
+        return self.node.note_of(rank)
 
     def succeeded(self, rank: int) -> None:
         """Give back the pieces of a worker that has exited with 0."""

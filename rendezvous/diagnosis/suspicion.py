@@ -132,7 +132,7 @@ def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
     return replace(
         hung(node_rank, host, "", verdict.words),
         rank=-1 if verdict.kind in (HangKind.ALL, HangKind.UNKNOWN) else culprits[0].rank,
-        piece=culprits[0].piece if is_one else "",
+        note=culprits[0].note if is_one else "",
         stderr_tail=stacks_text(verdict, stacks, _IN_REPORT_CHARS),
     )
 

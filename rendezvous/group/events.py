@@ -108,4 +108,18 @@ class Finish(Struct, frozen=True):
     verdict: Verdict
 
 
-Command = Send | Close | MasterEvent | Finish
+class RoundBegan(Struct, frozen=True):
+    """A round runs: it was formed, or taken over with all of its members. For other rooms."""
+
+    round: int
+    members: frozenset[str]
+    """By incarnation."""
+
+
+class NodeGone(Struct, frozen=True):
+    """A node is not a part of the job any more. For other rooms."""
+
+    incarnation: str
+
+
+Command = Send | Close | MasterEvent | Finish | RoundBegan | NodeGone

@@ -5,15 +5,14 @@ Its interface is ``handle(event, now) -> commands``; ``deadline()`` returns when
 histories against the invariants I1 to I7 of docs/internals/architecture.md.
 
 Its parts are ``joining`` (how nodes join), ``formation`` (when a round is formed and of which
-nodes), ``rounds`` (the life of a round), ``drains`` (before the world changes as planned), ``work``
-(pieces that no step waits for), ``checks`` (the gate before a world), ``takeover`` (rounds of an
-earlier master), ``waiting``, ``liveness`` and ``ending``. They share a ``JobState`` and an
-``Outbox``. This module passes events and time to them, and notifies every part of a removed node.
+nodes), ``rounds`` (the life of a round), ``drains`` (before the world changes as planned),
+``checks`` (the gate before a world), ``takeover`` (rounds of an earlier master), ``waiting``,
+``liveness`` and ``ending``. They share a ``JobState`` and an ``Outbox``. This module passes events
+and time to them, and notifies every part of a removed node. Other rooms, such as shared work, are
+notified of that and of the start of a round, and of nothing else.
 """
 
 import math
-
-from msgspec.structs import replace
 
 from ...events.master import JobForgotten, NodeDisconnected, NodesRespondAgain, NoNodeResponds
 from ..protocol.bounds import SHORT_TEXT_MAX_CHARS
@@ -35,11 +34,20 @@ from ..protocol.messages import (
     Stopped,
     Verdict,
 )
-from ..protocol.work_messages import WorkReport
 from .checks import Checks
 from .drains import Drains
 from .ending import Ending
-from .events import Command, Detached, Event, GroupSettings, Hung, Received, Renewed
+from .events import (
+    Command,
+    Detached,
+    Event,
+    GroupSettings,
+    Hung,
+    NodeGone,
+    Received,
+    Renewed,
+    RoundBegan,
+)
 from .examination import Examiner
 from .formation import Formation
 from .joining import Joining
@@ -51,7 +59,6 @@ from .rounds import IN_ROUND, Rounds
 from .state import JobState
 from .takeover import Takeover
 from .waiting import WaitingNodes
-from .work import SharedWork
 
 __all__ = ["Group", "GroupPhase"]
 
@@ -72,12 +79,13 @@ class Group:
         checks = Checks(self.state, self._out, examiner, self._gone)
         self._rounds = Rounds(self.state, self._out, self._waiting, checks, self._gone)
         self._formation = Formation(self.state, self._out, self._waiting, self._rounds)
-        self.work = SharedWork(self.state, self._out)
         self._joining = Joining(
-            self.state, self._out, self._waiting, self._rounds, self.work, examiner, self._gone
+            self.state, self._out, self._waiting, self._rounds, examiner, self._gone
         )
         self._liveness = Liveness(self.settings)
         self._drains = Drains(self.state, self._out, self._rounds)
+        self._begun = (0, -1)
+        """Term and number of the last round that other rooms were told of."""
 
     # --- state -------------------------------------------------------------------------------
 
@@ -129,8 +137,7 @@ class Group:
             if (node := self.roster.by_link(event.link)) is not None:
                 node.offer = event.offer
         elif isinstance(event, Hung):
-            failure = self.work.failed(event.round, event.failure)
-            self._rounds.hung(replace(event, failure=failure))
+            self._rounds.hung(event)
         self._timers(now)
         self._advance(now)
         while won := self._joining.contest.won(now):  # their rivals have just been removed
@@ -249,7 +256,7 @@ class Group:
         self.roster.remove(node)
         self._rounds.gate.forget(name)
         self._drains.forget(name)
-        self.work.forget(name)
+        self._out.add([NodeGone(node.spec.incarnation)])
         self._joining.contest.postpone(node.spec, -math.inf)
 
     # --- events ------------------------------------------------------------------------------
@@ -266,13 +273,11 @@ class Group:
             return
         if node is None or isinstance(phase, Ending):
             return  # a stream that was replaced or refused; a verdict is final
-        if isinstance(message, Stopped):
-            self.work.confirmed(message.work)
         if isinstance(phase, Takeover) and phase.take(node, message):
             return
         match message:
             case Failed(round_number, failure):
-                self._rounds.failed(node, round_number, self.work.failed(round_number, failure))
+                self._rounds.failed(node, round_number, failure)
             case Done(round_number):
                 self._rounds.done(node, round_number)
             case Stopped(round_number, offer, progress):
@@ -290,8 +295,6 @@ class Group:
                 self._joining.answered(node, now)
             case CheckResult():
                 self._rounds.gate.result(node, message, now)
-            case WorkReport():
-                self.work.reported(node, message)
 
     def _link_gone(self, link: int, now: float) -> None:
         self._joining.contest.withdraw(link)
@@ -367,11 +370,19 @@ class Group:
             self._formation.try_form(now)
         if isinstance(phase := self.state.phase, Running):
             self._drains.advance(phase)
-        self.work.advance()
+            self._tell_begin()
         if isinstance(phase := self.state.phase, Ending):
             newcomers = self._joining.contest.dissolve()
             self._out.add([phase.tell(newcomer.link) for newcomer in newcomers])
             self._out.add(phase.advance(self.roster.detached, now))
+
+    def _tell_begin(self) -> None:
+        """Tell other rooms once that a round runs."""
+        if self._begun != self.state.formed:
+            self._begun = self.state.formed
+            members = self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE)
+            names = frozenset(node.spec.incarnation for node in members)
+            self._out.add([RoundBegan(self.state.round, names)])
 
     def _try_take_over(self, takeover: Takeover, now: float) -> None:
         taken = takeover.decide(now)

@@ -27,7 +27,6 @@ from .rounds import IN_ROUND, Rounds
 from .state import JobState
 from .takeover import Takeover, is_spare, over
 from .waiting import WaitingNodes
-from .work import SharedWork
 
 _NO_PAST = Past()
 _TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
@@ -42,12 +41,11 @@ class Joining:
         out: Outbox,
         waiting: WaitingNodes,
         rounds: Rounds,
-        work: SharedWork,
         examiner: Examiner | None,
         gone: Callable[[Node], None],
     ) -> None:
         self._state, self._roster, self._out = state, state.roster, out
-        self._waiting, self._rounds, self._work = waiting, rounds, work
+        self._waiting, self._rounds = waiting, rounds
         self._examiner = examiner
         self._gone = gone
         self.contest = Contest()
@@ -245,7 +243,6 @@ class Joining:
             return
         node = self._roster.add(spec, attend.offer, link, NodePhase.READY)
         self._admitted.add(spec.incarnation)
-        self._work.attended(node, attend)
         former = self._state.former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
         self._rounds.gate.admit(node, claim if self._may_teach(node) else None)
@@ -319,7 +316,6 @@ class Joining:
         if isinstance(ending := self._state.phase, Ending):
             self._out.add([ending.tell(link, node.spec.node_id)])
             return
-        self._work.attended(node, attend)
         self._out.note(NodeReconnected(node.spec.node_id))
         if node.leaving:
             self.rival_leaves(node)

@@ -2,12 +2,12 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
-from ..protocol.messages import Attend, MasterMessage, NodeMessage
+from ..protocol.messages import Attend, MasterMessage, NodeMessage, RoomMessage
 from ..protocol.offer import Offer
 from .master import Master
 
@@ -59,11 +59,13 @@ class LocalLink:
         attend: Callable[[], Attend],
         on_event: Callable[[LinkEvent], None],
         meet: Callable[[str], bool] = lambda _: False,
+        claims: Callable[[], Sequence[RoomMessage]] = tuple,
     ) -> None:
         """Attach the agent to the master.
 
-        ``attend`` returns the first message, with the current offer. ``meet`` is called with the
-        address of each node that joins; returns whether the address that this node offers changes.
+        ``attend`` returns the first message, with the current offer, and ``claims`` the messages
+        directly after it (``Attend.claims``). ``meet`` is called with the address of each node that
+        joins; returns whether the address that this node offers changes.
         """
         self._master = master
         self._on_event = on_event
@@ -71,6 +73,8 @@ class LocalLink:
         self._loop = asyncio.get_running_loop()
         self._link = master.attach(self._deliver, self._renewed)
         self.send(attend())
+        for claim in claims():
+            self.send(claim)
 
     def _renewed(self, other: Attend) -> Offer | None:
         return self._attend().offer if self._meet(other.node.address) else None

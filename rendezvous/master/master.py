@@ -37,7 +37,9 @@ from ..protocol.messages import (
 )
 from ..protocol.offer import Offer
 from ..protocol.stacks import StackOrder, StackReport, Suspicion
+from ..protocol.status import WorkProgress
 from ..protocol.steps import StepsOrder, StepsReport
+from .job import Job
 
 Deliver = Callable[[MasterMessage | None], None]
 """Receives the messages for one stream, in order; None ends the stream after them."""
@@ -92,6 +94,7 @@ class Master:
         self._held: list[Command] = []
         """Messages that wait until a majority of the listed hosts knows the new round."""
         self.group = Group(settings, os.urandom(8).hex(), examiner)
+        self._job = Job(self.group)
         self.started_at = clock()
         self.round_started_at = self.started_at
         self._note = note
@@ -240,6 +243,10 @@ class Master:
         """Return the group's time, in seconds."""
         return self._clock()
 
+    def progress(self) -> tuple[WorkProgress, ...]:
+        """Return the progress of what the job does next to its steps."""
+        return self._job.progress(self._clock())
+
     def uptime_s(self) -> tuple[float, float]:
         """Return the seconds since the master started, and since its round was formed."""
         now = self._clock()
@@ -249,7 +256,7 @@ class Master:
         if self.is_closed or not self._lease.holds():
             return
         round_before, newest_before = self.group.round, self.group.state.newest
-        self._held += self.group.handle(event, self._clock())
+        self._held += self._job.handle(event, self._clock())
         if self.group.round != round_before:
             self.round_started_at = self._clock()
         self.release()  # messages that need no announcement first

@@ -36,7 +36,7 @@ async def job_status(master: Master, version: str, report: str = "") -> StatusRe
         exit_code=verdict.exit_code if verdict is not None else None,
         ended=verdict.sentence if verdict is not None else "",
         report=report,
-        work=group.work.progress(master.now()),
+        work=master.progress(),
     )
 
 

@@ -76,12 +76,12 @@ class Failure(Struct, frozen=True):
     """Whether the kernel's OOM killer killed the worker."""
     after_stop: bool = False
     """Whether it occurred after the stop of its round was ordered."""
-    piece: ShortText = ""
-    """The piece of ``shared_work`` that the worker was doing; empty if it did none."""
     trial: ShortText = ""
     """The settings that ``--auto-tune on`` was trying; empty: none."""
     proposal: Proposal | None = None
     """None: the node has none."""
+    note: ShortText = ""
+    """A clause that another room adds, e.g. what the worker was doing; empty if there is none."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
         """Restrict it to the node's own workers, or to the node itself."""
@@ -91,8 +91,8 @@ class Failure(Struct, frozen=True):
         return replace(self, node_rank=node_rank, rank=rank)
 
     def summary(self) -> str:
-        """Return a readable clause that names node, rank and reason."""
-        return self._reason() + (f", while doing {self.piece}" if self.piece else "")
+        """Return a readable clause that names node, rank and reason, with the note."""
+        return self._reason() + (f", {self.note}" if self.note else "")
 
     def _reason(self) -> str:
         if self.kind is FailureKind.NODE_LOST:

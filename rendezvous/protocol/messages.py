@@ -38,10 +38,14 @@ from .lease_messages import SuccessionSpec
 from .offer import Offer, Resumption, Saving
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
 from .steps import StepsOrder, StepsReport
-from .work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
 
 PROTOCOL_VERSION = 1
 """Incremented with each incompatible change of the protocol."""
+_MISSING_MAX = 1_000
+
+
+class RoomMessage(Struct, frozen=True):
+    """Base of the messages of other rooms, which group and agent pass on."""
 
 
 class PolicySpec(Struct, frozen=True):
@@ -130,8 +134,8 @@ class Attend(Struct, frozen=True):
     claim: Claim | None
     leaving: ShortText = ""
     """Why the node is leaving, as in ``Leave``; empty if it is not."""
-    work: Annotated[tuple[WorkClaim, ...], Length(NAMES_MAX)] = ()
-    """Of ``shared_work``; what it holds is of the round of ``claim``."""
+    claims: Count = 0
+    """The number of messages of other rooms that follow directly, with the node's state there."""
 
 
 class Failed(Struct, frozen=True):
@@ -154,8 +158,6 @@ class Stopped(Struct, frozen=True):
     offer: Offer
     progress: Progress | None = None
     """None if unknown, e.g. if workers are not watched."""
-    work: Annotated[tuple[WorkClaim, ...], Length(NAMES_MAX)] = ()
-    """Pieces of ``shared_work`` that were confirmed since the last report."""
 
 
 class Loaded(Struct, frozen=True):
@@ -192,7 +194,7 @@ NodeMessage = (
     | StepsReport
     | Notice
     | Drained
-    | WorkReport
+    | RoomMessage
     | Loaded
 )
 
@@ -206,7 +208,7 @@ class Waiting(Struct, frozen=True):
     joined: Count
     min_nodes: Count
     max_nodes: Count
-    missing: Annotated[tuple[Name, ...], Length(NAMES_MAX)]
+    missing: Annotated[tuple[Name, ...], Length(_MISSING_MAX)]
     """Missing nodes, if known: ranks or hosts; bounded."""
     timeout_s: SecondsOrNever
     """Seconds until the master gives up; 0 if a round is running without this node."""
@@ -371,6 +373,6 @@ MasterMessage = (
     | Drain
     | MayLeave
     | CancelDrain
-    | WorkGrant
+    | RoomMessage
     | Resigned
 )

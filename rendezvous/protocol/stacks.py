@@ -66,8 +66,8 @@ class RankStack(Struct, frozen=True):
     """Whether it has a GPU open: if it waits for that, it may be waiting for other ranks."""
     collectives: RankCollectives | None = None
     """NCCL's records of it, if they were requested and are available."""
-    piece: _Text = ""
-    """The piece of ``shared_work`` that it is doing; empty if it does none."""
+    note: ShortText = ""
+    """The note that its failure would have (``Failure.note``)."""
 
 
 class StackOrder(Struct, frozen=True):

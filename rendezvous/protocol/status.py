@@ -18,7 +18,9 @@ from .bounds import (
     Whole,
 )
 from .steps import RATE_MAX, STEPS_MAX, RankSteps
-from .work_messages import NAMES_MAX, WorkSize
+
+_LINES_MAX = 1_000
+_Amount = Annotated[int, Whole(0, 1 << 53)]
 
 
 class NodeStatus(Struct, frozen=True):
@@ -43,17 +45,20 @@ class NodeStatus(Struct, frozen=True):
 
 
 class WorkProgress(Struct, frozen=True):
-    """Progress of one name of ``shared_work``."""
+    """Progress of something that the job does next to its steps."""
 
     name: Text
-    done: WorkSize
-    """Confirmed items."""
-    size: WorkSize
-    """All items."""
+    done: _Amount
+    size: _Amount
+    """All there is to do."""
     per_s: Annotated[float, Real(RATE_MAX)]
-    """Items per second; 0 if unknown."""
+    """0 if unknown."""
     left_s: Annotated[float, Real(RATE_MAX)]
     """Time left, in seconds; 0 if unknown."""
+    what: Text = ""
+    """The kind of work; empty if the master does not report it."""
+    unit: Text = ""
+    """The unit of ``done`` and ``size``, e.g. ``items``; empty if the master does not report it."""
 
 
 class StatusReply(Struct, frozen=True):
@@ -98,5 +103,4 @@ class StatusReply(Struct, frozen=True):
     """How it ended."""
     report: Annotated[str, Length(1 << 24)] = ""
     """JSON, from the events of the master's process; can be empty."""
-    work: Annotated[tuple[WorkProgress, ...], Length(NAMES_MAX)] = ()
-    """Progress of ``shared_work``."""
+    work: Annotated[tuple[WorkProgress, ...], Length(_LINES_MAX)] = ()

@@ -21,7 +21,7 @@ from ..master.link import LinkDown, LinkEvent, LinkLost, LinkUp
 from ..protocol.bounds import OutOfBounds, check
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import SuccessionSpec
-from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
+from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, RoomMessage, Verdict
 from ..trust.credentials import Trust
 from ..trust.handshake_errors import handshake_error
 from ..trust.wire import open_channel
@@ -70,6 +70,7 @@ class GrpcLink:
         port_is_taken: bool = False,
         listed: Sequence[Endpoint] = (),
         trust: Trust | None = None,
+        claims: Callable[[], Sequence[RoomMessage]] = tuple,
     ) -> None:
         """Start connecting, on the running event loop.
 
@@ -80,13 +81,14 @@ class GrpcLink:
             master_timeout_s: how long the master can be unreachable later.
             port_is_taken: whether another process on this host has the endpoint's port.
             listed: all listed endpoints; empty if there is a single one.
+            claims: returns the messages directly after the first one (``Attend.claims``).
         """
         self._endpoints = listed or (endpoint,)
         self._has_rivals = bool(listed)
         self._search = Search(len(self._endpoints))
         self._answers: dict[Endpoint, str] = {}
         """Result of the last attempt at each endpoint."""
-        self._attend = attend
+        self._attend, self._claims = attend, claims
         self._on_event = on_event
         self._options = client_options(silence_s)
         self._connect_timeout_s = connect_timeout_s
@@ -250,10 +252,12 @@ class GrpcLink:
                     self._search.failed()  # it does not lead, and has answered in time
                     return partial(_ElsewhereError, ENDED)
                 return _rpc_error(code, details)
-            first = self._attend()
+            first, claims = self._attend(), self._claims()  # of one moment
             if self._has_rivals and (no_leader := self._no_leader(first, greeting)) is not None:
                 return no_leader
             await call.write(encode_node(first))
+            for claim in claims:
+                await call.write(encode_node(claim))
         except grpc.aio.AioRpcError as error:
             return _rpc_error(error.code(), error.details() or "")  # without a traceback
         except asyncio.InvalidStateError:  # the stream has ended since the initial metadata

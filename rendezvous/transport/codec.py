@@ -16,7 +16,8 @@ from msgspec import Struct, StructMeta
 
 from ...protos import rendezvous_pb2 as pb
 from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, SuccessionSpec
-from ..protocol.messages import MasterMessage, NodeMessage
+from ..protocol.messages import MasterMessage, NodeMessage, RoomMessage
+from ..work.messages import WorkGrant, WorkReport
 
 T = typing.TypeVar("T")
 
@@ -132,9 +133,11 @@ def _enum_decoder(kind: type[enum.Enum]) -> _Decode:
 class _Envelope:
     """Converts the union of the messages of one side, a ``oneof`` named ``body`` in protobuf."""
 
-    def __init__(self, wrapper: Callable[..., Message], union: Any) -> None:
+    def __init__(
+        self, wrapper: Callable[..., Message], union: Any, *others: type[RoomMessage]
+    ) -> None:
         self._wrapper = wrapper
-        plains: tuple[type, ...] = typing.get_args(union)
+        plains = [*(one for one in typing.get_args(union) if one is not RoomMessage), *others]
         self._names = {plain: plain.__name__.lower() for plain in plains}
         self._codecs = {plain.__name__.lower(): _codec(plain) for plain in plains}
         self._last: tuple[Any, bytes] = (None, b"")
@@ -156,8 +159,8 @@ class _Envelope:
         return self._codecs[name].decode(getattr(message, name))
 
 
-_NODE = _Envelope(pb.NodeMessage, NodeMessage)
-_MASTER = _Envelope(pb.MasterMessage, MasterMessage)
+_NODE = _Envelope(pb.NodeMessage, NodeMessage, WorkReport)
+_MASTER = _Envelope(pb.MasterMessage, MasterMessage, WorkGrant)
 
 
 def encode_node(message: NodeMessage) -> bytes:

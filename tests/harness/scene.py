@@ -17,6 +17,7 @@ from ft_run.rendezvous.group.events import (
 )
 from ft_run.rendezvous.group.examination import Examiner
 from ft_run.rendezvous.group.group import Group, GroupPhase
+from ft_run.rendezvous.master.job import Job
 from ft_run.rendezvous.protocol.bounds import check
 from ft_run.rendezvous.protocol.carried import Carried
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
@@ -42,7 +43,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
 )
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.protocol.work_messages import WorkClaim
+from ft_run.rendezvous.work.messages import WorkReport
 from msgspec.structs import replace
 
 _M = TypeVar("_M", bound=MasterMessage)
@@ -111,6 +112,7 @@ class Scene:
         # Unless a test is about that, the world grows without a snapshot.
         settings = GroupSettings(**{"drain_timeout_s": 0.0, **times})
         self.group = Group(settings, "master", examiner)
+        self.rules = Job(self.group)
         self.now = 0.0
         self.told: dict[str, list[MasterMessage]] = defaultdict(list)
         self.closed: list[str] = []
@@ -129,7 +131,7 @@ class Scene:
     def handle(self, event: Event) -> list[Command]:
         """Let the group take an event and note what comes of it."""
         asked = []
-        commands = self.group.handle(event, self.now)
+        commands = self.rules.handle(event, self.now)
         for command in commands:
             match command:
                 case Send(link, message):
@@ -165,7 +167,8 @@ class Scene:
         protocol: int = PROTOCOL_VERSION,
         address: str = "",
         leaving: str = "",
-        work: tuple[WorkClaim, ...] = (),
+        work: tuple[WorkReport, ...] = (),
+        claims: int | None = None,
         is_loading: bool = False,
     ) -> None:
         """Open a (new) stream for a node. ``name`` is its identity unless ``node_id`` is given."""
@@ -182,8 +185,11 @@ class Scene:
             wanted_rank=wanted_rank,
         )
         offer = replace(self.offer(name), is_loading=is_loading)
-        attend = Attend(protocol, "1", job or self.job, spec, offer, claim, leaving, work)
-        self.handle(Received(link, attend))
+        attend = Attend(protocol, "1", job or self.job, spec, offer, claim, leaving)
+        claims = len(work) if claims is None else claims
+        self.handle(Received(link, replace(attend, claims=claims)))
+        for report in work:
+            self.handle(Received(link, report))
 
     def offer(self, name: str) -> Offer:
         """A fresh place for a store."""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ft_run.launcher.workers.node_work import NodeWork, Taker
 from ft_run.launcher.workers.smaller_parts import propose
 from ft_run.rendezvous.protocol.carried import Carried, merged
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
@@ -54,7 +53,8 @@ from ft_run.rendezvous.protocol.offer import (
     Snapshot,
     Snapshots,
 )
-from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant
+from ft_run.rendezvous.work.messages import WorkClaim, WorkGrant
+from ft_run.rendezvous.work.node_work import NodeWork, Taker
 from msgspec.structs import replace
 
 
@@ -247,10 +247,11 @@ class Agent:
         self._send(
             Attend(
                 PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, claim, leaving,
-                self.work.claims(),
+                self.work.names,
             )
         )  # fmt: skip
-        self.work.connected(self._clock())
+        for report in self.work.claims(self._clock()):
+            self._send(report)
         if self.is_leaving and self._repeats_leave:
             self._send(Leave("SIGTERM"))
         if self.notice is not None:
@@ -570,11 +571,11 @@ class Agent:
     def _has_stopped(self) -> None:
         assert self._claim is not None
         self._no_loops()
-        work = self.work.end(self._clock())
+        self.work.end(self._clock())
         self.live, self.is_stopping = None, False
         self._claim = replace(self._claim, state=ClaimState.STOPPED)
         self.offer = self._new_offer()
-        self._send(Stopped(self._claim.round, self.offer, self.progress, work))
+        self._send(Stopped(self._claim.round, self.offer, self.progress))
         if self.is_leaving:
             self._go()
 
@@ -601,7 +602,7 @@ class Agent:
             pid=self._new_port(),
             exit_code=exit_code,
             time_s=0,
-            piece=self.work.piece_of(self.assignment.rank_offset),
+            note=self.work.note_of(self.assignment.rank_offset),
             after_stop=self.is_stopping and kind is FailureKind.WORKER,
             proposal=propose(samples, self.assignment.carried),
         )

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from ft_run import exit_codes
 from ft_run.checks.ladder import Ladder
 from ft_run.checks.records import Phase, Record, record_to_json
-from ft_run.launcher.workers.node_work import Taker
 from ft_run.launcher.workers.smaller_parts import NAME
 from ft_run.rendezvous.group.events import (
     Close,
@@ -28,11 +27,13 @@ from ft_run.rendezvous.group.events import (
 from ft_run.rendezvous.group.events import Tick as TickEvent
 from ft_run.rendezvous.group.examination import Conclusion, Examiner
 from ft_run.rendezvous.group.group import Group
+from ft_run.rendezvous.master.job import Job
 from ft_run.rendezvous.protocol.carried import value_of
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ft_run.rendezvous.protocol.claim import Progress
 from ft_run.rendezvous.protocol.failure import FailureKind, hung
 from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec
+from ft_run.rendezvous.work.node_work import Taker
 from ft_run.tests.harness.invariants import InvariantError, Invariants
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.work_invariants import LOOPS, WorkWatch
@@ -143,6 +144,8 @@ class Simulation:
         self.streams: dict[int, Stream] = {}
         self._closed: set[int] = set()
         self.group: Group | None = None
+        self.rules: Job
+        """The group, and shared work next to it."""
         self.has_finished = False
         self._is_cut_off = False
         """The master's own link is down: no stream lives, and no node gets to it."""
@@ -175,7 +178,7 @@ class Simulation:
         group = self.group
         assert group is not None
         self._checks.before(group, event)
-        commands = group.handle(event, self.now)
+        commands = self.rules.handle(event, self.now)
         self._log(
             f"{self.now:.2f} {event} -> {[c for c in commands if isinstance(c, Send | Close)]}"
         )
@@ -193,7 +196,7 @@ class Simulation:
                     raise InvariantError("I5: finished twice")
                 self.has_finished = True
         self._checks.after(group, event, commands, self.now)
-        self._work.look(group, event, commands)
+        self._work.look(self.rules, event, commands)
         return list(commands)
 
     def _stream_of(self, link: int) -> Stream:
@@ -202,6 +205,7 @@ class Simulation:
     def _new_master(self) -> None:
         master = f"master-{self._number()}"
         self.group = self._group_factory(self._settings, master, self._examine)
+        self.rules = Job(self.group)
         self.has_finished = False
         self._checks.new_master()
         self._work.new_master()
@@ -604,7 +608,7 @@ class Simulation:
                     for agent in self._working():
                         agent.work.tick(self.now)
                 self._work.held_by_one()
-        self._work.ended(self.group)
+        self._work.ended(self.rules)
 
     def _working(self) -> list[Agent]:
         return [a for a in self._there() if a.live is not None and not a.is_stopping]

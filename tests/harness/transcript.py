@@ -10,7 +10,6 @@ from typing import Any
 
 from ft_run import exit_codes
 from ft_run.events.master import MasterEvent
-from ft_run.launcher.workers.node_work import Taker
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,
@@ -24,11 +23,13 @@ from ft_run.rendezvous.group.events import (
 )
 from ft_run.rendezvous.group.examination import CheckStep, Conclusion, NodeFinding
 from ft_run.rendezvous.group.group import Group
+from ft_run.rendezvous.master.job import Job
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.rendezvous.protocol.claim import Claim, ClaimState, Past
 from ft_run.rendezvous.protocol.failure import hung
 from ft_run.rendezvous.protocol.messages import JobSpec, NodeSpec, PolicySpec
-from ft_run.rendezvous.protocol.work_messages import WorkClaim
+from ft_run.rendezvous.work.messages import WorkClaim
+from ft_run.rendezvous.work.node_work import Taker
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.transcript_words import words
 from msgspec.structs import replace
@@ -93,6 +94,8 @@ class Transcript:
         self._agents: dict[str, Agent] = {}
         self._streams: dict[int, Stream] = {}
         self._said: dict[str, tuple[int, Any]] = {}
+        self._late: dict[str, list[Any]] = {}
+        """Claims that are on their way."""
         self._ports = 5000
         self._masters = 0
         self._group: Group | None = None
@@ -123,6 +126,7 @@ class Transcript:
         self._group = Group(
             self._settings, f"master-{self._masters}", lambda _spec, nodes, _passed: Exam(nodes)
         )
+        self._rules = Job(self._group)
 
     def _kill_master(self) -> None:
         self._group = None
@@ -160,9 +164,18 @@ class Transcript:
             self._agents[name].pretend(claim)
         self._connect(name)
 
-    def _connect(self, name: str) -> None:
+    def _connect(self, name: str, late: str | None = None) -> None:
         stream = self._agents[name].attend(len(self._streams) + 1)
         self._streams[stream.number] = stream
+        if late:
+            attend, *self._late[name] = stream.up
+            stream.up.clear()
+            stream.up.append(attend)
+
+    def _claims_arrive(self, name: str) -> None:
+        stream = self._agents[name].stream
+        assert stream is not None
+        stream.up.extend(self._late.pop(name))
 
     def _disconnect(self, name: str) -> None:
         stream = self._agents[name].stream
@@ -253,7 +266,7 @@ class Transcript:
 
     def _handle(self, event: Event) -> None:
         assert self._group is not None
-        for command in self._group.handle(event, self._now):
+        for command in self._rules.handle(event, self._now):
             match command:
                 case Send(link, message):
                     stream = self._streams[link]
@@ -276,7 +289,8 @@ _NAME = r"([a-z]'*)"
 _EVENTS: dict[str, Callable[..., None]] = {
     rf"{_NAME} starts(?: with (.+))?": Transcript._start,
     rf"{_NAME} loses its connection": Transcript._disconnect,
-    rf"{_NAME} connects again": Transcript._connect,
+    rf"{_NAME} connects again(, its claims are late)?": Transcript._connect,
+    rf"the claims of {_NAME} arrive": Transcript._claims_arrive,
     rf"{_NAME} is killed": Transcript._kill,
     rf"{_NAME} hangs": lambda self, name: self._freeze(name, True),
     rf"{_NAME} wakes": lambda self, name: self._freeze(name, False),

@@ -17,7 +17,6 @@ from ft_run.rendezvous.protocol.drain_messages import (
     MayLeave,
     Notice,
 )
-from ft_run.rendezvous.protocol.intervals import pairs
 from ft_run.rendezvous.protocol.messages import (
     Attend,
     Challenge,
@@ -38,7 +37,8 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
+from ft_run.rendezvous.work.intervals import pairs
+from ft_run.rendezvous.work.messages import WorkClaim, WorkGrant, WorkReport
 
 
 def hold(path: Path, perform: Callable[[str], str]) -> None:
@@ -72,8 +72,8 @@ def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
             return f"failed in round {number}: rank {failure.rank} exited with {status}{where}"
         case Done(number):
             return f"done with round {number}"
-        case Stopped(number, _, _, work):
-            return "; ".join([f"stopped round {number}", *map(_work, work)])
+        case Stopped(number):
+            return f"stopped round {number}"
         case Leave(reason):
             return f"leaves: {reason}"
         case Notice(reason, seconds):
@@ -106,7 +106,8 @@ def _attend(message: Attend, job: JobSpec) -> str:
         parts.append("with other options")
     if message.claim is not None:
         parts.append(_claim(message.claim))
-    parts += [_work(claim) for claim in message.work]
+    if message.claims:
+        parts.append(f"with {message.claims} claims")
     if message.leaving:
         parts.append("and leaves")
     return ", ".join(parts)

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from ft_run.rendezvous.group.events import Command, Event, Received, Send
-from ft_run.rendezvous.group.group import Group, GroupPhase
-from ft_run.rendezvous.protocol.intervals import Intervals, pairs
-from ft_run.rendezvous.protocol.messages import Attend, Stopped
-from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
+from ft_run.rendezvous.master.job import Job
+from ft_run.rendezvous.work.intervals import Intervals, pairs
+from ft_run.rendezvous.work.messages import WorkClaim, WorkGrant, WorkReport
 from ft_run.tests.harness.simulated_agent import Agent
 
 LOOPS = (WorkClaim("a", 20, 2), WorkClaim("b", 7, 10))
@@ -27,28 +26,15 @@ class WorkWatch:
     def new_master(self) -> None:
         """Another master knows what it is told."""
         self._known: set[tuple[str, int]] = set()
-        self._waiting: dict[int, Attend] = {}
-        """By stream: nodes that are not in the job yet."""
 
-    def look(self, group: Group, event: Event, commands: Sequence[Command]) -> None:
+    def look(self, rules: Job, event: Event, commands: Sequence[Command]) -> None:
         """Check what the master does with an event."""
-        if isinstance(event, Received) and group.phase is not GroupPhase.FINISHED:
-            message, is_in = event.message, group.roster.by_link(event.link) is not None
-            if isinstance(message, Attend):
-                self._waiting[event.link] = message
-            elif isinstance(message, Stopped) and is_in:
-                self._hear(*message.work)
-            elif isinstance(message, WorkReport) and is_in:
-                self._hear(message.claim)
-        for link in [link for link in self._waiting if group.roster.by_link(link)]:
-            self._hear(*self._waiting.pop(link).work)
+        match event:
+            case Received(link, WorkReport(claim=claim)) if rules.group.roster.by_link(link):
+                self._known |= {(claim.name, piece) for piece in _numbers(claim.confirmed)}
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, WorkGrant):
                 self._granted(command.message)
-
-    def _hear(self, *claims: WorkClaim) -> None:
-        for claim in claims:
-            self._known |= {(claim.name, piece) for piece in _numbers(claim.confirmed)}
 
     def _granted(self, grant: WorkGrant) -> None:
         again = {(grant.name, piece) for piece in _numbers(grant.pieces)} & self._known
@@ -66,9 +52,9 @@ class WorkWatch:
             if agent.live is None or agent.assignment is None or not agent.is_alive:
                 continue
             world = (agent.live, agent.assignment.formed_by)
-            for claim in agent.work.claims():
-                for piece in _numbers(claim.held):
-                    key = (world, claim.name, piece)
+            for name, work in agent.work._names.items():
+                for piece in _numbers(work.held()):
+                    key = (world, name, piece)
                     if key in holders and agent.name != holders[key]:
                         raise WorkError(f"{holders[key]} and {agent.name} hold {key}")
                     holders[key] = agent.name
@@ -76,7 +62,7 @@ class WorkWatch:
             if len(set(in_hand)) < len(in_hand):
                 raise WorkError(f"two ranks of {agent.name} have one of {in_hand}")
 
-    def ended(self, group: Group) -> None:
+    def ended(self, rules: Job) -> None:
         """Check that all pieces of the loops that have come to their end are confirmed."""
         for agent in self._agents:
             if agent.refusals:
@@ -84,7 +70,7 @@ class WorkWatch:
             if agent.waits:
                 raise WorkError(f"{agent.name} waits for ever: {agent.waits}")
             for taker in agent.is_over:
-                work = group.work.names[agent.loop_of[taker]]
+                work = rules.work.names[agent.loop_of[taker]]
                 everything = {(work.claim.name, piece) for piece in range(work.claim.pieces)}
                 done = {piece for one in self._agents for piece in one.did}
                 if not everything <= done or not work.is_over:

@@ -36,7 +36,7 @@ FLOORS = (
     ("rendezvous.lease", "rendezvous.trust"),
     ("rendezvous.master",),
     ("rendezvous.diagnosis",),
-    ("rendezvous.group",),
+    ("rendezvous.group", "rendezvous.work"),
     ("rendezvous.policy",),
     ("events",),
     ("rendezvous.protocol",),

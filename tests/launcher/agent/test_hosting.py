@@ -132,6 +132,11 @@ def test_of_several_agents_on_a_host_the_first_has_it(port: int) -> None:
     run(test)
 
 
+def agent_with(attend: Callable[[], Attend], post: Callable[[LinkEvent], None]) -> Agent:
+    """What a link needs of an agent."""
+    return cast(Agent, SimpleNamespace(attend=attend, claims=tuple, post=post))
+
+
 def first_word(incarnation: str) -> Attend:
     return Attend(
         protocol=PROTOCOL_VERSION,
@@ -148,8 +153,8 @@ def test_the_agent_beside_the_master_needs_no_socket(port: int) -> None:
         here = hosting(Endpoint("127.0.0.1", port))
         await here.start()
         events: asyncio.Queue[LinkEvent] = asyncio.Queue()
-        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=events.put_nowait)
-        link = here.connect(cast(Agent, agent))
+        agent = agent_with(lambda: first_word("i0"), events.put_nowait)
+        link = here.connect(agent)
         assert isinstance(link, LocalLink)
         assert isinstance(await events.get(), Start)
         await link.close()
@@ -171,16 +176,16 @@ def test_the_next_job_hosts_its_master_when_that_of_the_last_one_has_ended(port:
         last, coming = (hosting(Endpoint("127.0.0.1", port)) for _ in range(2))
         await last.start()
         heard, events = asyncio.Queue[LinkEvent](), asyncio.Queue[LinkEvent]()
-        agent = SimpleNamespace(attend=lambda: first_word("old"), post=heard.put_nowait)
-        old = last.connect(cast(Agent, agent))
+        agent = agent_with(lambda: first_word("old"), heard.put_nowait)
+        old = last.connect(agent)
         await next_of(heard, Start)
         old.send(Done(0))
         await next_of(heard, Verdict)
 
         await coming.start()
         assert coming.master is None
-        agent = SimpleNamespace(attend=lambda: first_word("new"), post=events.put_nowait)
-        link = coming.connect(cast(Agent, agent))
+        agent = agent_with(lambda: first_word("new"), events.put_nowait)
+        link = coming.connect(agent)
         await next_of(events, LinkUp)
         old.send(Heard())
         await last.stop(wait=True)  # which waits for no other node
@@ -213,8 +218,8 @@ def test_master_is_hosted_when_the_own_name_enters_the_dns(
         node = hosting(Endpoint("pod-a", port))
         await node.start()
         assert node.master is None
-        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=lambda _: None)
-        link = node.connect(cast(Agent, agent))
+        agent = agent_with(lambda: first_word("i0"), lambda _: None)
+        link = node.connect(agent)
         late_names()
         assert node._search is not None
         await node._search
@@ -233,8 +238,8 @@ def test_no_second_master_is_hosted_when_one_has_sent_a_message(
     async def test() -> None:
         node = hosting(Endpoint("pod-a", port))
         await node.start()
-        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=lambda _: None)
-        link = node.connect(cast(Agent, agent))
+        agent = agent_with(lambda: first_word("i0"), lambda _: None)
+        link = node.connect(agent)
         node._watched(agent.post)(Refused("no"))
         late_names()
         assert node._search is not None
@@ -275,8 +280,8 @@ class ThreeHosts:
         events = asyncio.Queue[Any]()
         first = first_word(incarnation)
         first = replace(first, job=replace(first.job, succession=self._succession))
-        agent = SimpleNamespace(attend=lambda: first, post=events.put_nowait)
-        self._links.append(link := host.connect(cast(Agent, agent)))
+        agent = agent_with(lambda: first, events.put_nowait)
+        self._links.append(link := host.connect(agent))
         return link, events
 
     async def run_job(self) -> tuple[Hosting, Verdict]:
@@ -358,8 +363,8 @@ def test_the_next_job_may_have_another_token(port: int) -> None:
         await last.start()
         await coming.start()
         events = asyncio.Queue[LinkEvent]()
-        agent = SimpleNamespace(attend=lambda: first_word("new"), post=events.put_nowait)
-        link = coming.connect(cast(Agent, agent))
+        agent = agent_with(lambda: first_word("new"), events.put_nowait)
+        link = coming.connect(agent)
         assert plain(await next_of(events, LinkDown)) == LinkDown(
             "the token differs from that of the master"
         )
@@ -435,8 +440,8 @@ def test_a_master_that_has_spoken_is_waited_for(port: int) -> None:
         events = asyncio.Queue[LinkEvent]()
         word = first_word("i")
         word = replace(word, job=replace(word.job, min_nodes=2, max_nodes=2))
-        agent = SimpleNamespace(attend=lambda: word, post=events.put_nowait)
-        link = second.connect(cast(Agent, agent))
+        agent = agent_with(lambda: word, events.put_nowait)
+        link = second.connect(agent)
         await next_of(events, Waiting)
         await first.stop(wait=False)
         for _ in range(3):

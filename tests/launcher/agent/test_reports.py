@@ -15,7 +15,7 @@ from ft_run.launcher.workers.snapshots import HeldSnapshots, NodeOffers
 from ft_run.rendezvous.protocol.claim import ClaimState
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import Assignment, Done, Failed, Outcome, Stopped, Verdict
-from ft_run.rendezvous.protocol.work_messages import WorkReport
+from ft_run.rendezvous.work.messages import WorkReport
 from ft_run.tests.harness.scene import worker_failure
 
 PLACE = Assignment(3, "m", 0, 0, 2, 0, 4, 0, 4, "n", "127.0.0.1", 1, "", None)

@@ -1,5 +1,7 @@
 """What ``ft-run status`` prints of an answer."""
 
+import functools
+
 import pytest
 from ft_run.launcher.commands.asking import as_status
 from ft_run.launcher.commands.status import _print_table
@@ -65,10 +67,11 @@ def test_the_progress_of_shared_work_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
+    work = functools.partial(pb.WorkProgress, what="shared work", unit="items")
     works = [
-        pb.WorkProgress(name="new", size=7),
-        pb.WorkProgress(name="embed", done=250, size=1000, per_s=12.5, left_s=60.0),
-        pb.WorkProgress(name="empty"),
+        work(name="new", size=7),
+        work(name="embed", done=250, size=1000, per_s=12.5, left_s=60.0),
+        work(name="empty"),
     ]
     _print_table(as_status(pb.StatusReply(job_id="j", phase="running", work=works)))
     assert capsys.readouterr().out.splitlines()[-3:] == [
@@ -76,7 +79,7 @@ def test_the_progress_of_shared_work_is_shown(
         "shared work embed: 250 of 1000 items (25 %), 12.5 items/s, 0:01:00 left",
         "shared work empty: 0 of 0 items, complete",
     ]
-    works += [pb.WorkProgress(name=str(number), done=9, size=9) for number in range(3)]
+    works += [work(name=str(number), done=9, size=9) for number in range(3)]
     status = as_status(pb.StatusReply(job_id="j", phase="running", work=works))
     _print_table(status)
     assert capsys.readouterr().out.splitlines()[-1] == "shared work: 4 names complete"

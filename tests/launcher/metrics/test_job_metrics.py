@@ -20,8 +20,9 @@ from ft_run.rendezvous.protocol.messages import (
     Start,
 )
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.status import WorkProgress
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
-from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkReport
+from ft_run.rendezvous.work.messages import WorkClaim, WorkReport
 from ft_run.tests.harness.scene import Scene, worker_failure
 
 
@@ -38,6 +39,9 @@ class Watched(Scene):
         commands = super().handle(event)
         self.metrics.changed(self)  # type: ignore[arg-type]  # as above
         return commands
+
+    def progress(self) -> tuple[WorkProgress, ...]:
+        return self.rules.progress(self.now)
 
     def value(self, metric: c.Metric, *labels: str) -> float:
         return self.metrics.now()[metric][labels]

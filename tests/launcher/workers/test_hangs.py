@@ -76,7 +76,7 @@ def begun_long_ago(node: Node) -> None:
     node.sent.clear()
 
 
-def test_stacks_have_the_piece_of_shared_work(node: Node) -> None:
+def test_stacks_have_the_note_of_their_rank(node: Node) -> None:
     async def test() -> None:
         answered = asyncio.Event()
 
@@ -84,12 +84,11 @@ def test_stacks_have_the_piece_of_shared_work(node: Node) -> None:
             node.sent.append(message)
             answered.set()
 
-        hangs = Hangs(None, "h", sent, node.told.append, piece_of="item {} of 'w'".format)
+        hangs = Hangs(None, "h", sent, node.told.append, note_of="doing {}".format)
         node.running[:] = [AskedWorker(rank, os.getpid(), None) for rank in (4, 5)]
         hangs.report(1, node.group)
         await answered.wait()
-        pieces = [stack.piece for stack in node.sent[0].stacks]
-        assert pieces == ["item 4 of 'w'", "item 5 of 'w'"]
+        assert [stack.note for stack in node.sent[0].stacks] == ["doing 4", "doing 5"]
 
     run(test)
 

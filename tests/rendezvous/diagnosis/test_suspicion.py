@@ -213,15 +213,15 @@ def test_a_hang_as_a_failure(stacks: list[RankStack], rank: int, node_rank: int,
 
 
 @pytest.mark.parametrize("hanging", [{1}, {0, 1}])
-def test_the_piece_of_one_rank_that_hangs_is_named(hanging: set[int]) -> None:
+def test_the_note_of_one_rank_that_hangs_is_named(hanging: set[int]) -> None:
     stacks = [reads(rank) if rank in hanging else waits(rank) for rank in range(3)]
-    stacks = [replace(stack, node_rank=0, piece=f"item {stack.rank} of 'w'") for stack in stacks]
+    stacks = [replace(stack, node_rank=0, note=f"doing {stack.rank}") for stack in stacks]
     found = compare([stacks, stacks], {0: 61.0}, START_S)
     assert found.verdict is not None
-    piece = failure_of(found.verdict, stacks).piece
-    assert piece == ("item 1 of 'w'" if hanging == {1} else "")
+    note = failure_of(found.verdict, stacks).note
+    assert note == ("doing 1" if hanging == {1} else "")
     unclear = replace(found.verdict, kind=HangKind.UNKNOWN)
-    assert failure_of(unclear, stacks).piece == ""
+    assert failure_of(unclear, stacks).note == ""
 
 
 def test_the_stacks_are_cut_where_they_are_too_long() -> None:

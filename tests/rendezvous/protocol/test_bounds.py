@@ -13,6 +13,7 @@ import pytest
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import Close, Detached, GroupSettings, Received, Send, Tick
 from ft_run.rendezvous.group.group import Group
+from ft_run.rendezvous.master.job import Job
 from ft_run.rendezvous.protocol import bounds
 from ft_run.rendezvous.protocol.carried import CarriedValue, Proposal
 from ft_run.rendezvous.protocol.check_messages import CheckResult, CheckSpec
@@ -46,8 +47,8 @@ from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
 from ft_run.rendezvous.protocol.status import StatusReply
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsReport
-from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkReport
 from ft_run.rendezvous.transport import codec
+from ft_run.rendezvous.work.messages import WorkClaim, WorkGrant, WorkReport
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
 from msgspec import StructMeta
@@ -82,13 +83,13 @@ MESSAGES: list[NodeMessage] = [
             ),
         ),
         leaving="x",
-        work=(WorkClaim("w", 1, 1, (0, 1), (1, 2)),),
+        claims=1,
     ),
     WorkReport(0, 1, WorkClaim("w", 1, 1, (0, 1), (1, 2)), 1.0, 1),
     Failed(0, FAILURE),
     Done(0),
     Loaded(OFFER),
-    Stopped(0, OFFER, Progress(1, True), (WorkClaim("w", 1, 1, (0, 1), (1, 2)),)),
+    Stopped(0, OFFER, Progress(1, True)),
     Leave("x"),
     StackReport(
         0,
@@ -221,7 +222,8 @@ def test_nothing_that_came_in_fails_to_go_out() -> None:
     )  # fmt: skip
     taken, said = 0, collections.Counter[str]()
     for _ in range(120):
-        group, links, now = Group(IMPATIENT, "m"), set[int](), 0.0
+        rules, links, now = Job(Group(IMPATIENT, "m")), set[int](), 0.0
+        group = rules.group
         for link in range(60):
             now += hostile.random.choice((0.0, 0.1, 1.0, 11.0))
             is_new = hostile.random.random() < 0.5 or not links
@@ -241,7 +243,7 @@ def test_nothing_that_came_in_fails_to_go_out() -> None:
                     events.append(Received(number, message))
                     taken += 1
             while events:
-                for command in group.handle(events.pop(0), now):
+                for command in rules.handle(events.pop(0), now):
                     if isinstance(command, Send):
                         codec.encode_master(command.message)
                         said[type(command.message).__name__] += 1
@@ -255,7 +257,7 @@ def test_nothing_that_came_in_fails_to_go_out() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [*typing.get_args(MasterMessage), StatusReply, RankStack],
+    [*typing.get_args(MasterMessage), WorkGrant, StatusReply, RankStack],
     ids=lambda kind: kind.__name__,
 )
 def test_every_field_of_a_message_of_the_master_has_bounds(kind: type) -> None:

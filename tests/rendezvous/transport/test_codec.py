@@ -21,6 +21,7 @@ from ft_run.rendezvous.protocol.messages import (
     NodeMessage,
     NodeSpec,
     Outcome,
+    RoomMessage,
     Stopped,
     Verdict,
 )
@@ -28,6 +29,7 @@ from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.stacks import RankStack
 from ft_run.rendezvous.protocol.steps import RankSteps
 from ft_run.rendezvous.transport import codec
+from ft_run.rendezvous.work.messages import WorkGrant, WorkReport
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given
@@ -35,8 +37,14 @@ from hypothesis import strategies as st
 from msgspec import Struct, StructMeta
 from msgspec.structs import replace
 
-NODE_MESSAGES: tuple[type, ...] = typing.get_args(NodeMessage)
-MASTER_MESSAGES: tuple[type, ...] = typing.get_args(MasterMessage)
+
+def _and(union: Any, kind: type) -> tuple[type, ...]:
+    """Return the messages of a union, with one that is derived from ``RoomMessage``."""
+    return tuple(kind if one is RoomMessage else one for one in typing.get_args(union))
+
+
+NODE_MESSAGES = _and(NodeMessage, WorkReport)
+MASTER_MESSAGES = _and(MasterMessage, WorkGrant)
 UINT32 = st.integers(0, 2**32 - 1)
 SINT32 = st.integers(-(2**31), 2**31 - 1)
 

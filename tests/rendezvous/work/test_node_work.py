@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from ft_run.launcher.workers import node_work
-from ft_run.launcher.workers.node_work import OVER, NodeWork, Taker
-from ft_run.rendezvous.protocol.work_messages import WorkClaim, WorkGrant, WorkReport
+from ft_run.rendezvous.work import node_work
+from ft_run.rendezvous.work.messages import WorkClaim, WorkGrant, WorkReport
+from ft_run.rendezvous.work.node_work import OVER, NodeWork, Taker
 
 W = WorkClaim("w", 10, 1)
 FIRST, SECOND, THIRD = Taker(4, 1), Taker(5, 1), Taker(6, 1)
@@ -25,6 +25,10 @@ class Node:
         before = len(self.answers)
         self.work.ask(taker, of, now)
         return self.answers[-1][1] if len(self.answers) > before else None
+
+    def held(self) -> list[tuple[int, ...]]:
+        """Return what is held, by name."""
+        return [report.claim.held for report in self.work.claims(0.0)]
 
     def grant(self, *pieces: int, to: int = 0, now: float = 0.0, refusal: str = "") -> None:
         """Answer the last request."""
@@ -52,12 +56,12 @@ def test_a_loop_that_is_left_keeps_its_piece_until_its_worker_lives_on(node: Nod
     node.ask(FIRST)
     node.grant(0, 2)
     node.work.leave(FIRST, "w")
-    assert node.work.piece_of(4) == "item 0 of 'w'"  # it may be failing
+    assert node.work.note_of(4) == "while doing item 0 of 'w'"  # it may be failing
     assert node.ask(SECOND) == 1
     again = Taker(4, 2)
     assert node.ask(again) == 0
     node.work.give_back(FIRST, "w", 1.0)  # its time is over, too
-    assert node.work.piece_of(4) == "item 0 of 'w'"
+    assert node.work.note_of(4) == "while doing item 0 of 'w'"
     assert node.ask(SECOND) is None
     assert node.sent[-1].claim == WorkClaim("w", 10, 1, (1, 2), (0, 1))
 
@@ -74,7 +78,7 @@ def test_a_worker_that_exits_gives_back_what_it_has_and_its_request(node: Node) 
     node.work.exited(4, 0.0)
     assert node.sent[-1].idle == 0
     node.work.granted(WorkGrant(1, "w", (0, 3), 0), 0.0)  # it crossed that
-    assert node.work.claims() == (W,)
+    assert node.held() == [()]
 
 
 def test_another_loop_of_a_rank_is_refused(node: Node) -> None:
@@ -128,12 +132,13 @@ def test_a_round_ends_with_all_that_was_confirmed_and_the_next_has_nothing(node:
     node.ask(FIRST)
     node.grant(0, 4)
     node.ask(FIRST)
-    assert node.work.end(1.0) == (WorkClaim("w", 10, 1, (0, 1)),)
-    assert node.work.end(1.0) == ()
-    assert node.work.claims()[0].held == ()
+    node.work.end(1.0)
+    assert node.sent[1:] == [WorkReport(0, 2, WorkClaim("w", 10, 1, (0, 1)), 0.0, 0)]
+    node.work.end(1.0)
+    assert len(node.sent) == 2
     assert node.work.due_at() == math.inf
     node.work.begin(1, 2.0)
-    assert node.work.claims() == (WorkClaim("w", 10, 1, (0, 1)),)
+    assert node.work.claims(2.0) == [WorkReport(1, 3, WorkClaim("w", 10, 1, (0, 1)), 0.0, 0)]
     assert node.ask(FIRST) is None
     node.work.granted(WorkGrant(1, "w", (0, 3), 0), 0.0)  # of the round before
     assert node.answers == [(FIRST, 0), (FIRST, 1)]
@@ -144,10 +149,11 @@ def test_all_is_reported_again_to_a_master_that_may_be_another(node: Node) -> No
     node.grant(2, 4)
     node.ask(FIRST)
     node.ask(FIRST)
-    node.work.connected(1.0)
-    assert node.sent[-1].claim.confirmed == (2, 4)
-    assert node.sent[-1].idle == 1
-    assert [report.number for report in node.sent] == [1, 2, 3]
+    assert node.work.names == 1
+    (claim,) = node.work.claims(1.0)
+    assert (claim.claim.confirmed, claim.idle, claim.number) == ((2, 4), 1, 3)
+    node.work.granted(WorkGrant(2, "w", (5, 6), 0), 1.0)  # for what it has sent before
+    assert node.held() == [()]
 
 
 def test_the_first_pieces_do_not_tell_much_of_the_rate(node: Node) -> None:
@@ -198,7 +204,7 @@ def test_a_request_that_comes_again_is_one_request(node: Node) -> None:
     node.ask(FIRST)
     node.grant(0, 2)
     assert node.answers == [(FIRST, 0)]
-    assert node.work.piece_of(4) == "item 0 of 'w'"
+    assert node.work.note_of(4) == "while doing item 0 of 'w'"
 
 
 def test_the_last_piece_is_reported_at_once_and_again_to_another_master(node: Node) -> None:
@@ -206,18 +212,19 @@ def test_the_last_piece_is_reported_at_once_and_again_to_another_master(node: No
     node.grant(9, 10, to=9)
     assert node.ask(FIRST) == OVER
     assert node.sent[-1].claim.confirmed == (9, 10)
-    node.work.connected(1.0)  # that report may be lost
-    assert node.sent[-1].claim.confirmed == (0, 10)
+    (claim,) = node.work.claims(1.0)  # that report may be lost
+    assert claim.claim.confirmed == (0, 10)
 
 
-def test_claims_of_all_names_fit_a_message(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_a_claim_can_contain_is_reported_after_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node_work, "BOUNDS_MAX", 4)
-    for name in ("w", "v"):
-        taker = Taker(4, ord(name))
-        node.ask(taker, of=WorkClaim(name, 10, 1))
-        number = node.sent[-1].number
-        node.work.granted(WorkGrant(number, name, (1, 2, 3, 4, 5, 6), 0), 0.0)
-        for _ in range(3 if name == "w" else 1):
-            node.ask(taker, of=WorkClaim(name, 10, 1))
-        node.work.give_back(taker, name, 0.0)
-    assert [claim.confirmed for claim in node.work.claims()] == [(1, 2, 3, 4), ()]
+    node.ask(FIRST)
+    node.grant(1, 2, 3, 4, 5, 6)
+    for _ in range(3):
+        node.ask(FIRST)
+    (claim,) = node.work.claims(0.0)
+    assert claim.claim.confirmed == (1, 2, 3, 4)
+    node.work.end(0.0)
+    assert node.sent[-1].claim.confirmed == (5, 6)

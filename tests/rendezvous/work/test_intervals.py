@@ -1,7 +1,7 @@
 """Sets of numbers as intervals, against sets of Python."""
 
 import pytest
-from ft_run.rendezvous.protocol.intervals import Intervals, are_bounds, pairs
+from ft_run.rendezvous.work.intervals import Intervals, are_bounds, pairs
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,13 +2,18 @@
 
 Pieces are numbered from 0. A set of them is sent as the bounds of its intervals
 (``intervals.Intervals``). Values only.
+
+A node reports, and the master grants. Directly after ``Attend``, which has their number, a node
+sends a report for each name: its claim. What the workers of a round have confirmed before they died
+is reported before ``Stopped``. The piece of a worker that fails is the note of its ``Failure``.
 """
 
 from typing import Annotated
 
 from msgspec import Struct
 
-from .bounds import Count, Length, LongText, Real, Whole, Workers
+from ..protocol.bounds import Count, Length, LongText, Real, Whole, Workers
+from ..protocol.messages import RoomMessage
 
 NAME_MAX = 128
 SIZE_MAX = 1 << 53
@@ -16,6 +21,8 @@ BOUNDS_MAX = 20_000
 """Of one message: more confirmed pieces between unconfirmed ones are claimed later, or repeated."""
 NAMES_MAX = 1_000
 RATE_MAX = 1e9
+DOING = "while doing "
+"""How the note of a worker that is doing a piece begins."""
 
 WorkSize = Annotated[int, Whole(0, SIZE_MAX)]
 WorkName = Annotated[str, Length(NAME_MAX, is_name=True)]
@@ -31,8 +38,8 @@ class WorkClaim(Struct, frozen=True):
     grain: WorkSize
     """The number of items in a piece; the last one may have fewer."""
     confirmed: Pieces = ()
-    """In ``Attend``: by its own workers in all rounds, and all below ``WorkGrant.confirmed_to``.
-    In ``WorkReport``: since the last one on this stream."""
+    """Since the last report on this stream. In the first one of a name: by its own workers in all
+    rounds, and all below ``WorkGrant.confirmed_to``."""
     held: Pieces = ()
     """Granted to this node, and not confirmed yet."""
 
@@ -50,14 +57,14 @@ class WorkClaim(Struct, frozen=True):
             f"expected size {self.size} and grain {self.grain}, as in other calls in this job"
         )
 
-    def range_text(self, piece: int) -> str:
-        """Return which items a piece has, as text."""
+    def note(self, piece: int) -> str:
+        """Return which items a worker is doing, as the note of its failure."""
         first, last = piece * self.grain, min(self.size, (piece + 1) * self.grain) - 1
         items = f"items {first} to {last}" if last > first else f"item {first}"
-        return f"{items} of {self.name!r}"
+        return f"{DOING}{items} of {self.name!r}"
 
 
-class WorkReport(Struct, frozen=True):
+class WorkReport(RoomMessage, frozen=True):
     """Pieces of this node that are confirmed, and a request for more if workers are idle."""
 
     round: Count
@@ -70,7 +77,7 @@ class WorkReport(Struct, frozen=True):
     """The number of workers that wait for a piece; 0: this is not a request."""
 
 
-class WorkGrant(Struct, frozen=True):
+class WorkGrant(RoomMessage, frozen=True):
     """The answer to a request: pieces for this node's workers."""
 
     number: Count

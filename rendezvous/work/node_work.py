@@ -1,7 +1,7 @@
-"""This node's part in ``shared_work``: hands pieces to its workers, keeps what they confirm. Pure.
+"""A node's part in ``shared_work``: hands pieces to its workers, keeps what they confirm.
 
-Pieces come from the master in batches. What the workers of this node have confirmed is kept for the
-life of the agent and claimed to every master.
+No I/O, no clock. Pieces come from the master in batches. What the workers of this node have
+confirmed is kept for the life of the agent and claimed to every master.
 """
 
 import math
@@ -10,16 +10,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ...rendezvous.protocol.intervals import Intervals
-from ...rendezvous.protocol.pace import Pace
-from ...rendezvous.protocol.work_messages import (
-    BOUNDS_MAX,
-    NAMES_MAX,
-    RATE_MAX,
-    WorkClaim,
-    WorkGrant,
-    WorkReport,
-)
+from .intervals import Intervals
+from .messages import BOUNDS_MAX, NAMES_MAX, RATE_MAX, WorkClaim, WorkGrant, WorkReport
+from .pace import Pace
 
 OVER = -1
 """The answer to a worker: all pieces are confirmed."""
@@ -178,12 +171,12 @@ class NodeWork:
             for taker in [one for one in (*work.in_hand, *work.idle) if one.rank == rank]:
                 self.give_back(taker, name, now)
 
-    def piece_of(self, rank: int) -> str:
-        """Return the piece that a worker that has failed was doing, as text; empty: none."""
+    def note_of(self, rank: int) -> str:
+        """Return the note of a worker, which names the piece that it is doing; empty if none."""
         for work in self._names.values():
             for taker, piece in work.in_hand.items():
                 if taker.rank == rank:
-                    return work.claim.range_text(piece)
+                    return work.claim.note(piece)
         return ""
 
     # --- rounds ------------------------------------------------------------------------------
@@ -195,31 +188,25 @@ class NodeWork:
         for work in self._names.values():
             work.begin(now)
 
-    def end(self, now: float) -> tuple[WorkClaim, ...]:
-        """End a round, without live workers: return what was confirmed since the last report."""
-        claims = []
+    def end(self, now: float) -> None:
+        """End a round, without live workers: report what was confirmed since the last report."""
         for work in self._names.values():
             work.begin(now)
-            if work.unsent:
-                claims.append(work.take_unsent())
-        return tuple(claims)
+            while work.unsent:
+                self._report(work, now)
 
     # --- the master --------------------------------------------------------------------------
 
-    def claims(self) -> tuple[WorkClaim, ...]:
-        """Return the state of all names for a new master; it fits a message."""
-        left, claims = BOUNDS_MAX, []
-        for work in self._names.values():
-            confirmed = tuple(work.confirmed.bounds[:left])
-            left -= len(confirmed)
-            claims.append(replace(work.claim, confirmed=confirmed, held=work.held()))
-        return tuple(claims)
+    @property
+    def names(self) -> int:
+        """The number of reports in ``claims``."""
+        return len(self._names)
 
-    def connected(self, now: float) -> None:
-        """Report all again: messages sent after ``Attend`` was written may be lost."""
+    def claims(self, now: float) -> list[WorkReport]:
+        """Return the claim for a new stream: it replaces all that was sent before."""
         for work in self._names.values():
             work.unsent.bounds[:] = work.confirmed.bounds
-            self._report(work, now)
+        return [self._new_report(work, now) for work in self._names.values()]
 
     def granted(self, grant: WorkGrant, now: float) -> None:
         """Hand out the pieces of a grant."""
@@ -270,10 +257,12 @@ class NodeWork:
             self._report(work, now)
 
     def _report(self, work: _Work, now: float) -> None:
-        """Send all unreported pieces to the master, and request more if workers are idle."""
+        self._send(self._new_report(work, now))
+
+    def _new_report(self, work: _Work, now: float) -> WorkReport:
+        """Return a report of all unreported pieces, which requests more if workers are idle."""
         self._number += 1
         work.number = self._number if work.idle else -1
         work.reported_at = now
         claim = replace(work.take_unsent(), held=work.held())
-        idle = len(work.idle)
-        self._send(WorkReport(self._round, self._number, claim, work.rate(now), idle))
+        return WorkReport(self._round, self._number, claim, work.rate(now), len(work.idle))

@@ -2,18 +2,18 @@
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
-from ft_run.launcher.workers.node_work import OVER, NodeWork, Taker
-from ft_run.rendezvous.group.events import Hung
-from ft_run.rendezvous.group.work import Work
+from ft_run.rendezvous.group.events import Hung, Received
+from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.protocol.claim import ClaimState
 from ft_run.rendezvous.protocol.failure import hung
-from ft_run.rendezvous.protocol.messages import Stopped
-from ft_run.rendezvous.protocol.work_messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
+from ft_run.rendezvous.work.messages import NAMES_MAX, WorkClaim, WorkGrant, WorkReport
+from ft_run.rendezvous.work.node_work import OVER, NodeWork, Taker
+from ft_run.rendezvous.work.shared_work import Work
 from ft_run.tests.harness.scene import Scene, claim_of, running, worker_failure
 from msgspec.structs import replace
 
@@ -92,7 +92,6 @@ def test_the_next_round_repeats_what_is_not_confirmed(scene: Scene, report: Repo
     report("b", idle=4)
     scene.fail("b")
     report("a", (1, 2), (0, 1, 2, 4), idle=0)  # also while the round is being stopped
-    assert report("a", (), (0, 1, 2, 4)) is None
     scene.stopped("a", "b")
     assert report("b", idle=4) == (0, 1, 2, 5)
 
@@ -130,9 +129,8 @@ def test_what_was_confirmed_before_a_round_ended_is_not_repeated(
 ) -> None:
     report("a", idle=4)
     scene.fail("b")
-    work = (WorkClaim("w", 10, 1, (0, 2)),)
-    scene.say("a", Stopped(0, scene.offer("a"), None, work))
-    scene.stopped("b")
+    report("a", (0, 2), idle=0)
+    scene.stopped("a", "b")
     assert report("b", idle=3) == (2, 5)
 
 
@@ -147,10 +145,19 @@ def test_while_a_node_is_away_another_gets_what_is_free() -> None:
     assert scene.last("c", WorkGrant).pieces == (9, 10)
 
 
+def claim(
+    number: int, confirmed: Sequence[int] = (), held: Sequence[int] = (), *, of: WorkClaim = W,
+    round_number: int = 0,
+) -> WorkReport:  # fmt: skip
+    """A report of the state of a name, as it follows ``Attend``."""
+    pieces = WorkClaim(of.name, of.size, of.grain, tuple(confirmed), tuple(held))
+    return WorkReport(round_number, number, pieces, 0.0, 0)
+
+
 def test_a_lost_grant_is_free_again(scene: Scene, report: Reports) -> None:
     assert report("a", idle=3) == (0, 3)
     scene.detach("a")
-    scene.attend("a", claim=claim_of(0, 0), work=(WorkClaim("w", 10, 1, (0, 1), (1, 2)),))
+    scene.attend("a", claim=claim_of(0, 0), work=(claim(9, (0, 1), (1, 2)),))
     assert report("b", idle=9) == (2, 10)
 
 
@@ -159,36 +166,131 @@ def test_a_request_of_a_node_that_is_away_waits_for_it(scene: Scene, report: Rep
     assert report("b") is None
     scene.detach("b")
     report("a", (), (0, 5), idle=0)
-    scene.attend("b", claim=claim_of(0, 1), work=(W,))
-    assert report("b", idle=5) == (5, 10)
+    scene.attend("b", claim=claim_of(0, 1), work=(claim(9),))
+    assert report("b", idle=5, number=10) == (5, 10)
 
 
 def test_a_node_that_has_succeeded_holds_nothing(scene: Scene, report: Reports) -> None:
     report("a", idle=5)
     scene.detach("a")
-    scene.attend("a", claim=claim_of(0, 0, state=ClaimState.DONE), work=(W,))
+    scene.attend("a", claim=claim_of(0, 0, state=ClaimState.DONE), work=(claim(9),))
     assert report("b", idle=10) == (0, 10)
+
+
+# --- claims --------------------------------------------------------------------------------------
 
 
 def test_another_master_knows_what_was_done_and_what_is_held() -> None:
     scene = Scene()
-    scene.attend("a", claim=claim_of(4, 0), work=(WorkClaim("w", 10, 1, (0, 2), (2, 5)),))
-    scene.say("a", WorkReport(4, 1, WorkClaim("w", 10, 1, (2, 3), (3, 5)), 0.0, 1))
+    scene.attend("a", claim=claim_of(4, 0), work=(claim(1, (0, 2), (2, 5), round_number=4),))
+    scene.say("a", WorkReport(4, 2, WorkClaim("w", 10, 1, (2, 3), (3, 5)), 0.0, 1))
     assert not scene.all_told("a", WorkGrant)  # b may have claims, too
-    scene.attend("b", claim=claim_of(4, 1), work=(WorkClaim("w", 10, 1, (6, 7), (5, 6)),))
+    scene.attend("b", claim=claim_of(4, 1), work=(claim(1, (6, 7), (5, 6), round_number=4),))
     assert scene.group.round == 4
-    assert scene.last("a", WorkGrant) == WorkGrant(1, "w", (7, 8), 3)
+    assert scene.last("a", WorkGrant) == WorkGrant(2, "w", (7, 8), 3)
     scene.wait(100)
-    assert scene.group.work.progress(scene.now)[0].per_s == 0.01  # of the one that came since
+    assert scene.rules.progress(scene.now)[0].per_s == 0.01  # of the one that came since
+
+
+def test_nothing_is_granted_until_the_last_claim_of_every_member_has_come() -> None:
+    scene = Scene(3)
+    other = WorkClaim("v", 10, 1)
+    for rank, name in enumerate("abc"):
+        scene.attend(name, claim=claim_of(4, rank, nodes=3), claims=2 * (name != "c"))
+    assert scene.group.phase is GroupPhase.RUNNING
+    scene.say("c", WorkReport(4, 1, W, 0.0, 10))
+    scene.say("a", claim(1, round_number=4))
+    scene.say("a", claim(2, round_number=4, of=other))
+    scene.say("b", claim(1, (0, 1), (1, 4), round_number=4))
+    assert not scene.all_told("c", WorkGrant)
+    scene.say("b", claim(1, round_number=4))  # once more
+    assert not scene.all_told("c", WorkGrant)
+    scene.say("b", claim(2, (), (0, 9), round_number=4, of=other))
+    assert scene.last("c", WorkGrant).pieces == (4, 10)
+    scene.say("c", WorkReport(4, 2, other, 0.0, 10))
+    assert scene.last("c", WorkGrant).pieces == (9, 10)
+
+
+def test_what_a_node_held_that_is_gone_before_it_has_claimed_is_free() -> None:
+    scene = Scene(2, 3, restarts=1)
+    scene.attend("a", claim=claim_of(4, 0, nodes=3))
+    scene.attend("b", claim=claim_of(4, 1, nodes=3))
+    scene.attend("c", claim=claim_of(4, 2, nodes=3), claims=1)
+    scene.say("a", WorkReport(4, 1, W, 0.0, 10))
+    scene.detach("c")
+    scene.wait(0.1)
+    assert not scene.all_told("a", WorkGrant)  # it may come back
+    scene.wait(60)
+    scene.stopped("a", "b")
+    scene.wait(60)
+    assert scene.group.round == 5
+    scene.say("a", WorkReport(5, 2, W, 0.0, 10))
+    assert scene.last("a", WorkGrant).pieces == (0, 10)
+
+
+def test_a_member_that_reconnects_has_to_claim_again(scene: Scene, report: Reports) -> None:
+    report("a", idle=2)
+    scene.detach("a")
+    scene.attend("a", claim=claim_of(0, 0), claims=1)
+    assert report("b") is None
+    scene.say("a", claim(7, (0, 1), (1, 2)))
+    assert scene.last("b", WorkGrant).pieces == (2, 3)
+
+
+def test_what_a_spare_has_to_claim_is_not_awaited() -> None:
+    scene = running(2, names="abc")
+    report = Reports(scene)
+    scene.detach("c")
+    scene.attend("c", claims=3)
+    assert report("a") == (0, 1)
+
+
+def test_what_workers_confirmed_before_a_connection_broke_is_not_repeated(
+    scene: Scene, report: Reports
+) -> None:
+    report("a", idle=4)
+    scene.fail("b")
+    scene.stopped("b")
+    scene.detach("a")
+    scene.attend("a", claim=claim_of(0, 0, state=ClaimState.STOPPED), claims=1)
+    assert scene.group.round == 1
+    assert report("b", idle=10) is None
+    scene.say("a", claim(7, (0, 3)))
+    assert scene.last("b", WorkGrant).pieces == (3, 10)
+
+
+def test_claims_of_a_node_whose_identity_is_contested_count() -> None:
+    scene = Scene()
+    scene.attend("b'", node_id="b", incarnation="other")
+    scene.mute.add("b'")
+    scene.attend("a", claim=claim_of(4, 0))
+    scene.attend("b", claim=claim_of(4, 1), work=(claim(1, (), (0, 9), round_number=4),))
+    scene.wait(60)
+    assert scene.group.round == 4
+    scene.say("a", WorkReport(4, 1, W, 0.0, 10))
+    assert scene.last("a", WorkGrant).pieces == (9, 10)
+
+
+def test_reports_on_a_stream_that_was_replaced_or_refused_are_ignored() -> None:
+    scene = running()
+    first = scene.links["a"]
+    scene.attend("a", claim=claim_of(0, 0))
+    scene.handle(Received(first, WorkReport(0, 1, W, 0.0, 9)))
+    assert not scene.all_told("a", WorkGrant)
+    scene.attend("x", protocol=99, work=(claim(1, (0, 9)),))
+    assert "x" in scene.closed
+    assert not scene.rules.work.names
 
 
 def test_what_a_node_has_of_another_round_is_free() -> None:
     scene = Scene()
     stopped = claim_of(4, 0, state=ClaimState.STOPPED)
-    scene.attend("a", claim=stopped, work=(WorkClaim("w", 3, 1, (0, 1), (1, 2)),))
+    small = WorkClaim("w", 3, 1)
+    held = (claim(1, (0, 1), (1, 2), of=small, round_number=4),)
+    scene.attend("a", claim=stopped, work=held)
     scene.attend("b", claim=claim_of(4, 1, state=ClaimState.STOPPED))
     scene.wait(60)
-    assert Reports(scene)("b", idle=3, of=WorkClaim("w", 3, 1)) == (1, 3)
+    assert Reports(scene)("b", idle=3, of=small) == (1, 3)
 
 
 @pytest.mark.parametrize(("size", "grain"), [(11, 1), (10, 2)])
@@ -239,7 +341,7 @@ def test_many_nodes_get_larger_batches() -> None:
 def test_a_piece_that_fails_three_workers_is_named(scene: Scene) -> None:
     for number in range(3):
         rank = number % 2
-        failure = worker_failure(rank, piece="item 3 of 'w'", pid=number)
+        failure = worker_failure(rank, note="while doing item 3 of 'w'", pid=number)
         scene.fail("ab"[rank], failure)
         scene.fail("ab"[rank], failure)  # once more
         said = scene.group.last_stop.partition("while doing ")[2]
@@ -251,7 +353,8 @@ def test_a_piece_that_fails_three_workers_is_named(scene: Scene) -> None:
 
 def test_a_hang_counts_for_its_piece(scene: Scene) -> None:
     for _ in range(3):
-        hang = replace(hung(0, "host-0", "", "rank 0 hangs"), rank=0, piece="item 3 of 'w'")
+        hang = hung(0, "host-0", "", "rank 0 hangs")
+        hang = replace(hang, rank=0, note="while doing item 3 of 'w'")
         scene.handle(Hung(scene.group.round, hang, ""))
         said = scene.group.last_stop
         scene.stopped("a", "b")
@@ -259,20 +362,21 @@ def test_a_hang_counts_for_its_piece(scene: Scene) -> None:
 
 
 def test_a_piece_that_is_known_is_named_whatever_else_fails(scene: Scene) -> None:
-    failed = scene.group.work.failed
+    failed = scene.rules.work.noted
     for number in range(1_000):
-        failed(0, worker_failure(0, piece=f"item {number} of 'w'"))
+        failed(0, worker_failure(0, note=f"while doing item {number} of 'w'"))
     for rank in range(3):
-        late = failed(0, worker_failure(rank, piece="item 1000 of 'w'"))
-        known = failed(0, worker_failure(rank, piece="item 0 of 'w'"))
-    assert late.piece == "item 1000 of 'w'"
-    assert known.piece == "item 0 of 'w', in which 3 workers have failed"
+        late = failed(0, worker_failure(rank, note="while doing item 1000 of 'w'"))
+        known = failed(0, worker_failure(rank, note="while doing item 0 of 'w'"))
+    assert late.note == "while doing item 1000 of 'w'"
+    assert known.note == "while doing item 0 of 'w', in which 3 workers have failed"
+    assert failed(0, other := worker_failure(0, note="in a trial")) is other
 
 
 def test_workers_that_failed_after_the_stop_do_not_blame_a_piece(scene: Scene) -> None:
     for number in range(4):
-        failure = worker_failure(number, piece="item 3 of 'w'", after_stop=True)
-        assert scene.group.work.failed(number, failure) is failure
+        failure = worker_failure(number, note="while doing item 3 of 'w'", after_stop=True)
+        assert scene.rules.work.noted(number, failure) is failure
 
 
 def test_a_grant_has_a_thousand_intervals_and_the_rest_stays_free() -> None:

@@ -1,0 +1,315 @@
+"""Grants the pieces of ``shared_work`` to nodes: work that no step waits for. No I/O, no clock.
+
+A piece is confirmed once its body has ended. It is granted to one node of a round at a time, the
+lowest first, and again in the next round if it is not confirmed.
+
+The group of nodes is known by two facts only: a round has begun, with these members, and a node is
+gone. A node is known by its incarnation. Directly after ``Attend`` each node claims the pieces that
+it holds and has confirmed, a report for each name, so that a new master needs nothing else.
+
+**Nothing is granted until every member of the round has claimed or is gone**: a piece that looks
+free may be held by a member whose claim is on its way, after a takeover or a broken connection.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from ...events.master import MasterEvent, PieceFails, WorkAdvanced
+from ..protocol.failure import Failure
+from ..protocol.status import WorkProgress
+from .intervals import Intervals, are_bounds, pairs
+from .messages import DOING, NAMES_MAX, WorkClaim, WorkGrant, WorkReport
+from .pace import Pace
+
+_BATCH_S = 1.0
+"""A node gets work for about this long, so that it sends about one request in that time."""
+_REQUESTS_PER_S = 500
+"""Of all nodes of a name: with more nodes than this, each gets work for longer."""
+_STRETCH_S = 10.0
+_NOTED_S = 60.0
+_FRAGMENTS_MAX = 1_000
+"""Intervals in a grant."""
+_NAMED_FROM = 3
+_FAILED_MAX = 1_000
+
+
+class Work:
+    """The pieces of one name."""
+
+    def __init__(self, claim: WorkClaim, now: float) -> None:
+        self.claim = claim
+        self.confirmed = Intervals()
+        self.free = Intervals((0, claim.pieces) if claim.size else ())
+        self.held: dict[str, Sequence[int]] = {}
+        """What nodes of the round hold, by identity."""
+        self.rates: dict[str, float] = {}
+        """Pieces per second, of nodes of the round."""
+        self.waiting: dict[str, WorkReport] = {}
+        """The last request of nodes that have not been answered, the oldest first."""
+        self.pace = Pace(now, _STRETCH_S)
+        """Of items."""
+        self.noted_at = now
+
+    @property
+    def confirmed_to(self) -> int:
+        """All pieces below this one are confirmed."""
+        bounds = self.confirmed.bounds
+        return bounds[1] if bounds and not bounds[0] else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all pieces are confirmed."""
+        return self.confirmed_to == self.claim.pieces
+
+    @property
+    def done(self) -> int:
+        """The number of confirmed items."""
+        return min(self.claim.size, len(self.confirmed) * self.claim.grain)
+
+    @property
+    def batch_s(self) -> float:
+        """How long the pieces of a node shall last, in seconds."""
+        return max(_BATCH_S, len(self.rates) / _REQUESTS_PER_S)
+
+    def confirm(self, bounds: Sequence[int]) -> None:
+        """Record that the bodies of these pieces have ended."""
+        for low, high in pairs(bounds):
+            self.confirmed.add(low, high)
+            self.free.remove(low, high)
+
+    def hold(self, node_id: str, bounds: Sequence[int] = ()) -> None:
+        """Record all that a node holds now; what it held before and is not confirmed is free."""
+        for low, high in pairs(self.held.pop(node_id, ())):
+            self.free.add(low, high)
+            for done in pairs(self.confirmed.within(low, high)):
+                self.free.remove(*done)
+        own = [bound for pair in pairs(bounds) for bound in self.free.within(*pair)]
+        for low, high in pairs(own):
+            self.free.remove(low, high)
+        if own:
+            self.held[node_id] = own
+
+    def grant(self, report: WorkReport) -> list[int]:
+        """Take pieces for a node that requests some.
+
+        Near the end that is half of its share by its rate, so that all nodes end together.
+        """
+        share = len(self.free) * report.rate / (2 * sum(self.rates.values()) or 1)
+        wanted = max(report.idle, int(min(math.ceil(report.rate * self.batch_s), share)))
+        pieces = self.free.take(wanted)
+        for low, high in pairs(pieces[2 * _FRAGMENTS_MAX :]):
+            self.free.add(low, high)
+        return pieces[: 2 * _FRAGMENTS_MAX]
+
+    def left_s(self, now: float) -> float:
+        """Return the seconds to the end at this rate; 0: not known, or at the end."""
+        rate = self.pace.per_s(now, self.done)
+        return (self.claim.size - self.done) / rate if rate else 0.0
+
+
+Output = tuple[str, WorkGrant] | MasterEvent
+"""A grant, with the node that it is for; or an event."""
+
+
+class SharedWork:
+    """All names of a job, which are kept to its end: a loop that is restarted ends at once."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Work] = {}
+        self._now = 0.0
+        self._round, self._members = -1, frozenset[str]()
+        """The round in which pieces are granted, and its nodes."""
+        self._unclaimed: dict[str, int] = {}
+        """The number of reports that are left of the claim of a node."""
+        self._awaited: set[str] = set()
+        """Members among them: nothing is granted before they have claimed or are gone."""
+        self._claimed: dict[str, tuple[int, dict[str, Sequence[int]]]] = {}
+        """The round of which a node holds pieces, and these by name."""
+        self._numbers: dict[str, int] = {}
+        """The last report of a node."""
+        self._due: set[str] = set()
+        """Names with a change that may let a request be answered."""
+        self._failed: dict[str, set[tuple[int, int]]] = {}
+        """By piece: the round and rank of each worker that failed while doing it."""
+        self._outputs: list[Output] = []
+
+    def progress(self, now: float) -> tuple[WorkProgress, ...]:
+        """Return the progress of each name."""
+        return tuple(
+            WorkProgress(
+                name,
+                work.done,
+                work.claim.size,
+                work.pace.per_s(now, work.done),
+                work.left_s(now),
+                what="shared work",
+                unit="items",
+            )
+            for name, work in self.names.items()
+        )
+
+    def take(self) -> list[Output]:
+        """Return grants and events since the last call, in order."""
+        self._hand_out_due()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    # --- the group ---------------------------------------------------------------------------
+
+    def round_began(self, number: int, members: frozenset[str]) -> None:
+        """Free all held pieces, except those claimed in a round that was taken over."""
+        self._round, self._members = number, members
+        self._awaited = {node for node in self._unclaimed if node in members}
+        for work in self.names.values():
+            work.rates.clear()
+            for node in list(work.held):
+                work.hold(node)
+        for node in self._claimed:
+            self._apply(node, self.names)
+        self._due.update(self.names)
+
+    def node_gone(self, node: str) -> None:
+        """Free the pieces of a node."""
+        self.disconnected(node)
+        self._unclaimed.pop(node, None)
+        self._awaited.discard(node)
+        self._claimed.pop(node, None)
+        self._numbers.pop(node, None)
+        for work in self.names.values():
+            work.rates.pop(node, None)
+            work.hold(node)
+        self._due.update(self.names)
+
+    # --- the streams of nodes ----------------------------------------------------------------
+
+    def connected(self, node: str, claims: int) -> None:
+        """Await the claim of a node: so many reports follow, which replace what it sent before."""
+        self.disconnected(node)
+        self._unclaimed.pop(node, None)
+        self._awaited.discard(node)
+        if claims:
+            self._unclaimed[node] = claims
+            if node in self._members:
+                self._awaited.add(node)
+
+    def disconnected(self, node: str) -> None:
+        """Drop the requests of a node: it sends them again when it reconnects."""
+        for work in self.names.values():
+            work.waiting.pop(node, None)
+
+    def reported(self, node: str, report: WorkReport, now: float) -> None:
+        """Apply a report, and answer it if pieces are free."""
+        claim, self._now = report.claim, now
+        if report.number <= self._numbers.get(node, -1):
+            return  # a duplicate
+        self._numbers[node] = report.number
+        is_claim = self._is_claim(node)
+        work = self._of(claim)
+        if not isinstance(work, Work):
+            refusal = WorkGrant(report.number, claim.name, (), 0, refusal=work)
+            self._outputs.append((node, refusal))
+            return
+        before = work.done
+        self._confirm(work, claim.confirmed)
+        if is_claim:
+            work.pace.skip(work.done - before)
+        number, held = self._claimed.get(node, (-1, {}))
+        self._claimed[node] = (report.round, held if number == report.round else {})
+        self._claimed[node][1][claim.name] = claim.held
+        work.waiting.pop(node, None)
+        if report.idle:
+            work.waiting[node] = report
+        self._apply(node, (claim.name,))
+        if node in work.held or report.idle:
+            work.rates[node] = report.rate
+        else:
+            work.rates.pop(node, None)  # no worker of the node is in the loop
+
+    def _is_claim(self, node: str) -> bool:
+        """Count a report of a node; return whether it is a part of its claim."""
+        left = self._unclaimed.pop(node, 0)
+        if left > 1:
+            self._unclaimed[node] = left - 1
+        elif node in self._awaited:
+            self._awaited.remove(node)
+            self._due.update(self.names)
+        return left > 0
+
+    def noted(self, round_number: int, failure: Failure) -> Failure:
+        """Return the failure of a worker; its note has how many workers have failed in its piece.
+
+        The note is that of the node, which knows the piece (``WorkClaim.note``).
+        """
+        if not failure.note.startswith(DOING) or failure.after_stop:
+            return failure
+        piece = failure.note.removeprefix(DOING)
+        if piece not in self._failed and len(self._failed) >= _FAILED_MAX:
+            return failure
+        workers = self._failed.setdefault(piece, set())
+        before = len(workers)
+        workers.add((round_number, failure.rank))
+        if len(workers) < _NAMED_FROM:
+            return failure
+        if len(workers) > before:
+            self._outputs.append(PieceFails(piece, len(workers)))
+        note = f"{failure.note}, in which {len(workers)} workers have failed"
+        return replace(failure, note=note)
+
+    # --- grants ------------------------------------------------------------------------------
+
+    def _hand_out_due(self) -> None:
+        if self._round >= 0 and not self._awaited:
+            while self._due:
+                self._hand_out(self.names[self._due.pop()])
+
+    def _hand_out(self, work: Work) -> None:
+        while work.waiting and (work.free or work.is_over):
+            node, report = next(iter(work.waiting.items()))
+            del work.waiting[node]
+            if not self._is_in_round(node, report.round):
+                continue
+            pieces = work.grant(report)
+            if pieces:
+                work.held[node] = [*work.held.get(node, ()), *pieces]
+            name, to = work.claim.name, work.confirmed_to
+            grant = WorkGrant(report.number, name, tuple(pieces), to, work.batch_s)
+            self._outputs.append((node, grant))
+
+    # --- helpers -----------------------------------------------------------------------------
+
+    def _is_in_round(self, node: str, number: int) -> bool:
+        return number == self._round and node in self._members
+
+    def _of(self, claim: WorkClaim) -> Work | str:
+        if not claim.grain or not all(
+            are_bounds(bounds, claim.pieces) for bounds in (claim.confirmed, claim.held)
+        ):
+            return f"invalid pieces of shared_work({claim.name!r})"
+        work = self.names.get(claim.name)
+        if work is not None:
+            return work.claim.difference(claim) or work
+        if len(self.names) >= NAMES_MAX:
+            return f"invalid name {claim.name!r}: shared_work has {NAMES_MAX} names already"
+        own = WorkClaim(claim.name, claim.size, claim.grain)
+        self.names[claim.name] = work = Work(own, self._now)
+        return work
+
+    def _apply(self, node: str, names: Iterable[str]) -> None:
+        """Record what a node of the round holds, as it has claimed last."""
+        number, held = self._claimed.get(node, (-1, {}))
+        if self._is_in_round(node, number):
+            for name in names:
+                self.names[name].hold(node, held.get(name, ()))
+
+    def _confirm(self, work: Work, bounds: Sequence[int]) -> None:
+        was_over, now = work.is_over, self._now
+        work.confirm(bounds)
+        self._due.add(work.claim.name)
+        if work.is_over > was_over or now - work.noted_at >= _NOTED_S:
+            work.noted_at, done, size = now, work.done, work.claim.size
+            rate = work.pace.per_s(now, done)
+            self._outputs.append(WorkAdvanced(work.claim.name, done, size, rate, work.left_s(now)))
+        if work.pace.is_due(now):
+            work.pace.count(now, work.done)
