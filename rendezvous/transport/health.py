@@ -15,7 +15,7 @@ raises after the client has disconnected."""
 
 
 class Health(grpc.GenericRpcHandler):
-    """The standard health service, loaded with the first request: most masters get none."""
+    """The standard health service, created with the first request: most masters get none."""
 
     _PREFIX = "/grpc.health.v1.Health/"
 
