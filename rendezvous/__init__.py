@@ -1,4 +1,4 @@
-"""How nodes agree: the group's rules (pure), the master around them, the client.
+"""How nodes agree: the group's rules, the master around them, the client.
 
-Nothing here knows of processes, log files or the command line.
+Nothing in this package depends on processes, log files or the command line.
 """

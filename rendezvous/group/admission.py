@@ -1,4 +1,4 @@
-"""Which nodes can join a job, and why a node is refused. No I/O, no clock."""
+"""Which nodes can join a job, and why a node is refused."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Pre-flight checks before a world: when to examine nodes, and which nodes fit. No I/O, no clock.
+"""Pre-flight checks before a world: when to examine nodes, and which nodes fit.
 
 In a job without checks, every node passes and none is examined.
 

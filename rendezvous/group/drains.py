@@ -1,4 +1,4 @@
-"""Makes all ranks save one snapshot before nodes leave or the world grows. No I/O, no clock.
+"""Makes all ranks save one snapshot before nodes leave or the world grows.
 
 The nodes of a round get a drain order when a node gives notice of its preemption, or when a larger
 world is planned. When each has reported that its workers saved their shards of the same step, the

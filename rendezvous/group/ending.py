@@ -1,4 +1,4 @@
-"""The end of a job: its verdict, and the nodes that have not yet received it. No I/O, no clock."""
+"""The end of a job: its verdict, and the nodes that have not yet received it."""
 
 from collections.abc import Mapping
 

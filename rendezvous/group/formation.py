@@ -1,4 +1,4 @@
-"""When a round is formed and of which nodes, including the checks before it. No I/O, no clock."""
+"""When a round is formed and of which nodes, including the checks before it."""
 
 from ...events.master import RoundFormed
 from ..protocol.carried import changes

@@ -1,7 +1,4 @@
-"""Two processes claim to be one node: the older one must respond (docs/reference/faults.md).
-
-No I/O, no clock.
-"""
+"""Two processes claim to be one node: the older one must respond (docs/reference/faults.md)."""
 
 import math
 from collections.abc import Callable

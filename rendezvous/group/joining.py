@@ -1,4 +1,4 @@
-"""How nodes join: admission, identity contests, reconnection. No I/O, no clock."""
+"""How nodes join: admission, identity contests, reconnection."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Decides whether nodes are lost or the master itself is cut off. No I/O, no clock.
+"""Decides whether nodes are lost or the master itself is cut off.
 
 If no node of several hosts responds, the likely cause is the master's own link, or a freeze of its
 host. The nodes' workers keep running in the meantime, so the round is kept for as long as the

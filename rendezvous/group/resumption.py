@@ -1,4 +1,4 @@
-"""Selects the snapshots to resume from in the next round, or to save at the end. No I/O, no clock.
+"""Selects the snapshots to resume from in the next round, or to save at the end.
 
 A snapshot is identified by its owner and its step, and ordered by its generation: a second training
 in the same job has smaller steps than the first.

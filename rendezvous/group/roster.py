@@ -1,4 +1,4 @@
-"""The known nodes, their phases and their streams. No I/O, no clock.
+"""The known nodes, their phases and their streams.
 
 Sets by phase make every rule O(1) per message, so that a round costs O(N).
 """

@@ -1,7 +1,6 @@
 """The life of a round (running, stopping, ended, taken over), and the end of the job.
 
-No I/O, no clock. ``joining`` decides how nodes join, ``formation`` when a round is formed and of
-which nodes.
+``joining`` decides how nodes join, ``formation`` when a round is formed and of which nodes.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""State of a job, shared by all parts of the group. No I/O, no clock."""
+"""State of a job, shared by all parts of the group."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Rebuilds the state of a new master from its nodes' claims. No I/O, no clock.
+"""Rebuilds the state of a new master from its nodes' claims.
 
 ``Takeover`` collects the claims and returns one value, ``TakenOver``, with which ``rounds``
 continues.

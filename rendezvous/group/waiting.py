@@ -1,4 +1,4 @@
-"""Waiting for nodes: time limits, and the messages to waiting nodes. No I/O, no clock."""
+"""Waiting for nodes: time limits, and the messages to waiting nodes."""
 
 from itertools import islice
 

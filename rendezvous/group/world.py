@@ -1,4 +1,4 @@
-"""The world: which nodes are in a round and with which ranks. Pure functions.
+"""The world: which nodes are in a round and with which ranks.
 
 Rules (docs/reference/faults.md): a survivor keeps its node rank if the world's size allows it, a
 replacement takes the vacant rank, ``--node-rank`` pins a rank that no unpinned survivor has, and

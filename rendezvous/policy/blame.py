@@ -1,4 +1,4 @@
-"""Which nodes were the root cause, how often, and which are excluded. No I/O, no clock.
+"""Which nodes were the root cause, how often, and which are excluded.
 
 An excluded node cannot rejoin the job, under any incarnation. The assignments of a round carry the
 part that a later master needs.

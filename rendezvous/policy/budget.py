@@ -1,6 +1,6 @@
 """The restart budget: how many restarts are left, and the delay of the next one.
 
-No I/O, no clock. Times are in seconds of the group's clock.
+Times are in seconds of the group's clock.
 """
 
 from collections import deque

@@ -1,7 +1,4 @@
-"""The response to the end of a round: the policy's decision, budget and exclusion.
-
-No I/O, no clock.
-"""
+"""The response to the end of a round: the policy's decision, budget and exclusion."""
 
 from msgspec import Struct
 

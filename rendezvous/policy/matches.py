@@ -1,4 +1,4 @@
-"""The matches of failure rules: exit code, signal, error text, kind of loss. No I/O, no clock.
+"""The matches of failure rules: exit code, signal, error text, kind of loss.
 
 A worker's exit code is one number, as a shell or Kubernetes shows it: its own exit code, or 128 + n
 if signal n killed it. ``exit:137`` and ``signal:SIGKILL`` are the same.

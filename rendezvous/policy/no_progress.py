@@ -1,4 +1,4 @@
-"""How many consecutive restarts have brought no progress. No I/O, no clock.
+"""How many consecutive restarts have brought no progress.
 
 Scripts count their steps in two ways. A script that reports its own number (``progress(step)``)
 reports the position of the training in any round: a round has made progress if it exceeded the

@@ -1,7 +1,4 @@
-"""Why a round ended: its failures, the root cause, and whether a restart counts.
-
-No I/O, no clock.
-"""
+"""Why a round ended: its failures, the root cause, and whether a restart counts."""
 
 from ..protocol.claim import Progress
 from ..protocol.failure import Evidence, Failure, FailureKind, evidence, root_cause

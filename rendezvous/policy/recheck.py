@@ -1,4 +1,4 @@
-"""Failures after which a node is checked again. No I/O, no clock.
+"""Failures after which a node is checked again.
 
 A script's own exception does not indicate a machine fault. A lost node, a signal, an error of a
 device or of a collective can: then the verdict on its node is stale.

@@ -1,4 +1,4 @@
-"""The rules of the failure policy: which rule responds to a failure, and how. No I/O, no clock.
+"""The rules of the failure policy: which rule responds to a failure, and how.
 
 Rules are ``MATCH=ACTION``; the first match decides, the user's rules before the defaults
 (docs/reference/failure-policy.md). ``decide`` returns the rule, the reason, and the skipped rules.

@@ -1,1 +1,1 @@
-"""The protocol of the rendezvous: messages, failures, offers, endpoints. Values only."""
+"""The protocol of the rendezvous: messages, failures, offers, endpoints. Values only, no I/O."""

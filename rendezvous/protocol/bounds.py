@@ -1,10 +1,10 @@
 """Types of message fields with their bounds, and the check of incoming messages.
 
-No I/O, no clock. A master accepts only values that it can forward, store and show, and so do a node
-and ``ft-run status``. So each number, string and list of a message has bounds, far above the usual
-values. They are part of its type: ``Annotated[int, Whole(0, 65535)]`` is an ``int`` for all other
-code. The first check of a message raises if a number, string or list has no bounds.
-``MAX_FROM_NODE_BYTES`` of ``transport.channel_options`` bounds the total size of a message.
+A master accepts only values that it can forward, store and show, and so do a node and ``ft-run
+status``. So each number, string and list of a message has bounds, far above the usual values. They
+are part of its type: ``Annotated[int, Whole(0, 65535)]`` is an ``int`` for all other code. The
+first check of a message raises if a number, string or list has no bounds. ``MAX_FROM_NODE_BYTES``
+of ``transport.channel_options`` bounds the total size of a message.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""Values that a job has determined and that outlive a round. No I/O, no clock.
+"""Values that a job has determined and that outlive a round.
 
 Every node offers and claims all of them, the master merges them, and an assignment contains the
 result. The group knows none of their names: a node proposes values, and uses them.

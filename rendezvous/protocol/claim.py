@@ -1,4 +1,4 @@
-"""A node's claims about its last round, for a new master without a round. Values only."""
+"""A node's claims about its last round, for a new master without a round."""
 
 import enum
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Summary of NCCL's records of the collectives of one rank. Values only."""
+"""Summary of NCCL's records of the collectives of one rank."""
 
 from typing import Annotated
 

@@ -1,6 +1,6 @@
 """Messages before a planned change of the world, so that all ranks first save one snapshot.
 
-Nodes are being preempted, or the world grows. Values only.
+Nodes are being preempted, or the world grows.
 """
 
 from typing import Annotated

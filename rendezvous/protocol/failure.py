@@ -1,4 +1,4 @@
-"""The record of one failure, and which of several is the root cause. No I/O, no clock."""
+"""The record of one failure, and which of several is the root cause."""
 
 import enum
 import functools

@@ -1,4 +1,4 @@
-"""The stack of one rank, short and without parts that differ between hosts. Values only."""
+"""The stack of one rank, short and without parts that differ between hosts."""
 
 import enum
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The response to ``ft-run status``. Values only."""
+"""The response to ``ft-run status``."""
 
 from typing import Annotated
 

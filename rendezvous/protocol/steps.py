@@ -1,4 +1,4 @@
-"""The number of steps of each rank, for ``ft-run status``. Values only."""
+"""The number of steps of each rank, for ``ft-run status``."""
 
 from typing import Annotated
 

@@ -1,7 +1,4 @@
-"""A set of whole numbers as intervals, small if the numbers are close together.
-
-No I/O, no clock.
-"""
+"""A set of whole numbers as intervals, small if the numbers are close together."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The recent rate of a counter, per second. No I/O, no clock."""
+"""The recent rate of a counter, per second."""
 
 
 class Pace:

@@ -1,4 +1,4 @@
-"""Which modules from which workers can be forked a worker has imported by its first step.
+"""Records which forkable modules a worker has imported by its first step.
 
 The word ``IMPORTED`` of the worker's page has a bit for each module of ``FORKABLE``.
 """

@@ -1,7 +1,7 @@
 """Layout of the page that a watched worker shares with its agent.
 
-The page consists of 8-byte words. Each is written by one aligned store, so a reader never sees half
-of one. The agent writes ``WANTED``, the worker all others. Times are in CLOCK_MONOTONIC.
+It consists of 8-byte words. Each is written by one aligned store, so a reader never sees half of
+one. The agent writes ``WANTED``, the worker all others. Times are in CLOCK_MONOTONIC.
 """
 
 PAGE_BYTES = 4096
