@@ -26,27 +26,9 @@ from ..processes.tree import (
 from ..processes.typed_messages import as_json, reader
 from ..processes.worker_exec import Worker
 from ..processes.worker_watch import WorkerWatch
+from . import messages
 from .exits import ExitWatch, Key
 from .guard import MOST_S, guard_main
-from .messages import (
-    Empty,
-    Event,
-    Exited,
-    Fence,
-    ForkServerEvent,
-    Hello,
-    KillAll,
-    LastWords,
-    Preload,
-    Request,
-    SignalWorkers,
-    Spawn,
-    Spawned,
-    SpawnerEvent,
-    SpawnerGone,
-    StopAll,
-    TerminateAll,
-)
 
 _SEND_S = 5.0
 """Time limit for the spawner to read messages when the buffer of the socket is full."""
@@ -104,7 +86,7 @@ class SpawnerClient:
             guard_main(theirs)
         theirs.close()
         self._channel = ours
-        self._incoming = Incoming[Event](ours, reader(Event))
+        self._incoming = Incoming[messages.Event](ours, reader(messages.Event))
         self._spawner_pid = 0
         """0 if not yet reported, or the spawner has exited."""
         self._fork_server_pid = 0
@@ -113,10 +95,10 @@ class SpawnerClient:
         self.preloading = False
         """Whether workers wait for modules that are being imported."""
         self._exits = ExitWatch(self._thaw, self._report_exit)
-        self._on_event: Callable[[SpawnerEvent], None] | None = None
+        self._on_event: Callable[[messages.SpawnerEvent], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def listen(self, on_event: Callable[[SpawnerEvent], None]) -> None:
+    def listen(self, on_event: Callable[[messages.SpawnerEvent], None]) -> None:
         """Call ``on_event`` for each event, on the running event loop."""
         self._on_event = on_event
         self._channel.setblocking(False)
@@ -153,7 +135,7 @@ class SpawnerClient:
         self.preloading = source is not PreloadSource.WORKERS
         lists = list(modules), list(argv), dict(env), list(differing)
         signals = self._default_signals, self._blocked
-        self._send(Preload(*lists, secluded, source, *signals))
+        self._send(messages.Preload(*lists, secluded, source, *signals))
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
         """Start the workers of a round; ``Spawned`` follows. The positions are the local ranks."""
@@ -178,11 +160,11 @@ class SpawnerClient:
                     cpus=sorted(worker.cpus) if worker.cpus else None,
                 )
             )
-        self._send(Spawn(round_number, requests), fds)
+        self._send(messages.Spawn(round_number, requests), fds)
 
     def signal(self, number: int) -> None:
         """Send a signal to the processes of workers that handle it, but not to services."""
-        self._send(SignalWorkers(int(number)))
+        self._send(messages.SignalWorkers(int(number)))
 
     def stop(self, number: int) -> None:
         """Send workers the signal to end; workers that wait for the fork server end immediately.
@@ -190,17 +172,17 @@ class SpawnerClient:
         SIGTERM is not sent to the children of a process that handles it.
         """
         self._thaw()
-        self._send(StopAll(int(number)))
+        self._send(messages.StopAll(int(number)))
 
     def terminate_all(self) -> None:
         """Send SIGTERM to all descendants of workers; ``Empty`` follows when they have exited."""
         self._thaw()
-        self._send(TerminateAll(self._next_clearing()))
+        self._send(messages.TerminateAll(self._next_clearing()))
 
     def kill(self) -> None:
         """Send SIGKILL to all descendants of workers; ``Empty`` follows when they have exited."""
         self._thaw()
-        self._send(KillAll(self._next_clearing()))
+        self._send(messages.KillAll(self._next_clearing()))
         kill_all(self.left())  # even if the spawner does not respond
 
     def fence(self, at: float) -> None:
@@ -209,7 +191,7 @@ class SpawnerClient:
         ``at`` is in seconds of CLOCK_BOOTTIME.
         """
         self._thaw()
-        self._send(Fence(at))
+        self._send(messages.Fence(at))
 
     def give_up(self) -> None:
         """Abandon a spawner that does not answer; ``SpawnerGone`` follows."""
@@ -218,7 +200,7 @@ class SpawnerClient:
 
     def set_last_words(self, text: str) -> None:
         """Set the text that the spawner writes to the terminal if the agent is killed."""
-        self._send(LastWords(text))
+        self._send(messages.LastWords(text))
 
     def close(self) -> None:
         """End the spawner, which kills the remaining processes. Returns when it has been reaped."""
@@ -259,7 +241,7 @@ class SpawnerClient:
         self._clearings += 1
         return self._clearings
 
-    def _send(self, request: Request, fds: Sequence[int] = ()) -> None:
+    def _send(self, request: messages.Request, fds: Sequence[int] = ()) -> None:
         # The spawner reads promptly, so a blocking write is short. It cannot deadlock, because the
         # messages of the spawner are small and fit the socket's buffer.
         self._channel.settimeout(_SEND_S)
@@ -282,22 +264,22 @@ class SpawnerClient:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
             self._exits.close()
             self._spawner_pid = 0
-            self._on_event(SpawnerGone())
+            self._on_event(messages.SpawnerGone())
             return
         for event in events:
             match event:
-                case Hello(pid):
+                case messages.Hello(pid):
                     self._spawner_pid = pid
                     continue
-                case Empty(number) if number != self._clearings:
+                case messages.Empty(number) if number != self._clearings:
                     continue
-                case Spawned(number, pids):
+                case messages.Spawned(number, pids):
                     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
                     for index, pid in enumerate(pids):
                         self._exits.started((number, index), pid, limit)
-                case Exited(number, index) if not self._exits.reported((number, index)):
+                case messages.Exited(number, index) if not self._exits.reported((number, index)):
                     continue  # it was reported while the spawner was stopped
-                case ForkServerEvent(state, pid, _, in_background):
+                case messages.ForkServerEvent(state, pid, _, in_background):
                     self._fork_server_pid = pid
                     loads = state in (PreloadState.LOADING, PreloadState.STALE)
                     self.preloading = loads and not in_background
@@ -305,4 +287,4 @@ class SpawnerClient:
 
     def _report_exit(self, key: Key, exit_code: int) -> None:
         if self._on_event is not None:
-            self._on_event(Exited(*key, exit_code))
+            self._on_event(messages.Exited(*key, exit_code))

@@ -39,24 +39,8 @@ from ..processes.tree import (
 )
 from ..processes.typed_messages import as_json, reader
 from ..processes.worker_exec import NOT_EXECUTED, start_workers
+from . import messages
 from .forkserver_host import ForkServerHost
-from .messages import (
-    Empty,
-    Event,
-    Exited,
-    Fence,
-    Fenced,
-    Hello,
-    KillAll,
-    LastWords,
-    Preload,
-    Request,
-    SignalWorkers,
-    Spawn,
-    Spawned,
-    StopAll,
-    TerminateAll,
-)
 
 _KILL_AGAIN_MS = 20
 """The interval at which remaining processes are counted while killed ones are still ending."""
@@ -81,7 +65,7 @@ class Spawner:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._incoming = Incoming[Request](channel, reader(Request))
+        self._incoming = Incoming[messages.Request](channel, reader(messages.Request))
         self._workers: dict[int, tuple[int, int]] = {}
         """Process ID → (round, index) of each worker that has not been reaped."""
         self._services: set[int] = set()
@@ -106,7 +90,7 @@ class Spawner:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # a parent may block it
-        self.send(Hello(os.getpid()))
+        self.send(messages.Hello(os.getpid()))
         while True:
             ready = self._wait()
             if self._wake in ready:
@@ -153,8 +137,9 @@ class Spawner:
         """Read the agent's messages; return False at end-of-file."""
         requests = self._incoming.receive()
         for request in requests or ():
-            if isinstance(request, Fence):  # the latest message also applies to the earlier ones
-                # The agent repeats a deadline that has passed: the workers were killed then.
+            if isinstance(request, messages.Fence):
+                # The latest message also applies to the earlier ones. The agent repeats a deadline
+                # that has passed: the workers were killed then.
                 self._is_fenced &= request.at == self._fence_at
                 self._fence_at = request.at
         self._fence()
@@ -162,29 +147,29 @@ class Spawner:
             self._do(request)
         return requests is not None
 
-    def _do(self, request: Request) -> None:
+    def _do(self, request: messages.Request) -> None:
         match request:
-            case Preload():
+            case messages.Preload():
                 self._fork_server.preload(request)
-            case Spawn():
+            case messages.Spawn():
                 self._spawn(request)
-            case SignalWorkers(number):
+            case messages.SignalWorkers(number):
                 for pid in self._workers.keys() - self._services:
                     signal_handlers(pid, number, os.getpid())
-            case StopAll(number):
+            case messages.StopAll(number):
                 self._cancel(number)
                 self._stop(number)
-            case TerminateAll(number):
+            case messages.TerminateAll(number):
                 self._watching = True
                 self._clearing = number
                 for pid in self._left():
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGTERM)
-            case KillAll(number):
+            case messages.KillAll(number):
                 self._cancel(signal.SIGKILL)
                 self._killing = self._watching = True
                 self._clearing = number
-            case LastWords(text):
+            case messages.LastWords(text):
                 self._last_words = text.encode()
 
     # --- the fence ---------------------------------------------------------------------------
@@ -197,19 +182,19 @@ class Spawner:
         is_alive = self._fork_server.is_awaited or bool(self._left())
         if is_alive or self._reaped_at >= self._fence_at:
             late_s = late_s if is_alive else self._reaped_at - self._fence_at
-            self.send(Fenced(late_s))
+            self.send(messages.Fenced(late_s))
             self._cancel(signal.SIGKILL)
             self._killing = self._watching = True
             self._clear()
 
-    def send(self, event: Event) -> None:
+    def send(self, event: messages.Event) -> None:
         """Send an event to the agent."""
         with suppress(ConnectionError):
             send(self._channel, as_json(event))
 
     # --- workers -----------------------------------------------------------------------------
 
-    def _spawn(self, request: Spawn) -> None:
+    def _spawn(self, request: messages.Spawn) -> None:
         workers = request.workers
         try:
             fds = self._incoming.take_fds(sum(worker.fds for worker in workers))
@@ -219,13 +204,13 @@ class Spawner:
             return
         if _now() >= self._fence_at:
             close_all(fds)
-            self.send(Fenced(0.0))
+            self.send(messages.Fenced(0.0))
         elif self._fork_server.takes(request):
             self._fork_server.spawn(request, fds)
         else:
             self.released(request, fds, [])
 
-    def released(self, request: Spawn, fds: list[int], pids: list[int]) -> None:
+    def released(self, request: messages.Spawn, fds: list[int], pids: list[int]) -> None:
         """Supervise the first workers, forked as ``pids``; start the others, and close ``fds``."""
         workers = request.workers
         used = sum(worker.fds for worker in workers[: len(pids)])
@@ -233,15 +218,17 @@ class Spawner:
         close_all(fds)
         self._spawned(request, [*pids, *started.pids], dict(started.errors))
 
-    def _spawned(self, request: Spawn, pids: Sequence[int], errors: Mapping[int, int]) -> None:
-        self.send(Spawned(request.round, tuple(pids), errors))
+    def _spawned(
+        self, request: messages.Spawn, pids: Sequence[int], errors: Mapping[int, int]
+    ) -> None:
+        self.send(messages.Spawned(request.round, tuple(pids), errors))
         for pid, worker in zip(pids, request.workers, strict=True):
             if pid:
                 self._workers[pid] = (request.round, worker.position)
                 if worker.service:
                     self._services.add(pid)
             else:
-                self.send(Exited(request.round, worker.position, NOT_EXECUTED))
+                self.send(messages.Exited(request.round, worker.position, NOT_EXECUTED))
 
     def _stop(self, number: int) -> None:
         for pid in self._workers.keys() - self._services:
@@ -256,7 +243,7 @@ class Spawner:
             return
         for worker in request.workers:
             if not worker.service:
-                self.send(Exited(request.round, worker.position, -number))
+                self.send(messages.Exited(request.round, worker.position, -number))
 
     def _reap(self) -> None:
         while True:
@@ -270,7 +257,7 @@ class Spawner:
             if pid in self._workers:
                 self._services.discard(pid)
                 self._reaped_at = _now()
-                self.send(Exited(*self._workers.pop(pid), code, pid in self._parents))
+                self.send(messages.Exited(*self._workers.pop(pid), code, pid in self._parents))
                 self._parents.discard(pid)
             elif pid == self._fork_server.pid:
                 self._fork_server.reaped(code)
@@ -287,7 +274,7 @@ class Spawner:
             self._reap()
         if not self._left():
             self._killing = self._watching = False
-            self.send(Empty(self._clearing))
+            self.send(messages.Empty(self._clearing))
 
 
 def _now() -> float:
