@@ -14,6 +14,7 @@ class CheckpointWritten(Event, frozen=True):
     """Whether it was written because the job ends, or this node leaves."""
 
     name = "checkpoint.written"
+    is_finite = True
 
     def __str__(self) -> str:
         took = f"{self.bytes / 1e6:.1f} MB in {self.seconds:.2f} s"

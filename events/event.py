@@ -22,6 +22,8 @@ class Event(Struct, frozen=True):
     """What files call it, e.g. ``node.joined``: never changed, unlike the name of the class."""
     line = ""
     """The text, as a template of ``str.format`` over the fields and properties."""
+    is_finite = False
+    """Whether its numbers are never infinite; infinity is null in JSON."""
 
     def __str__(self) -> str:
         """Return the text; control characters in the fields stay as they are."""
@@ -84,5 +86,6 @@ class HostSuspended(Event, frozen=True):
     seconds: float
 
     name = "host.suspended"
+    is_finite = True
     severity = Severity.DEBUG
     line = "this host was suspended for {seconds:.1f} s"

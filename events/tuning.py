@@ -93,6 +93,7 @@ class TuningMeasured(RoundEvent, frozen=True):
     """Of ``samples``, on a CPU of another socket than that of its GPU."""
 
     name = "tuning.measured"
+    is_finite = True
     severity = Severity.DEBUG
     line = "{at} measured, training={training_s:.1f} s data_wait={wait_s:.1f} s"
 

@@ -152,6 +152,7 @@ class RoundProgressed(RoundEvent, frozen=True):
     """Of ``phases``, the training since the last progress of this node's first worker."""
 
     name = "round.progressed"
+    is_finite = True
     severity = Severity.DEBUG
     line = "{at} running, steps={steps} steps_per_s={steps_per_s:.3g} idle={idle_s:.1f} s"
 
@@ -232,6 +233,7 @@ class HangSuspected(RoundEvent, frozen=True):
     """Since their last step, or their start."""
 
     name = "hang.suspected"
+    is_finite = True
     severity = Severity.DEBUG
 
     def __str__(self) -> str:

@@ -16,11 +16,11 @@ from .checkpoints.snapshot_manager import SnapshotManager, StepReport
 from .checkpoints.state import State
 from .checkpoints.storage import StorageTimeout
 from .checkpoints.values import SLOT_KEY
-from .data import loader_settings
 from .data.batches import ElasticBatches
 from .data.hashing import key_of
 from .random_numbers import seed_generators
 from .ranks import Ranks
+from .worker import loader_settings
 from .worker.log import log
 from .worker.preemption import DURABLE, RESIZABLE, find_notice
 from .worker.snapshot_page import Destination
@@ -142,7 +142,6 @@ class Checkpointer:
             self._folder.check()
         is_fixed = self._state.kinds.is_fixed
         self._notice = find_notice(rank, will_save=True, is_fixed=is_fixed)
-        self._tuning = loader_settings.page()
         self._done: int | None = None
         """Completed steps; None before ``restore``."""
 
@@ -320,8 +319,7 @@ class Checkpointer:
             self._drain(number, merged.notice)
         self._position.check()
         self.seed_step(number)
-        if self._tuning is not None and self._tuning.wanted:
-            self._tuning.stepped(number, is_disturbed=saves or bool(merged.saver_is_busy))
+        loader_settings.record_step(number, is_disturbed=saves or bool(merged.saver_is_busy))
 
     def _find_due(self, number: int, merged: StepReport) -> tuple[bool, bool]:
         now = time.monotonic()
@@ -346,7 +344,7 @@ class Checkpointer:
             checkpoint_is_due=self._checkpoint_every.has_elapsed(now),
             saver_is_busy=saver is not None and saver.is_busy,
             notice=self._notice.code if self._notice is not None and not merged.notice else 0,
-            loader=self._tuning.wanted if self._tuning is not None else 0,
+            loader=loader_settings.wanted(),
         )
 
     @activity("saving")
@@ -440,8 +438,7 @@ class Checkpointer:
         Raises:
             RuntimeError: If it could not be written, after retries.
         """
-        if self._tuning is not None:
-            self._tuning.in_effect(0)
+        loader_settings.record(0)
         if self._checkpoint_every and 0 < number != self._checkpoints.newest:
             self._bodies.is_clean = True  # no step follows that could need the gradients
             self._snapshots.wait_for_copy()

@@ -80,6 +80,7 @@ from ..spawner.messages import (
 )
 from ..stacks.collect import AskedWorker
 from ..stacks.steps import rank_steps, steps_report
+from ..tuning.job_values import Tuning
 from ..version import VERSION
 from ..workers.hangs import Hangs
 from ..workers.orphans import adopt_orphans, kill_orphans
@@ -89,7 +90,6 @@ from ..workers.shared_work import SharedWork
 from ..workers.snapshots import HeldSnapshots, NodeOffers
 from ..workers.step_events import StepEvents
 from ..workers.worker_starter import WorkerStarter
-from .auto_tune import AutoTune, Machine
 from .claim import OwnClaim
 from .identity import NodeIdentity, node_spec
 from .lifecycle import (
@@ -112,7 +112,6 @@ from .reports import NodeReports
 from .signals import hear, unless_asked
 from .stopping import TimeOver
 from .supervisor import Supervisor
-from .tuning import Tuning
 
 _DRAIN_S = 10.0
 """Maximum time to print the workers' remaining output before the verdict."""
@@ -133,6 +132,7 @@ class Agent:
         identity: NodeIdentity,
         port: PortReservation,
         crew: CheckCrew | None,
+        tuning: Tuning,
     ) -> None:
         """``port`` is the address for other nodes, where this node may host the store."""
         self._options, self._display, self._starter = options, display, starter
@@ -147,7 +147,7 @@ class Agent:
         self._step_events = StepEvents(
             display.event,
             lambda: self._snapshots.held(),
-            starter.measuring,
+            tuning.progressed,
             lambda group: self._preload.learn(group),
         )
         self._event = self._step_events.note
@@ -157,10 +157,12 @@ class Agent:
         # Kept from one round to the next.
         self._saves = Saves(self._event, options.rendezvous.job_id)
         self._snapshots = HeldSnapshots(size, self._saves, options.snapshot_replicas)
-        self._tuning = Tuning(starter.tune_file, self._event, self._new_trials())
-        self._preload = Preload(options, starter, self._event, self._tuning.keep_preload)
+        self._tuning = tuning
+        tuning.listen(self._event, None if display.is_json else display.report)
+        remembered = tuning.preload
+        self._preload = Preload(options, starter, self._event, tuning.keep_preload, remembered)
         self._offers = NodeOffers(
-            port, self._snapshots, lambda: self._tuning.carried, lambda: starter.spawner.preloading
+            port, self._snapshots, lambda: tuning.carried, lambda: starter.spawner.preloading
         )
 
         # The part of this node in the job, and its end.
@@ -206,17 +208,6 @@ class Agent:
             self._event,
             commands.environ,
             self._room.note_of,
-        )
-
-    def _new_trials(self) -> AutoTune | None:
-        if self._options.auto_tune != "on":
-            return None
-        display = self._display
-        return AutoTune(
-            Machine.of(self._starter.commands.local_world_size),
-            self._starter.tune_file,
-            self._event,
-            None if display.is_json else display.report,
         )
 
     # --- interface of the launcher -----------------------------------------------------------

@@ -37,6 +37,7 @@ from ..reporting.live_line import live_line
 from ..reporting.standard_output import say_last
 from ..reporting.termination_message import write_termination_message
 from ..reporting.time_report import report_time
+from ..tuning.job_values import Tuning
 from ..version import VERSION
 from ..workers.worker_starter import WorkerStarter
 from .agent import Agent
@@ -56,6 +57,7 @@ async def run_node(
     starter: WorkerStarter,
     display: Display,
     *,
+    tuning: Tuning,
     new_crew: Callable[[str], CheckCrew] | None,
     trust: Trust | None,
     conclude: Callable[[Agent], None] | None = None,
@@ -84,7 +86,7 @@ async def run_node(
 
         hosting = Hosting(rendezvous, display.event, trust, changed, history.report, address.meet)
     crew = new_crew(identity.node_id) if new_crew is not None else None
-    agent = Agent(options, display, starter, identity=identity, port=port, crew=crew)
+    agent = Agent(options, display, starter, identity=identity, port=port, crew=crew, tuning=tuning)
     if metrics is not None:
         metrics.serve(agent, recorder, history)
     new_answers = partial(_new_answers, agent, hosting, identity, rendezvous, history.report)

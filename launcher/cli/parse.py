@@ -11,7 +11,7 @@ from ... import defaults
 from ...errors import UsageError
 from ...events.event import Severity
 from ...rendezvous.protocol.messages import HangSpec
-from ..flags.values import AUTO_PRELOAD, BadValue, listed_endpoints, nearest, refuse, shown
+from ..flags.values import BadValue, listed_endpoints, nearest, refuse, shown
 from ..hosts_options import HostsOptions
 from ..log_options import LogOptions
 from ..options import LaunchOptions, ScriptMode
@@ -134,11 +134,6 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     rendezvous = rendezvous_options(given, warnings, rest[1:])
     rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     hang = _hang(given)
-    learns = given.get("auto_tune", "off") != "off" or given["preload"] == AUTO_PRELOAD
-    is_watched = given["watch_workers"] or hang is not None or learns
-    policy = launch_policy(
-        given, config, rendezvous, is_watched=is_watched, can_hang=hang is not None
-    )
     if not rest:
         raise UsageError("no script was given; expected ft-run [OPTIONS] SCRIPT [ARGS]...")
     refuse_missing(rest[0], mode, environ)
@@ -151,15 +146,16 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         logs=_logs(given, environ),
         signals=_signals(given, warnings),
         snapshot_replicas=_snapshot_replicas(given, rendezvous.max_nodes),
-        policy=policy,
         capture_errors=not given["no_capture_errors"],
         hang=hang,
         save_on_exit=launch_flags.saves_on_exit(given),
         checks=training_checks(given, warnings),
         warnings=tuple(warnings),
     )
+    watched, can_hang = options.are_workers_watched, hang is not None
+    policy = launch_policy(given, config, rendezvous, is_watched=watched, can_hang=can_hang)
     answer_dry_run(line, given, rest, warnings)
-    return options
+    return replace(options, policy=policy)
 
 
 def _mode(given: Given) -> ScriptMode:

@@ -3,7 +3,7 @@
 import gc
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
@@ -39,11 +39,10 @@ from ..reporting.event_log import EventLog
 from ..reporting.standard_output import say_last
 from ..spawner.client import SpawnerClient
 from ..stacks.flight_recorder import record_collectives
+from ..tuning.job_values import Tuning
 from ..workers.check_workers import check_crew
 from ..workers.file_timers import FileTimers, make_file_timers
-from ..workers.measuring import Measuring
 from ..workers.preload import start_preload
-from ..workers.tune_file import TuneFile, fingerprint
 from ..workers.worker_command import WorkerCommands, check_interpreter, worker_environ
 from ..workers.worker_starter import WorkerStarter
 
@@ -80,9 +79,7 @@ def launch(options: LaunchOptions, conclude: Callable[[Agent], None] | None = No
     ):
         if recordings := _recordings(options, plan.environ):
             after_all.callback(shutil.rmtree, recordings, ignore_errors=True)
-        if plan.tune_file is not None and plan.tune_file.ignored is not None:
-            display.event(plan.tune_file.ignored)
-        options = _preloaded(options, starter, display)
+        options = _preloaded(options, starter, display, plan.tuning.preload)
         new_crew = None
         if check_spawner is not None:
             new_crew = partial(
@@ -96,6 +93,7 @@ def launch(options: LaunchOptions, conclude: Callable[[Agent], None] | None = No
             plan.count,
             starter,
             display,
+            tuning=plan.tuning,
             new_crew=new_crew,
             trust=trust,
             conclude=conclude,
@@ -118,8 +116,7 @@ class _Plan(Struct, frozen=True):
     timers: FileTimers | None
     cpus: tuple[frozenset[int], ...] | None
     gpus_shown: dict[str, str]
-    tune_file: TuneFile | None
-    measuring: Measuring | None
+    tuning: Tuning
     log_dir: LogDir
 
 
@@ -145,8 +142,7 @@ def _plan(options: LaunchOptions) -> _Plan:
         commands=WorkerCommands(options, count.count, environ),
         cpus=_numa_cpus(options, count),
         gpus_shown=_gpus_shown(options),
-        tune_file=_tune_file(options, count.count),
-        measuring=_measuring(options, environ),
+        tuning=Tuning.of(options, count.count, environ),
         log_dir=LogDir.create(options.logs, options.rendezvous.job_id),
     )
 
@@ -158,9 +154,11 @@ def _recordings(options: LaunchOptions, environ: dict[str, str]) -> str:
     return ""
 
 
-def _preloaded(options: LaunchOptions, starter: WorkerStarter, display: Display) -> LaunchOptions:
+def _preloaded(
+    options: LaunchOptions, starter: WorkerStarter, display: Display, remembered: Sequence[str]
+) -> LaunchOptions:
     """Start the fork server of ``--preload``; return the options, without it if it is unusable."""
-    remark = start_preload(options, starter)
+    remark = start_preload(options, starter, remembered)
     if remark is None:
         return options
     display.event(LogMessage(remark, Severity.WARNING))
@@ -197,8 +195,6 @@ def _forked(
                 spawner,
                 relay,
                 plan.timers,
-                plan.tune_file,
-                plan.measuring,
             ),
             check_spawner,
         )
@@ -277,18 +273,6 @@ def _file_timers(environ: dict[str, str]) -> FileTimers | None:
     if environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
         return None
     return make_file_timers(environ)
-
-
-def _tune_file(options: LaunchOptions, workers: int) -> TuneFile | None:
-    if options.tune_file is None:
-        return None
-    return TuneFile(options.tune_file, fingerprint(options, workers))
-
-
-def _measuring(options: LaunchOptions, environ: dict[str, str]) -> Measuring | None:
-    if options.auto_tune != "advise":
-        return None
-    return Measuring(environ, find_devices(options.accelerator, os.environ))
 
 
 def _numa_cpus(options: LaunchOptions, count: WorkerCount) -> tuple[frozenset[int], ...] | None:

@@ -6,8 +6,7 @@
 from msgspec import Struct, field
 
 from .accounting import Phase
-from .advice import Advice
-from .measured import Measured
+from .advice import Advice, Measured
 
 
 class Training(Struct, frozen=True):

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 
 from ...events.record import MASTER, Record
 from .accounting import Accounting, Phase, seconds_of
-from .advice import advice
+from .advice import Measures, advice
 from .answers import Checkpoint, JobSummary, Nodes, Saves
 from .job_rounds import RestartFold, RoundFold, StepFold
-from .measured import Measures
 
 _KEPT: Final = 20
 _XIDS: Final = 20

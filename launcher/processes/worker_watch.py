@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...training.worker import page_layout as layout
-from ...training.worker import phases, recorders, starter, tuning_page
+from ...training.worker import phases, recorders, starter
 from .shared_memory import shared_file, shared_page
 
 _STARTER = str(Path(starter.__file__).parent)
@@ -60,21 +60,6 @@ class Computing(NamedTuple):
     seconds: float
     """Time in which it used that CPU time, up to a second ago."""
     uses_device: bool
-
-
-class Tuned(NamedTuple):
-    """A worker whose loader is tuned."""
-
-    step: int
-    """Completed steps."""
-    at_s: float
-    """When the last one ended (``time.monotonic``)."""
-    settings: int
-    """In effect; 0 if there is no loader that can be tuned."""
-    disturbed: int
-    """Changes while a checkpoint is written."""
-    switch_s: float
-    """How long training last waited for the start of a loader."""
 
 
 class WorkerWatch:
@@ -183,32 +168,17 @@ class WorkerWatch:
         """Return the backends of its process groups; empty if unknown."""
         return () if self.is_closed else recorders.read_backends(self._page)
 
-    def tune(self, settings: int) -> None:
-        """Have settings take effect on all ranks: the worker with rank 0 passes them on.
-
-        ``training.worker.tuning_page`` has their meaning; they are not 0.
-        """
-        if not self.is_closed:
-            self._page[layout.WANTED] = settings
-
-    def tuned(self) -> Tuned | None:
-        """Return the state of tuning; None if no step is complete, or one ends at this moment."""
-        if self.is_closed or not (at_ns := self._page[layout.STEP_NS]):
-            return None
-        page = self._page
-        found = Tuned(
-            page[layout.STEP],
-            at_ns / 1e9,
-            page[layout.IN_EFFECT],
-            page[layout.DISTURBED],
-            page[layout.SWITCH_NS] / 1e9,
-        )
-        return found if page[layout.STEP_NS] == at_ns else None
-
     @property
     def trial(self) -> str:
         """The settings that the worker has on trial; empty if none."""
-        return "" if self.is_closed else tuning_page.trial_of(self._page)
+        if self.is_closed:
+            return ""
+        return layout.read_text(self._page, layout.TRIAL_AT, layout.TRIAL_BYTES)
+
+    @property
+    def page(self) -> memoryview | None:
+        """The words of the page, for settings of the worker; None if it is closed."""
+        return None if self.is_closed else self._page
 
     @property
     def stacks_fd_there(self) -> int:

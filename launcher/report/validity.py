@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ...events.schema import json_schema
+from ...events.schema import event_classes, json_schema
 
 Check = Callable[[Any], bool]
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -15,19 +15,14 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "array": (list,),
     "object": (dict,),
 }
-_FINITE: Final = frozenset(
-    {
-        *("checkpoint.written", "hang.suspected", "host.suspended", "round.progressed"),
-        "tuning.measured",
-    }
-)
-"""Events whose numbers are never infinite, which is null in JSON."""
 
 
 def checks() -> dict[str, Check]:
     """Return a check of the fields for each event of this release, by its name."""
-    kinds = json_schema()["$defs"]
-    return {name: _check(kind, is_finite=name in _FINITE) for name, kind in kinds.items()}
+    parts = json_schema()["$defs"]
+    return {
+        kind.name: _check(parts[kind.name], is_finite=kind.is_finite) for kind in event_classes()
+    }
 
 
 def _check(part: Mapping[str, Any], *, is_finite: bool) -> Check:

@@ -1,11 +1,11 @@
 """The closing table of a job: where the time of this node went."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ...events.event import Severity
 from ...events.node import TimeAccounted
-from ...events.tuning import TuningAdvised
+from ..history.advice import Advice, advised
 from ..history.event_history import EventHistory
 from ..history.overlaps import DATA_WAIT, SLOW_STEPS
 from ..history.phases import Account, Spent
@@ -39,12 +39,11 @@ def report_time(display: Display, recorder: Recorder, history: EventHistory) -> 
     is_first, is_long = accounting.node_rank == 0, event.seconds >= _TABLE_FROM_S
     has_line = is_first and (display.is_json if is_long else bool(event.restarts))
     display.event(event, None if has_line else Severity.DEBUG)
-    advised = None
-    if summary.measured is not None:
-        advised = TuningAdvised(tuple(one.text for one in summary.advice))
-        display.event(advised, None if is_first and display.is_json else Severity.DEBUG)
+    advice = summary.advice if summary.measured is not None else None
+    if advice is not None:
+        display.event(advised(advice), None if is_first and display.is_json else Severity.DEBUG)
     if is_first and is_long and not display.is_json and display.shows(Severity.INFO):
-        display.report(table(event, advised))
+        display.report(table(event, advice))
 
 
 def accounted(account: Account) -> TimeAccounted:
@@ -62,7 +61,7 @@ def accounted(account: Account) -> TimeAccounted:
     )
 
 
-def table(event: TimeAccounted, advised: TuningAdvised | None = None) -> str:
+def table(event: TimeAccounted, advice: Sequence[Advice] | None = None) -> str:
     """Return the table, of at most 12 lines plus the advice."""
     rows = _largest_first(event.phases)
     shown = [row for row in rows if row[1] >= _SHOWN_S][:_ROWS]
@@ -87,9 +86,9 @@ def table(event: TimeAccounted, advised: TuningAdvised | None = None) -> str:
         lines.append(f"Goodput {event.goodput:.1%}{lost}")
     else:
         lines.append("Goodput not known: steps are not watched (--watch-workers)")
-    if advised is not None:
-        lines.append(f"Advice{':' if advised.lines else ': none'}")
-        lines += [f"  {line}" for line in advised.lines]
+    if advice is not None:
+        lines.append(f"Advice{':' if advice else ': none'}")
+        lines += [f"  {one.text}" for one in advice]
     return "\n".join(lines)
 
 

@@ -1,1 +1,1 @@
-"""``--auto-tune on``: which values to try, and whether one is faster. Pure: no clock, no I/O."""
+"""``--auto-tune`` and ``--tune-file``: values to try, whether they are faster, and those kept."""

@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from .rules import RULES
+from msgspec import Struct
 
 Values = Mapping[str, int]
 """By setting, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``."""
@@ -18,6 +18,35 @@ _SWITCHES = len("ABAB" + "AB" + "A")
 """At most, of a trial: after the six blocks, for the confirmation, and back."""
 _STEPS_TO_SWITCH = 100
 """A switch takes effect with the second step that follows."""
+
+
+class Rules(Struct, frozen=True):
+    """How long is measured, what counts as faster, and what it may cost."""
+
+    skip_steps: int = 20
+    """After a switch so many steps are not measured, ..."""
+    skip_s: float = 10.0
+    """... and at least this time."""
+    block_steps: int = 50
+    """A block has at least so many steps, ..."""
+    block_s: float = 20.0
+    """... and takes at least this time."""
+    pause_s: float = 60.0
+    """From the six blocks of a trial to the two that confirm them."""
+    block_gain: float = 0.02
+    """Each block with the new value takes at least this share less than each with the old one."""
+    median_gain: float = 0.05
+    """The median of the blocks takes at least this share less."""
+    cost_share: float = 0.01
+    """Of the training time so far, for switches and slower blocks."""
+    trials_max: int = 12
+    wait_share: float = 0.05
+    """Of the training time that goes to waiting for data, below which loaders stay as they are."""
+    disturbed_max: int = 20
+    """Blocks of a trial that may be disturbed by checkpoints and activities."""
+
+
+RULES = Rules()
 
 
 class Reading(NamedTuple):

@@ -5,11 +5,14 @@ and when it needs the next reading.
 """
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from .rules import RULES
-from .trial import Budget, Order, Outcome, Reading, Trial, Values
+from .trial import RULES, Budget, Order, Outcome, Reading, Trial, Values
 
+NUM_WORKERS, PREFETCH = SETTINGS = "num_workers", "prefetch_factor"
+_PREFETCH_MAX = 16
+"""Each prefetched batch takes memory of the host."""
 _IDLE_S = 60.0
 
 
@@ -135,3 +138,22 @@ class Tuner:
             for value in knob.candidates(values[knob.name])
             if (knob.name, value) not in self._forbidden
         ]
+
+
+def of_loader(cpus: float, workers: int) -> tuple[Knob, ...]:
+    """Return the settings of a loader.
+
+    ``cpus`` is the CPU limit of this node, which its ``workers`` training processes share.
+    """
+    most = max(1, int(cpus / workers))
+    return (
+        Knob(NUM_WORKERS, partial(_beside, most=most)),
+        Knob(PREFETCH, partial(_beside, most=_PREFETCH_MAX)),
+    )
+
+
+def _beside(value: int, *, most: int) -> Sequence[int]:
+    found = [] if value >= most else [min(2 * value, most)]
+    if value > 1:
+        found.append(value // 2)
+    return found

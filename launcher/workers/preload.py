@@ -20,7 +20,9 @@ from .worker_group import WorkerGroup
 from .worker_starter import WorkerStarter
 
 
-def start_preload(options: LaunchOptions, starter: WorkerStarter) -> str | None:
+def start_preload(
+    options: LaunchOptions, starter: WorkerStarter, remembered: Sequence[str]
+) -> str | None:
     """Have the spawner start a fork server, if ``--preload`` was given and it can be used.
 
     With ``auto`` it is started only if the modules are known from an earlier start. Returns why it
@@ -38,18 +40,13 @@ def start_preload(options: LaunchOptions, starter: WorkerStarter) -> str | None:
     if options.script.startswith("-"):
         return "--preload is ignored: the script is not a file; falling back to normal worker start"
     if options.preload == AUTO_PRELOAD:
-        if modules := _remembered(starter):
-            import_modules(modules, PreloadSource.TUNE_FILE, starter)
+        if remembered:
+            import_modules(remembered, PreloadSource.TUNE_FILE, starter)
         return None
     _refuse_missing_modules(options.preload, options.script)
     if not options.only_checks:  # else only check workers are started
         import_modules(options.preload, PreloadSource.OPTION, starter)
     return None
-
-
-def _remembered(starter: WorkerStarter) -> tuple[str, ...]:
-    """Return the modules that an earlier start of the job recorded."""
-    return starter.tune_file.values.preload if starter.tune_file is not None else ()
 
 
 def import_modules(modules: Sequence[str], source: PreloadSource, starter: WorkerStarter) -> None:
@@ -115,12 +112,13 @@ class Preload:
         starter: WorkerStarter,
         note: Callable[[Event], None],
         keep: Callable[[tuple[str, ...]], None],
+        remembered: tuple[str, ...],
     ) -> None:
         self._starter, self._note, self._keep = starter, note, keep
         self._source, self._modules = PreloadSource.OPTION, options.preload
         self._may_learn = False
         if options.preload == AUTO_PRELOAD:
-            self._source, self._modules = PreloadSource.TUNE_FILE, _remembered(starter)
+            self._source, self._modules = PreloadSource.TUNE_FILE, remembered
             self._may_learn = not self._modules
 
     def learn(self, group: WorkerGroup) -> None:

@@ -15,7 +15,6 @@ from ...rendezvous.protocol.offer import Snapshots
 from ...training.worker.phases import NAMES, TRAINING
 from ..history.accounted import STOPS
 from ..processes.worker_watch import Progress
-from .measuring import Measuring
 from .worker_group import WorkerGroup, WorkerGroupState
 
 _SOONEST_S: Final = 0.05
@@ -72,10 +71,10 @@ class StepEvents:
         self,
         note: Callable[[Event], None],
         held: Callable[[], Snapshots | None] = lambda: None,
-        measuring: Measuring | None = None,
+        progressed: Callable[[WorkerGroup, float, int], None] = lambda *_: None,
         stepped: Callable[[WorkerGroup], None] = lambda _: None,
     ) -> None:
-        self._note, self._held, self._measuring = note, held, measuring
+        self._note, self._held, self._progressed = note, held, progressed
         self._at_first_step = stepped
         self._timer: asyncio.TimerHandle | None = None
         self._group: WorkerGroup | None = None
@@ -181,9 +180,8 @@ class StepEvents:
         self._note(progress)
         watch = group.watches[0] if self._first is not None else None
         first = watch.progress() if watch is not None else None
-        if self._measuring is not None and first is not None:
-            at, training_s = group.assignment, progress.phases.get(NAMES[TRAINING], 0.0)
-            self._note(self._measuring.measure(at, group.watches, training_s, first.steps))
+        if first is not None:
+            self._progressed(group, progress.phases.get(NAMES[TRAINING], 0.0), first.steps)
 
 
 def _stepped(group: WorkerGroup) -> list[Progress]:

@@ -6,8 +6,6 @@ from ..logs.log_dir import LogDir
 from ..logs.relay_client import RelayClient
 from ..spawner.client import SpawnerClient
 from .file_timers import FileTimers
-from .measuring import Measuring
-from .tune_file import TuneFile
 from .worker_command import WorkerCommands
 
 
@@ -23,7 +21,3 @@ class WorkerStarter(Struct, frozen=True):
     """Carries their output if it must be prefixed, filtered or copied."""
     timers: "FileTimers | None" = None
     """Torch's timers that workers set themselves; None unless the user requested them."""
-    tune_file: "TuneFile | None" = None
-    """``--tune-file``; None if not given."""
-    measuring: "Measuring | None" = None
-    """``--auto-tune advise``; None if not given."""

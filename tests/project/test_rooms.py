@@ -18,6 +18,7 @@ FLOORS = (
     ("launcher.main", "launcher.api"),
     ("launcher.commands",),
     ("launcher.agent",),
+    ("launcher.tuning",),
     ("launcher.workers",),
     (
         *("launcher.preflight", "launcher.preemption", "launcher.metrics", "launcher.cli"),
@@ -28,7 +29,7 @@ FLOORS = (
     ("launcher.spawner", "launcher.logs", "launcher.saver", "launcher.stacks"),
     ("launcher.options", "launcher.environments"),
     ("launcher.log_options", "launcher.hosts_options"),
-    ("launcher.flags", "launcher.tuning"),
+    ("launcher.flags",),
     ("launcher.processes", "launcher.startup"),
     ("checks",),
     ("launcher.machine", "launcher.version"),

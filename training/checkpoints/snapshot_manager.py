@@ -47,7 +47,7 @@ class StepReport(NamedTuple):
     notice: int = 0
     """``Notice.code`` of the agent's notice."""
     loader: int = 0
-    """Settings for ``--auto-tune on`` (``worker/tuning_page.py``), from one rank only."""
+    """Settings for ``--auto-tune on`` (``worker/loader_settings.py``), from one rank only."""
     lacks_plan: int = 0
     """1 if the shards of the newest snapshot have no common metadata yet."""
     missing: int = Missing.NOTHING

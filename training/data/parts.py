@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ..random_numbers import generators_kept
-from . import loader_settings
+from ..worker import loader_settings
 from .part_memory import part_memory
 
 Begin = Callable[[int], AbstractContextManager[object]]
@@ -159,7 +159,7 @@ def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[
         with generators_kept(), begin(position.step):
             iterator = iter(loader)
         batch = next(iterator)
-        loader_settings.began(time.monotonic_ns() - began_ns)
+        loader_settings.record_start(time.monotonic_ns() - began_ns)
     _READINGS[loader] = _Reading(iterator, None)
     for _ in range(count - 1):
         yield batch

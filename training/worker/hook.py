@@ -40,7 +40,6 @@ from .patching import take_name, when_loaded
 from .phases import GROUPS, Phases, time_joining
 from .recorders import note_backends
 from .store_wait import RENDEZVOUS, await_before_connecting
-from .tuning_page import TuningPage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ def install(module: ModuleType, page: Page) -> None:
         piece=hook.piece,
         enter=hook.phases.enter,
         leave=hook.phases.leave,
-        tuning=TuningPage(page),
+        page=page,
     )
     when_loaded(
         {

@@ -4,6 +4,10 @@ It consists of 8-byte words. Each is written by one aligned store, so a reader n
 one. The agent writes ``WANTED``, the worker all others. Times are in CLOCK_MONOTONIC.
 """
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 PAGE_BYTES = 4096
 PAGE_FILE, STACKS_FILE = "ft-run-page", "ft-run-stacks"
 """The names of the page's memfd and of the one for stacks; /proc/PID/fd shows ``/memfd:NAME``."""
@@ -48,9 +52,9 @@ PAGE_FILE, STACKS_FILE = "ft-run-page", "ft-run-stacks"
     SQUARES,  # sum of the squares of the other waits, in square microseconds
     PROCESSES,  # num_workers of the last loader that training waited for
     PREFETCH,  # prefetch_factor of that loader
-    # --auto-tune on: tuning_page.py
-    WANTED,  # settings that should be in effect; 0 if nothing is tuned
-    IN_EFFECT,  # settings in effect; 0 if no loader can be tuned
+    # --auto-tune on: loader_settings.py
+    WANTED,  # settings that should be in effect; 0 if none are changed
+    IN_EFFECT,  # settings in effect; 0 if those of the loader cannot be changed
     DISTURBED,  # changes while a checkpoint is written
     STEP,  # completed steps
     STEP_NS,  # time at which the last step ended
@@ -68,3 +72,16 @@ NAMES_AT = 8 * (SUMS + PHASES_MAX)
 BACKENDS_AT, BACKENDS_BYTES = NAMES_AT + PHASES_MAX * NAME_BYTES, 128
 """Offset and size of the names of the backends of process groups: each is followed by a space, and
 the last by a zero (``recorders.py``)."""
+
+TRIAL_AT, TRIAL_BYTES = BACKENDS_AT + BACKENDS_BYTES, 64
+"""Offset and size of the settings that are on trial, as text: a failure is attributed to them."""
+
+
+def read_text(words: "Any", at: int, size: int) -> str:
+    """Return a text of the page: UTF-8 that ends before the first zero."""
+    return bytes(words.cast("B")[at : at + size]).partition(b"\0")[0].decode(errors="replace")
+
+
+def write_text(words: "Any", at: int, size: int, text: bytes) -> None:
+    """Write a text to the page, which must be shorter than ``size``."""
+    words.cast("B")[at : at + size] = text.ljust(size, b"\0")

@@ -21,6 +21,8 @@ from .page_layout import (
     PHASES_MAX,
     SINCE_NS,
     SUMS,
+    read_text,
+    write_text,
 )
 from .patching import take_name
 
@@ -97,7 +99,7 @@ class Phases:
             return OTHERS
         at = NAMES_AT + number * NAME_BYTES
         text = name.encode(errors="replace")[: NAME_BYTES - 1]
-        self._page.cast("B")[at : at + NAME_BYTES] = text.ljust(NAME_BYTES, b"\0")
+        write_text(self._page, at, NAME_BYTES, text)
         self._numbers[name] = number
         return number
 
@@ -127,9 +129,7 @@ def _idle_ns(page: Any, now_ns: int) -> int:
 def _name(page: Any, number: int) -> str:
     if number < len(NAMES):
         return NAMES[number]
-    at = NAMES_AT + number * NAME_BYTES
-    text = bytes(page.cast("B")[at : at + NAME_BYTES])
-    return text.partition(b"\0")[0].decode(errors="replace")
+    return read_text(page, NAMES_AT + number * NAME_BYTES, NAME_BYTES)
 
 
 def time_joining(c10d: Any, phases: Phases) -> None:

@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import contextmanager, suppress
 
-from .page_layout import BACKENDS_AT, BACKENDS_BYTES
+from .page_layout import BACKENDS_AT, BACKENDS_BYTES, read_text, write_text
 from .patching import take_name
 
 TYPE_CHECKING = False
@@ -62,13 +62,12 @@ def write_backends(words: Any, names: set[str]) -> None:
     text = "".join(f"{name} " for name in sorted(names)).encode(errors="replace")
     if len(text) >= BACKENDS_BYTES:  # the last one stands for a backend without a dump
         text = text[: BACKENDS_BYTES - len(_MORE) - 2].rpartition(b" ")[0] + f" {_MORE} ".encode()
-    words.cast("B")[BACKENDS_AT : BACKENDS_AT + BACKENDS_BYTES] = text.ljust(BACKENDS_BYTES, b"\0")
+    write_text(words, BACKENDS_AT, BACKENDS_BYTES, text)
 
 
 def read_backends(words: Any) -> tuple[str, ...]:
     """Return the names of backends in the page."""
-    text = bytes(words.cast("B")[BACKENDS_AT : BACKENDS_AT + BACKENDS_BYTES])
-    return tuple(text.partition(b"\0")[0].decode(errors="replace").split())
+    return tuple(read_text(words, BACKENDS_AT, BACKENDS_BYTES).split())
 
 
 _servers: list[Any] = []

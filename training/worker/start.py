@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NAME = "_ft_run_hook"
 """Name in ``sys.modules`` under which ``ft_run.training`` finds the hooks."""
-_NAMES = ("progress", "expect", "piece", "enter", "leave", "tuning")
+_NAMES = ("progress", "expect", "piece", "enter", "leave", "page")
 """Functions and objects of that module."""
 _LIBRARY = "torch"
 """Its import loads the hooks, which patch modules of it."""
@@ -127,7 +127,7 @@ class _Hooks:
             except Exception as error:
                 _say(error)
                 for name in _NAMES:
-                    setattr(self._module, name, None if name == "tuning" else _do_nothing)
+                    setattr(self._module, name, None if name == "page" else _do_nothing)
             self._is_loaded = True
             if self in sys.meta_path:
                 sys.meta_path.remove(self)

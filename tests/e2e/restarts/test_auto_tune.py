@@ -17,10 +17,10 @@ short_folder, ft = exact.short_folder, exact.ft
 # ft-run with trials that take a second.
 PROGRAM = """
 import sys
-from ft_run.launcher.tuning import rules
+from ft_run.launcher.tuning import trial
 
 # Before the modules that take the numbers from it are imported.
-rules.RULES = rules.Rules(
+trial.RULES = trial.Rules(
     skip_steps=2, skip_s=0.1, block_steps=5, block_s=0.2, pause_s=0.2, cost_share=1000
 )
 from ft_run.launcher.main import main

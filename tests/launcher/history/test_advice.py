@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from ft_run.events.record import json_value
 from ft_run.events.tuning import TuningMeasured
-from ft_run.launcher.history.advice import advice
-from ft_run.launcher.history.measured import Measured, Measures
+from ft_run.launcher.history.advice import Measured, Measures, advice
 from ft_run.tests.harness.job_events import Job
 from hypothesis import given
 from hypothesis import strategies as st

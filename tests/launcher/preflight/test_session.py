@@ -21,6 +21,7 @@ from ft_run.launcher.preflight.crew import CheckCrew
 from ft_run.launcher.preflight.session import CheckSession
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.spawner.client import SpawnerClient
+from ft_run.launcher.tuning.job_values import Tuning
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.launcher.workers.worker_starter import WorkerStarter
 from ft_run.rendezvous.master.link import LinkDown, LinkUp, MasterLink
@@ -100,6 +101,7 @@ class Node:
             identity=self.identity,
             port=self.port,
             crew=cast(CheckCrew, self.crew),
+            tuning=Tuning(),
         )
         self.agent._link = cast(MasterLink, self.link)
 

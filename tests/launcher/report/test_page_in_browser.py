@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from ft_run.launcher.history.accounting import Account, Phase
-from ft_run.launcher.history.advice import Advice
+from ft_run.launcher.history.advice import Advice, Measured
 from ft_run.launcher.history.answers import FailureNote, JobSummary
-from ft_run.launcher.history.measured import Measured
 from ft_run.launcher.report.job_report import FailureEntry, JobReport, Saved
 from ft_run.launcher.report.lanes import Lane, PhaseNames, Process
 from ft_run.launcher.report.page import page_of

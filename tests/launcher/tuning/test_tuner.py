@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 import pytest
-from ft_run.launcher.tuning.knobs import of_loader
 from ft_run.launcher.tuning.trial import Order, Values
-from ft_run.launcher.tuning.tuner import Tuner
+from ft_run.launcher.tuning.tuner import Tuner, of_loader
 from ft_run.tests.harness.tuned_machine import NOISES, Noise, TunedMachine, quiet
 
 USERS = {"num_workers": 2, "prefetch_factor": 2}

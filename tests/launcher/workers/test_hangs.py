@@ -20,7 +20,6 @@ from ft_run.rendezvous.protocol.messages import HangSpec, Stop
 from ft_run.rendezvous.protocol.stacks import NoHang, StackReport, Suspicion
 from ft_run.tests.launcher.stacks.test_control_plane import Server
 from ft_run.training.worker import page_layout as layout
-from ft_run.training.worker import tuning_page
 from ft_run.training.worker.recorders import write_backends
 
 RECORDED = Path(__file__).parents[2] / "rendezvous/diagnosis/dumps/gpu/recorded.0"
@@ -211,7 +210,8 @@ def test_server_of_a_worker_is_asked_instead_of_its_pipe(tmp_path: Path) -> None
 def test_a_suspicion_names_what_is_on_trial(node: Node) -> None:
     async def test() -> None:
         begun_long_ago(node)
-        node.watches[1]._page[layout.IN_EFFECT] = tuning_page.TRIAL | tuning_page.pack(4, 2)
+        trial = b"num_workers=4 prefetch_factor=2"
+        layout.write_text(node.watches[1]._page, layout.TRIAL_AT, layout.TRIAL_BYTES, trial)
         node.got_on(0, 100.0)
         node.got_on(1, 70.0)
         node.hangs._look()

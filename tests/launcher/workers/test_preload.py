@@ -9,7 +9,6 @@ from ft_run.events.preload import NothingToPreload, PreloadChanged, PreloadSourc
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner.messages import ForkServerEvent
 from ft_run.launcher.workers.preload import Preload
-from ft_run.launcher.workers.tune_file import TunedValues
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.training.worker.imported import FORKABLE, bits_of, names_of
 
@@ -27,13 +26,11 @@ class Node:
         self.orders: list[tuple[tuple[str, ...], PreloadSource]] = []
         self.events: list[Event] = []
         self.kept: list[tuple[str, ...]] = []
-        file = SimpleNamespace(values=TunedValues(preload=known)) if known else None
         starter: Any = SimpleNamespace(
             commands=WorkerCommands(options, 2, {}),
             spawner=SimpleNamespace(preload=self._preloads),
-            tune_file=file,
         )
-        self.preload = Preload(options, starter, self.events.append, self.kept.append)
+        self.preload = Preload(options, starter, self.events.append, self.kept.append, known)
         watches = [
             SimpleNamespace(imported=lambda found=found: bits_of(found)) for found in imported
         ]

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from ft_run.training import ElasticBatches
-from ft_run.training.data import loader_settings
 from ft_run.training.data.seeded import seeded
+from ft_run.training.worker import loader_settings, start
 from ft_run.training.worker import page_layout as layout
-from ft_run.training.worker import start, tuning_page
-from ft_run.training.worker.tuning_page import TRIAL, TuningPage, pack
+from ft_run.training.worker.loader_settings import TRIAL, pack
 from torch.utils.data import DataLoader, Dataset
 
 USERS, MORE = pack(1, 2), pack(2, 3)
@@ -35,9 +34,9 @@ class Noisy(Dataset[Any]):
 def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the page of a worker that is tuned."""
     words = memoryview(bytearray(4096)).cast("Q")
-    words[layout.WANTED] = tuning_page.NOTHING
+    words[layout.WANTED] = loader_settings.NOTHING
     hook: Any = ModuleType("_ft_run_hook")
-    hook.tuning = TuningPage(start.Page(words))
+    hook.page = start.Page(words)
     monkeypatch.setitem(sys.modules, "_ft_run_hook", hook)
     monkeypatch.setattr(loader_settings, "_agreed", 0)
     return words
@@ -83,7 +82,7 @@ def test_settings_that_are_accepted_begin_no_loader_anew(page: Any) -> None:
     data = ElasticBatches(Noisy(), 4)
     loader: DataLoader[Any] = DataLoader(Noisy(), batch_sampler=data, num_workers=1)
     loader_settings.agree(MORE | TRIAL)
-    for step, settings in enumerate([MORE | TRIAL, MORE | TRIAL, MORE, tuning_page.NOTHING, 0]):
+    for step, settings in enumerate([MORE | TRIAL, MORE | TRIAL, MORE, loader_settings.NOTHING, 0]):
         loader_settings.agree(settings)
         before = {child.pid for child in active_children()}
         list(data.parts(loader, step))
@@ -129,23 +128,25 @@ def test_a_worker_that_is_not_tuned_reports_nothing(page: Any) -> None:
 
 
 def test_numbers_of_settings() -> None:
-    assert tuning_page.unpack(pack(12, 7) | TRIAL) == (12, 7)
-    assert tuning_page.completed(pack(4, 0) | TRIAL, pack(1, 2)) == pack(4, 2) | TRIAL
-    assert tuning_page.completed(pack(0, 8), pack(1, 2)) == pack(1, 8)
-    assert tuning_page.unpack(pack(1 << 20, 1 << 20)) == (65535, 65535)
-    words = [0] * 512
-    words[layout.IN_EFFECT] = pack(4, 2)
-    assert tuning_page.trial_of(words) == ""
-    words[layout.IN_EFFECT] |= TRIAL
-    assert tuning_page.trial_of(words) == "num_workers=4 prefetch_factor=2"
+    assert loader_settings.unpack(pack(12, 7) | TRIAL) == (12, 7)
+    assert loader_settings.completed(pack(4, 0) | TRIAL, pack(1, 2)) == pack(4, 2) | TRIAL
+    assert loader_settings.completed(pack(0, 8), pack(1, 2)) == pack(1, 8)
+    assert loader_settings.unpack(pack(1 << 20, 1 << 20)) == (65535, 65535)
+
+
+def test_settings_on_trial_are_shown_as_text(page: Any) -> None:
+    for settings in (pack(4, 2), pack(4, 2) | TRIAL, pack(8, 3)):
+        loader_settings.record(settings)
+        shown = "num_workers=4 prefetch_factor=2" if settings & TRIAL else ""
+        assert layout.read_text(page, layout.TRIAL_AT, layout.TRIAL_BYTES) == shown
 
 
 def test_a_process_that_a_worker_forks_reports_nothing(
     page: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = loader_settings.page()
-    assert shared is not None
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    shared.in_effect(5)
-    shared.began(7)
-    assert page[layout.IN_EFFECT] == page[layout.SWITCH_NS] == 0
+    loader_settings.record(5)
+    loader_settings.record_start(7)
+    loader_settings.record_step(9, is_disturbed=True)
+    words = (layout.IN_EFFECT, layout.SWITCH_NS, layout.STEP, layout.DISTURBED)
+    assert [page[word] for word in words] == [0] * 4

@@ -8,10 +8,11 @@ AREAS = {
     "sums of phases": (8 * page_layout.SUMS, 8 * page_layout.PHASES_MAX),
     "names": (page_layout.NAMES_AT, page_layout.PHASES_MAX * page_layout.NAME_BYTES),
     "backends": (page_layout.BACKENDS_AT, page_layout.BACKENDS_BYTES),
+    "trial": (page_layout.TRIAL_AT, page_layout.TRIAL_BYTES),
 }
 """Offset and size."""
 OTHERS = {"PAGE_BYTES", "PHASES_MAX", "NAME_BYTES", "SUMS", "NAMES_AT"}
-OTHERS |= {"BACKENDS_AT", "BACKENDS_BYTES"}
+OTHERS |= {"BACKENDS_AT", "BACKENDS_BYTES", "TRIAL_AT", "TRIAL_BYTES", "TYPE_CHECKING"}
 
 
 def words() -> dict[str, int]:

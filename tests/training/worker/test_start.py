@@ -116,7 +116,7 @@ def test_hooks_that_cannot_be_loaded_are_reported_once(tmp_path: Path) -> None:
     found = run(
         HOOK,
         "watched.progress(1); watched.expect(2); watched.enter('a'); watched.leave()",
-        "print(watched.tuning)",
+        "print(watched.page)",
         TICKS,
         folder=tmp_path,
         says="ft-run cannot watch this worker: ModuleNotFoundError",

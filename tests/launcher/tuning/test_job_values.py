@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from ft_run.events.event import Event
-from ft_run.launcher.agent.auto_tune import AutoTune, Machine
-from ft_run.launcher.agent.tuning import Tuning
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions, ScriptMode
+from ft_run.launcher.tuning.job_values import Tuning
+from ft_run.launcher.tuning.loader_trials import LoaderTrials
+from ft_run.launcher.tuning.tune_file import TunedValues, TuneFile, fingerprint
 from ft_run.launcher.workers.smaller_parts import NAME, propose
-from ft_run.launcher.workers.tune_file import TunedValues, TuneFile, fingerprint
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.rendezvous.protocol.carried import CarriedValue
 from ft_run.rendezvous.protocol.claim import Past
@@ -42,7 +42,7 @@ def test_values_are_those_of_the_same_job(tmp_path: Path) -> None:
     known = TuneFile(str(path), JOB)
     assert known.values == TunedValues(8, ("torch", "a.b"))
     assert known.ignored is None
-    assert Tuning(known, lambda _: None).carried == (CarriedValue(NAME, 8),)
+    assert Tuning(known).carried == (CarriedValue(NAME, 8),)
     other = TuneFile(str(path), {**JOB, "script": "b.py", "torch": "2"})
     assert other.values == TunedValues()
     assert str(other.ignored) == (
@@ -130,7 +130,8 @@ def test_the_fingerprint_changes_with_the_script(tmp_path: Path, mode: ScriptMod
 
 def test_a_change_is_reported_once_and_kept_by_rank_0(tmp_path: Path) -> None:
     path, events = tmp_path / "tuned.json", list[str]()
-    tuning = Tuning(TuneFile(str(path), JOB), lambda event: events.append(str(event)))
+    tuning = Tuning(TuneFile(str(path), JOB))
+    tuning.listen(lambda event: events.append(str(event)))
     cause = worker_failure(1, proposal=propose(8, ()))
     four = Past(carried=(CarriedValue(NAME, 4, 1, 8),))
     two = Past(carried=(CarriedValue(NAME, 2, 2, 4),))
@@ -149,23 +150,22 @@ def test_a_change_is_reported_once_and_kept_by_rank_0(tmp_path: Path) -> None:
     ]
     assert TuneFile(str(path), JOB).values == TunedValues(2)
     assert tuning.carried == two.carried
-    assert Tuning(TuneFile(str(path), JOB), lambda _: None).carried == (CarriedValue(NAME, 2),)
+    assert Tuning(TuneFile(str(path), JOB)).carried == (CarriedValue(NAME, 2),)
 
 
 def test_settings_of_a_file_are_offered_only_with_auto_tune(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     begin(path, TunedValues(4, settings=(("num_workers", 2),)))
     file = TuneFile(str(path), JOB)
-    assert Tuning(file, lambda _: None).carried == (CarriedValue(NAME, 4),)
-    trials = AutoTune(Machine(2, 1), file, lambda _: None)
-    offered = Tuning(file, lambda _: None, trials).carried
+    assert Tuning(file).carried == (CarriedValue(NAME, 4),)
+    offered = Tuning(file, trials=LoaderTrials(2, 1, file)).carried
     assert offered == (CarriedValue(NAME, 4), CarriedValue("num_workers", 2))
 
 
 def test_what_is_preloaded_is_kept_by_rank_0_beside_the_other_values(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     TuneFile(str(path), JOB).keep(TunedValues(4), lambda _: None)
-    tuning = Tuning(TuneFile(str(path), JOB), lambda _: None)
+    tuning = Tuning(TuneFile(str(path), JOB))
     tuning.keep_preload(("torch",))
     tuning.begin(replace(FIRST, node_rank=1))
     tuning.keep_preload(("torch",))

@@ -4,25 +4,22 @@ The worker with rank 0 reads them from its page and sends them to all ranks with
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ...events.event import Event
 from ...events.tuning import SettingsStarted, TrialEnded, TuningEnded
 from ...rendezvous.protocol.messages import Assignment
-from ...training.worker import tuning_page
-from ..machine.cpu_limit import read_cpu_limit
+from ...training.worker import loader_settings
+from ...training.worker import page_layout as layout
 from ..processes.worker_watch import WorkerWatch
-from ..tuning.knobs import NUM_WORKERS, PREFETCH, SETTINGS, of_loader
-from ..tuning.trial import Order, Reading
-from ..tuning.tuner import Tried, Tuner
-from ..workers.tune_file import TuneFile
 from ..workers.worker_group import WorkerGroup, WorkerGroupState
+from .trial import Reading
+from .tune_file import TuneFile
+from .tuner import NUM_WORKERS, PREFETCH, SETTINGS, Tried, Tuner, of_loader
 
 _FIRST_LOOK_S = 1.0
 _AGAIN_S = 0.1
@@ -35,39 +32,29 @@ _NOTHING_TO_TRY = (
 )
 
 
-class Machine(NamedTuple):
-    """CPU limit and number of workers of this node."""
-
-    cpus: float
-    workers: int
-
-    @classmethod
-    def of(cls, workers: int) -> "Machine":
-        """Return the values of this host."""
-        limit = read_cpu_limit()
-        return cls(limit.cpus if limit is not None else os.cpu_count() or 1, workers)
-
-
-class AutoTune:
+class LoaderTrials:
     """The tuner of a job, while this node has rank 0."""
 
-    def __init__(
-        self,
-        machine: Machine,
-        file: TuneFile | None,
-        note: Callable[[Event], None],
-        show: Callable[[str], None] | None = None,
-    ) -> None:
-        """Initialize with the values of ``file``; ``show`` prints a table at the end."""
+    def __init__(self, cpus: float, workers: int, file: TuneFile | None = None) -> None:
+        """Initialize with the values of a file.
+
+        ``cpus`` is the CPU limit of this node, which its ``workers`` share.
+        """
         kept = dict(file.values.settings) if file is not None else {}
-        self._tuner = Tuner(of_loader(machine.cpus, machine.workers), kept)
-        self._file, self._note, self._show = file, note, show
+        self._tuner = Tuner(of_loader(cpus, workers), kept)
+        self._file = file
+        self._note: Callable[[Event], None] = lambda _: None
+        self._show: Callable[[str], None] | None = None
         self._group: WorkerGroup | None = None
         self._at: Assignment | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reported = 0
         """Number of trials that were reported."""
         self._has_loader = False
+
+    def listen(self, note: Callable[[Event], None], show: Callable[[str], None] | None) -> None:
+        """Pass events to ``note`` from now on, and a table at the end to ``show``."""
+        self._note, self._show = note, show
 
     @property
     def kept(self) -> Mapping[str, int]:
@@ -95,8 +82,9 @@ class AutoTune:
         if group is not None and self._at is not None and group.watches[0] is not None:
             self._group = group
             kept = self._tuner.kept
-            settings = tuning_page.pack(kept.get(NUM_WORKERS, 0), kept.get(PREFETCH, 0))
-            group.watches[0].tune(settings or tuning_page.NOTHING)
+            settings = loader_settings.pack(kept.get(NUM_WORKERS, 0), kept.get(PREFETCH, 0))
+            if (page := group.watches[0].page) is not None:
+                page[layout.WANTED] = settings or loader_settings.NOTHING
             self._look_in(_FIRST_LOOK_S)
 
     def close(self) -> None:
@@ -128,49 +116,42 @@ class AutoTune:
 
     def _look(self) -> None:
         group = self._group
-        watch = group.watches[0] if group is not None else None
-        if group is None or watch is None or group.state is not WorkerGroupState.RUNNING:
+        if group is None or group.state is not WorkerGroupState.RUNNING:
             return
-        reading = self._reading(group, watch)
+        watch = group.watches[0]
+        if watch is None or (page := watch.page) is None:
+            return
+        reading = self._reading(group, watch, page)
         if reading is None:
-            self._look_in(_FIRST_LOOK_S if watch.tuned() is None else _AGAIN_S)
+            self._look_in(_AGAIN_S if page[layout.STEP_NS] else _FIRST_LOOK_S)
             return
         order = self._tuner.read(reading)
         self._report()
         if order is None:
             self._stop()
             return
-        self._pass_on(watch, order)
+        if NUM_WORKERS in order.values:
+            settings = loader_settings.pack(order.values[NUM_WORKERS], order.values[PREFETCH])
+            page[layout.WANTED] = settings | (loader_settings.TRIAL if order.is_trial else 0)
         self._look_in(order.look_in_s)
 
-    def _pass_on(self, watch: WorkerWatch, order: Order) -> None:
-        if NUM_WORKERS in order.values:
-            settings = tuning_page.pack(order.values[NUM_WORKERS], order.values[PREFETCH])
-            watch.tune(settings | (tuning_page.TRIAL if order.is_trial else 0))
-
-    def _reading(self, group: WorkerGroup, watch: WorkerWatch) -> Reading | None:
+    def _reading(self, group: WorkerGroup, watch: WorkerWatch, page: memoryview) -> Reading | None:
         """Return the current values; None if no step is complete, or one is just ending."""
-        now = time.monotonic()
-        tuned, phases = watch.tuned(), watch.phases(now)
-        if tuned is None or phases is None:
+        now, step_ns, settings = time.monotonic(), page[layout.STEP_NS], page[layout.IN_EFFECT]
+        steps, disturbed = page[layout.STEP], page[layout.DISTURBED]
+        phases = watch.phases(now)
+        if not step_ns or page[layout.STEP_NS] != step_ns or phases is None:
             return None
         values = {}
-        if tuned.settings:
-            processes, prefetch = tuning_page.unpack(tuned.settings)
+        if settings:
+            processes, prefetch = loader_settings.unpack(settings)
             values = {NUM_WORKERS: processes, PREFETCH: prefetch}
             self._has_loader = True
         loadings = [one.loading() for one in group.watches if one is not None]
         waited_s = max((loading.wait_s for loading in loadings if loading is not None), default=0.0)
         others_s = sum(spent for name, spent in phases[2].items() if name not in _OWN_PHASES)
-        return Reading(
-            now,
-            tuned.at_s,
-            tuned.step,
-            values,
-            waited_s,
-            tuned.disturbed + others_s,
-            tuned.switch_s,
-        )
+        switch_s = page[layout.SWITCH_NS] / 1e9
+        return Reading(now, step_ns / 1e9, steps, values, waited_s, disturbed + others_s, switch_s)
 
     def _report(self) -> None:
         ended, at = self._tuner.tried[self._reported :], self._at

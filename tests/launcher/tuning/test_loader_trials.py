@@ -1,27 +1,28 @@
 """``--auto-tune on`` on a node: from the pages of its workers to lines, and to what they read."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from ft_run.events.event import Event
-from ft_run.launcher.agent.auto_tune import AutoTune, Machine
-from ft_run.launcher.agent.tuning import Tuning
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.tuning import trial, tuner
-from ft_run.launcher.tuning.rules import Rules
-from ft_run.launcher.workers.tune_file import TunedValues, TuneFile
+from ft_run.launcher.tuning.job_values import Tuning
+from ft_run.launcher.tuning.loader_trials import LoaderTrials
+from ft_run.launcher.tuning.trial import Rules
+from ft_run.launcher.tuning.tune_file import TunedValues, TuneFile
 from ft_run.launcher.workers.worker_group import WorkerGroupState
 from ft_run.rendezvous.protocol.carried import Carried, CarriedValue
 from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness.scene import worker_failure
+from ft_run.training.worker import loader_settings, phases, start
 from ft_run.training.worker import page_layout as layout
-from ft_run.training.worker import phases, start, tuning_page
-from ft_run.training.worker.tuning_page import NOTHING, TRIAL, TuningPage, pack
+from ft_run.training.worker.loader_settings import NOTHING, TRIAL, pack
 from msgspec.structs import replace
 
 FIRST = Assignment(0, "m", 0, 0, 1, 0, 1, 0, 1, "n", "127.0.0.1", 1, "", None)
@@ -37,11 +38,8 @@ class Node:
         self.lines: list[str] = []
         self.values = TunedValues(settings=tuple(kept.items()))
         self.kept: list[tuple[dict[str, int], float]] = []
-        self.auto = AutoTune(
-            Machine(2, 1),
-            cast(TuneFile, self),
-            self._note,
-        )
+        self.auto = LoaderTrials(2, 1, cast(TuneFile, self))
+        self.auto.listen(self.note, None)
         self._page = self.watch._page
         self._now_ns = time.monotonic_ns()
         self._step = 0
@@ -50,25 +48,27 @@ class Node:
         """Keep values, as a tune file does."""
         self.kept.append((dict(values.settings), values.gain))
 
-    def _note(self, event: Event) -> None:
+    def note(self, event: Event) -> None:
         self.lines.append(str(event).removeprefix("round=0 node_rank=0 "))
 
     def begin(self, assignment: Assignment = FIRST) -> None:
         self.auto.begin(assignment)
-        self.worker = TuningPage(start.Page(self._page))
+        hook: Any = ModuleType("_ft_run_hook")
+        hook.page = start.Page(self._page)
+        sys.modules["_ft_run_hook"] = hook
         self._page[layout.PID] = 1
         self._page[layout.PHASE] = phases.TRAINING
         self.auto.started(self.group)
 
     @property
     def wanted(self) -> int:
-        return self.worker.wanted
+        return loader_settings.wanted()
 
     def train(self, steps: int) -> None:
         """Complete steps; each waits for data."""
         wanted = self.wanted
-        self.worker.in_effect(tuning_page.completed(wanted & ~NOTHING, pack(1, 2)))
-        fast = tuning_page.unpack(wanted)[0] == 2
+        loader_settings.record(loader_settings.completed(wanted & ~NOTHING, pack(1, 2)))
+        fast = loader_settings.unpack(wanted)[0] == 2
         self._now_ns += steps * (STEP_NS // 2 if fast else STEP_NS)
         self._step += steps
         self._page[layout.STEP], self._page[layout.STEP_NS] = self._step, self._now_ns
@@ -95,6 +95,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "_ft_run_hook", ModuleType("_ft_run_hook"))
     rules = Rules(skip_steps=2, skip_s=0.05, block_steps=5, block_s=0.1, pause_s=0.1)
     for module in (trial, tuner):
         monkeypatch.setattr(module, "RULES", replace(rules, cost_share=1000.0))
@@ -173,7 +174,7 @@ def test_a_checkpoint_or_an_activity_disturbs(
             if node.lines:
                 break
             if is_checkpoint:
-                node.worker.stepped(node._step, is_disturbed=True)
+                loader_settings.record_step(node._step, is_disturbed=True)
             else:
                 node._page[layout.SUMS + phases.OTHERS] += 10**6
             node._page[layout.SUMS + phases.SAVING] += 10**6  # a snapshot is no disturbance
@@ -203,7 +204,7 @@ def test_other_nodes_and_other_scripts_tune_nothing(loop: asyncio.AbstractEventL
         node.begin()
         node.auto._look()  # before the first step
         node.train(1)
-        node.worker.in_effect(0)
+        loader_settings.record(0)
         node.auto._look()
         assert node.wanted == NOTHING
 
@@ -219,7 +220,8 @@ def test_accepted_values_are_used_by_the_next_node_with_rank_0(
     carried: list[Carried] = []
 
     def first(node: Node) -> None:
-        tuning = Tuning(None, node._note, node.auto)
+        tuning = Tuning(trials=node.auto)
+        tuning.listen(node.note)
         tuning.begin(FIRST)
         node.begin()
         assert tuning.carried == ()
@@ -234,7 +236,8 @@ def test_accepted_values_are_used_by_the_next_node_with_rank_0(
     assert carried == [(CarriedValue("num_workers", 2, 1),)]
 
     def second(node: Node) -> None:
-        tuning = Tuning(None, node._note, node.auto)
+        tuning = Tuning(trials=node.auto)
+        tuning.listen(node.note)
         for rank in (1, 0):
             assignment = replace(FIRST, node_rank=rank, past=Past(carried=carried[0]))
             tuning.begin(assignment)

@@ -10,8 +10,8 @@ from ft_run.events.tuning import TuningMeasured
 from ft_run.launcher.machine import idle_cpus
 from ft_run.launcher.machine.accelerators import Device
 from ft_run.launcher.processes.worker_watch import WorkerWatch
-from ft_run.launcher.workers import measuring
-from ft_run.launcher.workers.measuring import Measuring
+from ft_run.launcher.tuning import measuring
+from ft_run.launcher.tuning.measuring import Measuring
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.training.worker import page_layout as layout
 
