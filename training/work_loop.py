@@ -21,7 +21,7 @@ _NAME_MAX = 128
 _LEAVE_S = 10.0
 
 _used: set[tuple[int, str]] = set()
-"""Process id and name of the loops that run, or have ended."""
+"""Process ID and name of the loops that are running, or have ended."""
 
 
 def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Iterator[range]:
@@ -43,7 +43,7 @@ class _Pieces(Iterator[range]):
     def __init__(self, name: str, size: int, grain: int) -> None:
         self._of = name, size, grain
         self._running: Callable[[], Generator[range, None, None] | None] = lambda: None
-        """Returns the generator of the loop that runs."""
+        """Returns the generator of the running loop."""
         self._stepped: Generator[range, None, None] | None = None
         """The generator, if the script calls ``next``."""
         self._is_over = False
@@ -65,7 +65,6 @@ class _Pieces(Iterator[range]):
         return next(self._stepped)
 
     def close(self) -> None:
-        """Leave the loop."""
         if (loop := self._running()) is not None:
             loop.close()
         self._stepped = None
@@ -101,18 +100,18 @@ def _loop(name: str, size: int, grain: int) -> Iterator[range]:
                     _confirm(channel)
         is_over = True
     finally:
-        if not is_over:  # it may be entered again
+        if not is_over:  # it can be entered again
             _used.discard(used)
 
 
 def _connect(name: str, size: int, grain: int) -> socket.socket | None:
-    """Return a connection to the agent with a request for a piece; None: there is no agent."""
+    """Connect to the agent and request a piece; return None if there is no agent."""
     rank = int(os.environ.get("RANK", "0"))
     request = messages.OPEN.pack(messages.MAGIC, rank, size, grain) + name.encode()
     for pid in ancestors():
         with suppress(OSError):
             channel = connect(messages.SOCKET, pid)
-            channel.settimeout(None)  # a piece may be free only when another rank has failed
+            channel.settimeout(None)  # a piece may become free only when another rank has failed
             channel.send(request)
             return channel
     return None
@@ -122,8 +121,8 @@ def _next_piece(channel: socket.socket) -> int | None:
     """Wait for a piece; return None when all are confirmed.
 
     Raises:
-        ValueError: other ranks have given another size or grain, or use the name otherwise.
-        ConnectionError: the agent has ended.
+        ValueError: If other ranks use a different size or grain, or the name is in use.
+        ConnectionError: If the agent has ended.
     """
     answer = channel.recv(messages.PIECE.size + messages.REASON_BYTES)
     if not answer:
@@ -135,7 +134,7 @@ def _next_piece(channel: socket.socket) -> int | None:
 
 
 def _confirm(channel: socket.socket) -> None:
-    """Confirm the piece, request the next one, and report that this rank makes progress."""
+    """Confirm the piece, request the next one, and report progress."""
     hook = sys.modules.get("_ft_run_hook")
     if hook is not None:
         hook.piece()
@@ -143,7 +142,6 @@ def _confirm(channel: socket.socket) -> None:
 
 
 def _leave(channel: socket.socket) -> None:
-    """Give the piece back."""
     with suppress(OSError):
         channel.settimeout(_LEAVE_S)
         channel.send(messages.LEAVE)
@@ -151,7 +149,6 @@ def _leave(channel: socket.socket) -> None:
 
 
 def _own_share(name: str, size: int, grain: int) -> Iterator[range]:
-    """Yield this rank's part of a split by rank."""
     rank, ranks = (int(os.environ.get(key, "0")) for key in ("RANK", "WORLD_SIZE"))
     if not rank and len(_used) == 1:
         log(

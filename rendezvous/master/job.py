@@ -1,7 +1,7 @@
 """The rules of a job: the group of its nodes, and shared work next to it. No I/O, no clock.
 
-The group does not know of shared work: its commands include that a node is gone and that a round
-has begun, which are passed on here, like the messages of nodes that are not for the group.
+The group does not know shared work. Its commands report removed nodes and started rounds; this
+module passes them on, like messages of nodes that are not for the group.
 """
 
 from collections.abc import Iterator
@@ -32,16 +32,16 @@ class Job:
     def __init__(self, group: Group) -> None:
         self.group, self.work = group, SharedWork()
         self._nodes: dict[int, str] = {}
-        """By stream: the incarnation of the node."""
+        """Incarnation of the node, by stream."""
         self._links: dict[str, int] = {}
-        """By incarnation: its last stream."""
+        """Last stream of a node, by incarnation."""
 
     def progress(self, now: float) -> tuple[WorkProgress, ...]:
         """Return the progress of each name of shared work."""
         return self.work.progress(now)
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Process one event and return the commands, in order; as in ``Group.handle``."""
+        """Process one event and return the commands, in order; like ``Group.handle``."""
         commands: list[Command] = []
         match event:
             case Received(link, WorkReport() as report):
@@ -86,7 +86,7 @@ class Job:
         return [one for one in commands if not isinstance(one, RoundBegan | NodeGone)]
 
     def _ended(self, link: int, *, is_gone: bool) -> None:
-        """Process the end of a stream; ``is_gone`` unless its node can come back."""
+        """Process the end of a stream; ``is_gone`` unless its node can reconnect."""
         node = self._nodes.pop(link, None)
         if node is None or self._links.get(node) != link:
             return  # it has a newer stream
@@ -97,7 +97,6 @@ class Job:
             self.work.disconnected(node)
 
     def _noted(self, event: Event) -> Event:
-        """Return an event; its failure, if any, has the note of shared work."""
         match event:
             case Hung(number, failure):
                 return replace(event, failure=self.work.noted(number, failure))

@@ -1,7 +1,7 @@
-"""A node's part in ``shared_work``: hands pieces to its workers, keeps what they confirm.
+"""A node's part of ``shared_work``: hands pieces to its workers, and keeps the confirmed ones.
 
-No I/O, no clock. Pieces come from the master in batches. What the workers of this node have
-confirmed is kept for the life of the agent and claimed to every master.
+Pieces come from the master in batches. Pieces confirmed on this node are kept as long as the agent
+runs, and claimed to every master.
 """
 
 import math
@@ -15,47 +15,45 @@ from .messages import BOUNDS_MAX, NAMES_MAX, RATE_MAX, WorkClaim, WorkGrant, Wor
 from .pace import Pace
 
 OVER = -1
-"""The answer to a worker: all pieces are confirmed."""
+"""Answer to a worker if all pieces are confirmed."""
 _REPORTED_AFTER = 2
-"""Confirmed pieces are reported after the time of so many batches at the latest. What would then
-last for longer than another one is given back."""
+"""Confirmed pieces are reported after at most this many batch times; pieces for more than one
+further batch are then given back."""
 _ANSWER_S = 0.02
-"""A request that is not answered by then waits for pieces of other nodes."""
+"""A request that is unanswered after this time waits for pieces of other nodes."""
 _STRETCH_S = 1.0
 _GROWTH = 4
-"""The next batch has at most so many times the pieces done so far: a first one may be short."""
+"""Maximum size of the next batch, relative to the pieces done so far, because first pieces can be
+short."""
 
 
 class Taker(NamedTuple):
-    """One loop of a worker: the number distinguishes loops of a rank."""
+    """A worker's loop; ``number`` distinguishes the loops of a rank."""
 
     rank: int
     number: int
 
 
 class _Work:
-    """The pieces of one name."""
-
     def __init__(self, claim: WorkClaim, now: float) -> None:
         self.claim = claim
         self.confirmed, self.unsent = Intervals(), Intervals()
-        """By workers of this node, and those of them that no report has."""
+        """Pieces confirmed by workers of this node, and those that are not reported yet."""
         self.queue = Intervals()
-        """Granted, and not handed to a worker yet."""
+        """Granted pieces that no worker has yet."""
         self.in_hand: dict[Taker, int] = {}
         self.idle: list[Taker] = []
         """Loops that wait for a piece."""
         self.batch_s = 1.0
         self.is_known = False
-        """A master has agreed to its size and grain."""
+        """Whether a master has accepted its size and grain."""
         self.number = -1
-        """Of the request that is to be answered; -1: none is."""
+        """Number of the unanswered request; -1 if there is none."""
         self.done = 0
         """Pieces that workers of this node have confirmed in this round."""
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """Begin a round: nothing is held."""
         self.queue.bounds.clear()
         self.in_hand.clear()
         self.idle.clear()
@@ -64,30 +62,26 @@ class _Work:
 
     @property
     def is_over(self) -> bool:
-        """Whether all pieces are confirmed."""
         whole = [0, self.claim.pieces] if self.claim.size else []
         return self.is_known and self.confirmed.bounds == whole
 
     @property
     def due_at(self) -> float:
-        """When the next report is due that is no request; infinity: only after a change."""
-        if self.unsent and self.idle and not self.in_hand:  # others may wait for these pieces
+        """When the next report without a request is due; infinity if only after a change."""
+        if self.unsent and self.idle and not self.in_hand:  # other nodes may wait for these pieces
             return self.reported_at + _ANSWER_S
         later = self.reported_at + _REPORTED_AFTER * self.batch_s
         return later if self.unsent or self.queue else math.inf
 
     def rate(self, now: float) -> float:
-        """Return the pieces per second."""
         return min(self.pace.per_s(now, self.done), _GROWTH * self.done, RATE_MAX)
 
     def take_unsent(self) -> WorkClaim:
-        """Return what was confirmed since the last report, for the next one."""
         confirmed = tuple(self.unsent.bounds[:BOUNDS_MAX])
         del self.unsent.bounds[:BOUNDS_MAX]
         return replace(self.claim, confirmed=confirmed)
 
     def held(self) -> tuple[int, ...]:
-        """Return the bounds of what this node holds."""
         held = Intervals(self.queue.bounds)
         for piece in self.in_hand.values():
             held.add(piece, piece + 1)
@@ -100,22 +94,17 @@ class NodeWork:
     def __init__(
         self, send: Callable[[WorkReport], None], answer: Callable[[Taker, int | str], None]
     ) -> None:
-        """Start without work.
-
-        Args:
-            send: sends a message to the master; it is lost while the master is disconnected.
-            answer: sends a worker a piece, ``OVER``, or why it gets none.
-        """
+        """``send`` is lossy while the master is disconnected; ``answer`` may send an error."""
         self._send, self._answer = send, answer
         self._names: dict[str, _Work] = {}
         self._round, self._number = -1, 0
         self._left: dict[int, tuple[Taker, str]] = {}
-        """By rank: the loop that it has left by an exception or ``break``, and its name."""
+        """Loop that a rank has left by an exception or ``break``, and its name, by rank."""
 
     # --- workers -----------------------------------------------------------------------------
 
     def ask(self, taker: Taker, claim: WorkClaim, now: float) -> None:
-        """Handle a worker's request for a piece, which confirms the one that it holds."""
+        """Handle a worker's request for a piece, which confirms its previous one."""
         if (left := self._left.get(taker.rank)) is not None:
             self.give_back(*left, now)  # this worker is still alive
         work = self._names.get(claim.name)
@@ -162,7 +151,7 @@ class NodeWork:
             work.queue.add(piece, piece + 1)
             self._serve(work, now)
         if not work.idle and not work.in_hand and (work.queue or work.number >= 0):
-            work.queue.bounds.clear()  # no loop of this node needs pieces, or those requested
+            work.queue.bounds.clear()  # no loop of this node needs them
             self._report(work, now)
 
     def exited(self, rank: int, now: float) -> None:
@@ -172,7 +161,7 @@ class NodeWork:
                 self.give_back(taker, name, now)
 
     def note_of(self, rank: int) -> str:
-        """Return the note of a worker, which names the piece that it is doing; empty if none."""
+        """Return the note of a worker, which names its piece; empty if it has none."""
         for work in self._names.values():
             for taker, piece in work.in_hand.items():
                 if taker.rank == rank:
@@ -182,14 +171,14 @@ class NodeWork:
     # --- rounds ------------------------------------------------------------------------------
 
     def begin(self, round_number: int, now: float) -> None:
-        """A round begins: no worker has a piece."""
+        """Start a round, in which no worker has a piece."""
         self._round = round_number
         self._left.clear()
         for work in self._names.values():
             work.begin(now)
 
     def end(self, now: float) -> None:
-        """End a round, without live workers: report what was confirmed since the last report."""
+        """End a round, without live workers: report the pieces confirmed since the last report."""
         for work in self._names.values():
             work.begin(now)
             while work.unsent:
@@ -199,11 +188,11 @@ class NodeWork:
 
     @property
     def names(self) -> int:
-        """The number of reports in ``claims``."""
+        """Number of reports in ``claims``."""
         return len(self._names)
 
     def claims(self, now: float) -> list[WorkReport]:
-        """Return the claim for a new stream: it replaces all that was sent before."""
+        """Return the claim for a new stream, which replaces all earlier reports."""
         for work in self._names.values():
             work.unsent.bounds[:] = work.confirmed.bounds
         return [self._new_report(work, now) for work in self._names.values()]
@@ -216,7 +205,7 @@ class NodeWork:
         work.number = -1
         if grant.refusal:
             if not work.is_known:
-                del self._names[grant.name]  # the next round may use another size
+                del self._names[grant.name]  # the next round can use a different size
             takers, work.idle = work.idle, []
             for taker in takers:
                 self._answer(taker, grant.refusal)
@@ -228,11 +217,11 @@ class NodeWork:
         self._serve(work, now)
 
     def due_at(self) -> float:
-        """Return when ``tick`` is to report something; infinity: never."""
+        """Return when ``tick`` must report something; infinity for never."""
         return min((work.due_at for work in self._names.values()), default=math.inf)
 
     def tick(self, now: float) -> None:
-        """Report confirmed pieces that are due, and give back those beyond one batch."""
+        """Report confirmed pieces that are due, and give back pieces beyond one batch."""
         for work in self._names.values():
             if work.due_at <= now:
                 kept = max(1, math.ceil(work.rate(now) * work.batch_s))

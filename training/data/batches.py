@@ -118,7 +118,7 @@ class ElasticBatches(Sampler[list[int]]):
         return self._schedule.epoch(step)
 
     def total(self, epochs: int) -> int:
-        """Return the number of steps of some epochs; ``parts`` does not read ahead of it."""
+        """Return the number of steps of ``epochs`` epochs; ``parts`` does not read beyond it."""
         check_positive("epochs", epochs)
         self._until = self._schedule.total(epochs)
         return self._until

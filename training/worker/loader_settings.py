@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TRIAL = 1 << 40
 NOTHING = 1 << 41
-"""Of ``WANTED``: ``--auto-tune on`` was given, and changes nothing yet."""
+"""Value of ``WANTED`` if ``--auto-tune on`` was given, and changes nothing yet."""
 _FIELD = 0xFFFF
 
 _OF_SCRIPT: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
@@ -51,7 +51,7 @@ def unpack(number: int) -> tuple[int, int]:
 
 
 def completed(number: int, others: int) -> int:
-    """Return settings, with those of ``others`` where they are 0."""
+    """Return settings in which values of ``others`` replace zeros."""
     processes, prefetch = unpack(number)
     own_processes, own_prefetch = unpack(others)
     return number & TRIAL | pack(processes or own_processes, prefetch or own_prefetch)
