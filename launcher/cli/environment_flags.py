@@ -9,20 +9,6 @@ from ..flags.flag import Flag
 from ..flags.headings import RENDEZVOUS
 from .command_line import CommandLine, Given, answer, say
 
-_MARKS = (
-    "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "PMIX_NAMESPACE",
-    "SLURM_JOB_ID",
-    "SLURM_JOBID",
-    "LWS_LEADER_ADDRESS",
-    "JOB_COMPLETION_INDEX",
-    "SKYPILOT_NODE_IPS",
-    "SM_HOSTS",
-    "AWS_BATCH_JOB_NODE_INDEX",
-)
-"""Each environment sets one of these."""
-
 _SAYS_HOW_MANY = ("nnodes", "standalone", "rdzv_endpoint", "master_addr")
 
 
@@ -52,9 +38,8 @@ def add_environment(given: Given, environ: Mapping[str, str], warnings: list[str
         for key, one in found.items():
             given.put(key, [one.text], one.source)
         return
-    says_one = not any(given[key] for key in _SAYS_HOW_MANY)
-    if says_one and any(mark in environ for mark in _MARKS):
-        warnings.extend(filter(None, (suggestion(environ),)))
+    if not any(given[key] for key in _SAYS_HOW_MANY) and (hint := suggestion(environ)):
+        warnings.append(hint)
 
 
 def answer_dry_run(

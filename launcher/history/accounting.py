@@ -11,6 +11,7 @@ Durations within a run are from ``uptime_s``, which clock changes do not affect;
 two runs is from the wall clock.
 """
 
+from datetime import datetime
 from typing import Final
 
 from msgspec import Struct
@@ -32,7 +33,6 @@ _MAY_DRAIN: Final = IN_ROUND - {Phase.STOPPING}
 _MAY_HANG: Final = frozenset({Phase.BUILDING, Phase.TRAINING, Phase.RUNNING})
 _REPORTED: Final = frozenset({Phase.BUILDING, Phase.TRAINING})
 """Phases whose division among activities is known from workers' reports."""
-_DAYS_TO_1970: Final = 719_469
 _STRETCHES_MAX: Final = 1_000
 
 
@@ -339,10 +339,4 @@ class _KeptSteps:
 
 def seconds_of(time: str) -> float:
     """Return the Unix time of a record's ``time``: ``2026-11-25T06:38:28.123456Z``."""
-    date, _, rest = time.partition("T")
-    year, month, day = map(int, date.split("-"))
-    hour, minute, second = rest.removesuffix("Z").split(":")
-    # Days of the Gregorian calendar. Years start in March, so that a leap day is the last day.
-    year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
-    days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day
-    return (days - _DAYS_TO_1970) * 86_400.0 + int(hour) * 3600 + int(minute) * 60 + float(second)
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 
 from msgspec import Struct
 
@@ -114,5 +115,4 @@ def attempt_of(environ: Mapping[str, str]) -> int:
 
 def _written(now: float) -> str:
     """Return a time in UTC in RFC 3339 format: ``2026-11-25T06:38:28.123456Z``."""
-    seconds, micros = divmod(round(now * 1e6), 1_000_000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06d}Z"
+    return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

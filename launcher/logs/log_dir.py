@@ -15,6 +15,7 @@ import itertools
 import os
 import shutil
 import string
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
@@ -209,15 +210,6 @@ def _make_attempt_dir(run_dir: str, restart_count: int) -> str:
     raise AssertionError("an endless sequence has ended")
 
 
-def _make_random(parent: str, prefix: str) -> str:
-    """Create a directory with a random suffix, only for its owner; nodes may share ``parent``."""
-    while True:
-        path = os.path.join(parent, prefix + os.urandom(4).hex())
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-            return path
-
-
 def check_log_dir(path: str | None) -> None:
     """Raise ``LogDirError`` if a log directory could not be written, ignoring the free space.
 
@@ -236,7 +228,7 @@ def check_log_dir(path: str | None) -> None:
 
 def _make_probed(parent: str, prefix: str) -> str:
     """Create a run's directory and write a probe to it; on failure, leave nothing behind."""
-    path = _make_random(parent, prefix)
+    path = tempfile.mkdtemp(prefix=prefix, dir=parent)
     probe = os.path.join(path, ".probe")
     try:
         try:
@@ -253,27 +245,19 @@ def _make_probed(parent: str, prefix: str) -> str:
 
 
 def _make_temporary(prefix: str) -> tuple[str, str]:
-    """Create ``torchelastic_<random>/<run>`` in the first writable temporary directory.
-
-    The candidates are the same as in the standard library's ``tempfile``, whose import would cost
-    the agent several milliseconds.
-    """
-    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
-    reason: OSError | None = None
-    for candidate in (*named, "/tmp", "/var/tmp", "/usr/tmp", "."):  # noqa: S108 - the name in it is random
+    """Create ``torchelastic_<random>/<run>`` in the first writable temporary directory."""
+    try:
+        base = tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX)
         try:
-            base = _make_random(os.path.abspath(candidate), _TEMPORARY_PREFIX)
-            try:
-                return base, _make_probed(base, prefix)
-            except OSError:
-                os.rmdir(base)
-                raise
-        except OSError as error:  # noqa: PERF203 - few are tried
-            reason = reason or error
-    raise LogDirError(
-        "No temporary folder for the workers' error files can be written "
-        f"({reason}); set TMPDIR to a writable directory, or set --log-dir."
-    ) from reason
+            return base, _make_probed(base, prefix)
+        except OSError:
+            os.rmdir(base)
+            raise
+    except OSError as error:
+        raise LogDirError(
+            "No temporary folder for the workers' error files can be written "
+            f"({error}); set TMPDIR to a writable directory, or set --log-dir."
+        ) from error
 
 
 def _cannot_write(path: str, error: OSError) -> str:

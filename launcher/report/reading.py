@@ -224,16 +224,25 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict):
         return None
-    time, uptime_s = record.get("time"), record.get("uptime_s")
+    uptime_s = record.get("uptime_s")
     is_event = (
         all(isinstance(record.get(key), str) for key in ("name", "job", "node", "text"))
         and all(isinstance(record.get(key), int) for key in ("version", "attempt"))
-        and isinstance(time, str)
-        and _TIME.fullmatch(time) is not None
+        and _is_time(record.get("time"))
         and isinstance(uptime_s, int | float)
         and 0 <= uptime_s < _UPTIME_MAX_S
     )
     return record if is_event else None
+
+
+def _is_time(value: object) -> bool:
+    if not isinstance(value, str) or _TIME.fullmatch(value) is None:
+        return False
+    try:
+        seconds_of(value)
+    except ValueError:  # e.g. of February 30
+        return False
+    return True
 
 
 def _strictly_read(line: bytes) -> Any:

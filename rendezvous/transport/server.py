@@ -29,7 +29,7 @@ from ..trust.credentials import Trust
 from ..trust.wire import listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, SUCCESSION_KEY, server_options
 from .codec import WireError, decode_node, encode, encode_master, part_of
-from .health import NO_SENSE, Health
+from .health import NO_SENSE, health_handler
 from .lease_calls import NO_SENSE as NO_SENSE_OF_HOSTS
 from .lease_calls import answered, followed, greeting_data
 from .silent_streams import SilentStreams
@@ -95,6 +95,7 @@ class MasterServer:
         check_can_bind(address)  # before anything is created: a port in use is tried for hours
         _raise_open_files_limit()
         self._server = self._new_server()
+        self._server.add_generic_rpc_handlers((await health_handler(),))
         try:
             port = listen(self._server, address, self._trust)
         except RuntimeError as error:
@@ -118,9 +119,7 @@ class MasterServer:
         }
         if self._succession is not None:
             handlers["Lease"] = grpc.unary_unary_rpc_method_handler(self._kept(self._lease))
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, handlers), Health())
-        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         return server
 
     async def stop(self) -> None:

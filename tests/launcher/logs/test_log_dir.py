@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import stat
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,11 @@ def full_disk(small_disk: Path) -> Path:
     with suppress(OSError):
         (small_disk / "filler").write_bytes(b"x" * (1 << 20))
     return small_disk
+
+
+@pytest.fixture(autouse=True)
+def _temporary_folder_is_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
 
 
 def test_layout_is_that_of_torchrun(tmp_path: Path) -> None:

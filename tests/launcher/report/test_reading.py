@@ -103,6 +103,7 @@ def test_events_with_fields_of_other_types_are_counted(tmp_path: Path) -> None:
     bad: list[dict[str, Any]] = [
         {"is_again": 1},
         *({"uptime_s": -1}, {"uptime_s": 1e12}, {"time": "yesterday"}),
+        {"time": "2026-02-30T01:02:03.000000Z"},
         *(progress | {"steps": "1"}, progress | {"idle_s": None}, progress | {"node_rank": True}),
         *({**limit, "limit_s": "1"}, {"name": "round.progressed"}),
         *(failed | {"failure": one} for one in (None, {}, failure | {"host": 7})),
