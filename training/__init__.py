@@ -7,6 +7,7 @@ the names that need it.
 """
 
 import operator
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -137,8 +138,6 @@ def tuned(name: str, default: _T, values: Sequence[_T]) -> _T:
         values: ignored.
     """
     del values
-    import os
-
     from .worker.log import log
 
     if os.environ.get("RANK", "0") == "0":

@@ -1,6 +1,6 @@
 """Finds and ends the descendants of a process. Used by the single-threaded helpers.
 
-The import of psutil would cost more memory and time than the spawner may use.
+It reads the kernel's lists of children; psutil reads every process of the host to find them.
 """
 
 import os

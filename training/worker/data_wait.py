@@ -10,15 +10,11 @@ from __future__ import annotations
 import sys
 import time
 from _thread import get_ident
+from typing import Any
 
 from .page_layout import BATCHES, FIRST_WAIT_NS, PHASE, PREFETCH, PROCESSES, SQUARES, WAIT_NS
 from .phases import TRAINING
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from .start import Page
+from .start import Page
 
 LONG_NS = 1_000_000
 _MOST = (1 << 64) - 1

@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import sys
 import time
+from types import ModuleType
+from typing import Any
 from weakref import ref
 
 from .data_wait import DataWait
@@ -39,14 +41,8 @@ from .page_layout import (
 from .patching import take_name, when_loaded
 from .phases import GROUPS, Phases, time_joining
 from .recorders import note_backends
+from .start import Page
 from .store_wait import RENDEZVOUS, await_before_connecting
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from .start import Page
 
 STRETCH_NS = 10_000_000_000
 """Minimum length of the intervals from which steps per second are computed."""

@@ -5,9 +5,7 @@ The word ``IMPORTED`` of the worker's page has a bit for each module of ``FORKAB
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Container
+from collections.abc import Container
 
 _MODELS = (
     *("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma2", "gemma3", "phi3"),

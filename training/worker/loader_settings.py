@@ -11,7 +11,7 @@ is then attributed to them.
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from .page_layout import (
@@ -25,9 +25,7 @@ from .page_layout import (
     WANTED,
     write_text,
 )
-
-if TYPE_CHECKING:
-    from .start import Page
+from .start import Page
 
 TRIAL = 1 << 40
 NOTHING = 1 << 41
@@ -57,7 +55,7 @@ def completed(number: int, others: int) -> int:
     return number & TRIAL | pack(processes or own_processes, prefetch or own_prefetch)
 
 
-def _page() -> "Page | None":
+def _page() -> Page | None:
     """Return the page of this worker; None if it is not watched or this process was forked."""
     page: Page | None = getattr(sys.modules.get("_ft_run_hook"), "page", None)
     return page if page is not None and page.is_own() else None

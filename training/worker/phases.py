@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 import time
 from _thread import get_ident
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from .page_layout import (
     CHANGES,
@@ -25,13 +27,7 @@ from .page_layout import (
     write_text,
 )
 from .patching import take_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from .start import Page
+from .start import Page
 
 BUILDING, JOINING, RESTORING, FIRST_STEP, TRAINING, SAVING, OTHERS = range(7)
 """The phases of every worker. ``BUILDING`` lasts until the end of ``JOINING`` or ``RESTORING``;

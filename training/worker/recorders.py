@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from .page_layout import BACKENDS_AT, BACKENDS_BYTES, read_text, write_text
 from .patching import take_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    from .start import Page
+from .start import Page
 
 SOCKETS = "FT_RUN_RECORDER_SOCKETS"
 """Variable with the prefix of the socket's path; the process ID follows."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 from .patching import take_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 _STORE_WAIT_S = 60.0

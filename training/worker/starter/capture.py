@@ -14,8 +14,10 @@ Until there is an exception, it imports only modules that every interpreter has 
 ``typing``.
 """
 
+import _thread
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,8 +78,6 @@ def install_or_say(path: str) -> None:
         if path:
             install(path)
     except Exception as error:
-        import time
-
         now = time.strftime("%H:%M:%S")
         os.write(2, f"{now} ft-run cannot capture exceptions of this worker: {error!r}\n".encode())
 
@@ -108,8 +108,6 @@ def _install_for_program(ends: _ErrorFile, survived: _ErrorFile) -> None:
 
 def _install_for_threads(survived: _ErrorFile) -> None:
     # `threading`, which need not be loaded yet, takes its hook from here.
-    import _thread
-
     threading: Any = sys.modules.get("threading")
     previous: Any = _thread._excepthook if threading is None else threading.excepthook
 
@@ -129,7 +127,6 @@ def _as_json(
     kind: "type[BaseException]", error: "BaseException", trace: "TracebackType | None"
 ) -> bytes:
     """Return the content that ``@record`` would write, bounded."""
-    import time
     import traceback
     from _json import encode_basestring_ascii as quoted  # a script may have its own `json`
 
