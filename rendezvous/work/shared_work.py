@@ -1,12 +1,11 @@
-"""Grants the pieces of ``shared_work`` to nodes: work that no step waits for. No I/O, no clock.
+"""Grants the pieces of ``shared_work`` to nodes: work that no step waits for.
 
 A piece is confirmed once its body has ended. It is granted to one node of a round at a time, the
 lowest first, and again in the next round if it is not confirmed.
 
-The group of nodes is known by two facts only: a round has begun, with these members, and a node is
-gone. A node is known by its incarnation. Directly after ``Attend`` each node claims the pieces that
-it holds and has confirmed, a report for each name, so that a new master needs nothing else.
-
+The group reports two facts only: a round has started, with these members, and a node is gone. A
+node is identified by its incarnation. Directly after ``Attend``, each node claims the pieces that
+it holds and has confirmed, in a report for each name, so that a new master needs nothing else.
 **Nothing is granted until every member of the round has claimed or is gone**: a piece that looks
 free may be held by a member whose claim is on its way, after a takeover or a broken connection.
 """
@@ -26,11 +25,11 @@ from .pace import Pace
 _BATCH_S = 1.0
 """A node gets work for about this long, so that it sends about one request in that time."""
 _REQUESTS_PER_S = 500
-"""Of all nodes of a name: with more nodes than this, each gets work for longer."""
+"""Maximum request rate per name, over all nodes; with more nodes, each batch gets longer."""
 _STRETCH_S = 10.0
 _NOTED_S = 60.0
 _FRAGMENTS_MAX = 1_000
-"""Intervals in a grant."""
+"""Maximum number of intervals in a grant."""
 _NAMED_FROM = 3
 _FAILED_MAX = 1_000
 
@@ -43,13 +42,13 @@ class Work:
         self.confirmed = Intervals()
         self.free = Intervals((0, claim.pieces) if claim.size else ())
         self.held: dict[str, Sequence[int]] = {}
-        """What nodes of the round hold, by identity."""
+        """Pieces that nodes of the round hold, by identity."""
         self.rates: dict[str, float] = {}
-        """Pieces per second, of nodes of the round."""
+        """Pieces per second, by node of the round."""
         self.waiting: dict[str, WorkReport] = {}
-        """The last request of nodes that have not been answered, the oldest first."""
+        """Last unanswered request of each node, oldest first."""
         self.pace = Pace(now, _STRETCH_S)
-        """Of items."""
+        """Pace of items."""
         self.noted_at = now
 
     @property
@@ -65,12 +64,12 @@ class Work:
 
     @property
     def done(self) -> int:
-        """The number of confirmed items."""
+        """Number of confirmed items."""
         return min(self.claim.size, len(self.confirmed) * self.claim.grain)
 
     @property
     def batch_s(self) -> float:
-        """How long the pieces of a node shall last, in seconds."""
+        """How long the pieces of a node should last, in seconds."""
         return max(_BATCH_S, len(self.rates) / _REQUESTS_PER_S)
 
     def confirm(self, bounds: Sequence[int]) -> None:
@@ -80,7 +79,7 @@ class Work:
             self.free.remove(low, high)
 
     def hold(self, node_id: str, bounds: Sequence[int] = ()) -> None:
-        """Record all that a node holds now; what it held before and is not confirmed is free."""
+        """Replace the pieces that a node holds; its previous, unconfirmed pieces become free."""
         for low, high in pairs(self.held.pop(node_id, ())):
             self.free.add(low, high)
             for done in pairs(self.confirmed.within(low, high)):
@@ -94,7 +93,7 @@ class Work:
     def grant(self, report: WorkReport) -> list[int]:
         """Take pieces for a node that requests some.
 
-        Near the end that is half of its share by its rate, so that all nodes end together.
+        Near the end, it gets half of its share by its rate, so that all nodes end together.
         """
         share = len(self.free) * report.rate / (2 * sum(self.rates.values()) or 1)
         wanted = max(report.idle, int(min(math.ceil(report.rate * self.batch_s), share)))
@@ -104,35 +103,35 @@ class Work:
         return pieces[: 2 * _FRAGMENTS_MAX]
 
     def left_s(self, now: float) -> float:
-        """Return the seconds to the end at this rate; 0: not known, or at the end."""
+        """Return the seconds to the end at this rate; 0 if unknown, or at the end."""
         rate = self.pace.per_s(now, self.done)
         return (self.claim.size - self.done) / rate if rate else 0.0
 
 
 Output = tuple[str, WorkGrant] | MasterEvent
-"""A grant, with the node that it is for; or an event."""
+"""A grant with its node, or an event."""
 
 
 class SharedWork:
-    """All names of a job, which are kept to its end: a loop that is restarted ends at once."""
+    """All names of a job, which are kept to its end: a restarted loop then ends immediately."""
 
     def __init__(self) -> None:
         self.names: dict[str, Work] = {}
         self._now = 0.0
         self._round, self._members = -1, frozenset[str]()
-        """The round in which pieces are granted, and its nodes."""
+        """Round in which pieces are granted, and its nodes."""
         self._unclaimed: dict[str, int] = {}
-        """The number of reports that are left of the claim of a node."""
+        """Number of outstanding reports of a node's claim."""
         self._awaited: set[str] = set()
         """Members among them: nothing is granted before they have claimed or are gone."""
         self._claimed: dict[str, tuple[int, dict[str, Sequence[int]]]] = {}
-        """The round of which a node holds pieces, and these by name."""
+        """Round in which a node holds pieces, and these pieces by name."""
         self._numbers: dict[str, int] = {}
-        """The last report of a node."""
+        """Number of each node's last report."""
         self._due: set[str] = set()
-        """Names with a change that may let a request be answered."""
+        """Names with a change after which a request may be answered."""
         self._failed: dict[str, set[tuple[int, int]]] = {}
-        """By piece: the round and rank of each worker that failed while doing it."""
+        """Round and rank of each worker that failed while doing a piece, by piece."""
         self._outputs: list[Output] = []
 
     def progress(self, now: float) -> tuple[WorkProgress, ...]:
@@ -185,7 +184,7 @@ class SharedWork:
     # --- the streams of nodes ----------------------------------------------------------------
 
     def connected(self, node: str, claims: int) -> None:
-        """Await the claim of a node: so many reports follow, which replace what it sent before."""
+        """Wait for a node's claim: this many reports, which replace all earlier ones."""
         self.disconnected(node)
         self._unclaimed.pop(node, None)
         self._awaited.discard(node)
@@ -195,7 +194,7 @@ class SharedWork:
                 self._awaited.add(node)
 
     def disconnected(self, node: str) -> None:
-        """Drop the requests of a node: it sends them again when it reconnects."""
+        """Drop the requests of a node, which sends them again when it reconnects."""
         for work in self.names.values():
             work.waiting.pop(node, None)
 
@@ -228,7 +227,7 @@ class SharedWork:
             work.rates.pop(node, None)  # no worker of the node is in the loop
 
     def _is_claim(self, node: str) -> bool:
-        """Count a report of a node; return whether it is a part of its claim."""
+        """Count a report of a node; return whether it is part of its claim."""
         left = self._unclaimed.pop(node, 0)
         if left > 1:
             self._unclaimed[node] = left - 1
@@ -238,9 +237,9 @@ class SharedWork:
         return left > 0
 
     def noted(self, round_number: int, failure: Failure) -> Failure:
-        """Return the failure of a worker; its note has how many workers have failed in its piece.
+        """Add to a failure's note how many workers have failed in its piece.
 
-        The note is that of the node, which knows the piece (``WorkClaim.note``).
+        The node has named the piece in the note (``WorkClaim.note``).
         """
         if not failure.note.startswith(DOING) or failure.after_stop:
             return failure
@@ -297,7 +296,7 @@ class SharedWork:
         return work
 
     def _apply(self, node: str, names: Iterable[str]) -> None:
-        """Record what a node of the round holds, as it has claimed last."""
+        """Record the pieces that a node of the round holds, from its last claim."""
         number, held = self._claimed.get(node, (-1, {}))
         if self._is_in_round(node, number):
             for name in names:
