@@ -13,15 +13,15 @@ COMPARED_FACTS: Final = (
 _COMPARED: Final = frozenset(COMPARED_FACTS)
 
 CLOCKS_APART_S: Final = 10.0
-"""The clock difference to report. Orders reach all nodes immediately. A node that does not answer
-for a few seconds is lost (``node_timeout``), so the transit of an order explains less."""
+"""The clock difference to report. An order reaches all nodes at about the same time: a node that
+does not answer for a few seconds is lost (``node_timeout``), so its transit explains less."""
 
 
 def different_facts(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
     """Yield a node and the value, possibly a missing one, in which it differs from most others.
 
     Without a majority value, the right one is unknown: every node is reported, except the nodes of
-    a group that is larger than all others. Nodes without any value are not compared: an earlier
+    a group that is larger than any other. Nodes without any value are not compared: an earlier
     leader has received theirs.
     """
     facts = {node: mine for node, mine in facts.items() if not mine.keys().isdisjoint(_COMPARED)}
@@ -53,7 +53,7 @@ def _word(value: Fact | None) -> str:
 
 
 def different_clocks(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
-    """Yield a node and how far its clock is from the median, the farther of two.
+    """Yield a node and how far its clock is from the median, the farther of two middle clocks.
 
     All clocks must have been read at the same time.
     """

@@ -163,7 +163,10 @@ def _disks(root: Path, log_dir: str | None) -> dict[str, Fact]:
 
 
 def _infiniband(root: Path) -> dict[str, Fact]:
-    """Return each InfiniBand or RoCE port's state, rate, errors, and lag to its board's fastest."""
+    """Return state, rate and errors of each InfiniBand or RoCE port.
+
+    For an active port also how much slower it is than the fastest active port of its board.
+    """
     facts: dict[str, Fact] = {}
     rates: dict[str, dict[str, float]] = {}
     states = []

@@ -36,7 +36,7 @@ def collect_gpu_facts(environ: Mapping[str, str], load: NvmlLoader = load_nvml) 
     """Return the system information of every GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible.
 
     ``gpus`` is their number; ``gpu0_…`` is the first GPU of this process in NVML's order. Without a
-    driver the result is empty. MIG devices are judged by their GPU.
+    driver the result is empty. A MIG device is judged by the GPU that it is part of.
     """
     try:
         nvml = load()

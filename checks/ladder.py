@@ -29,7 +29,7 @@ _SHARES = {
 }
 """Maximum share of the total time limit per step.
 
-If every step from PAIR on hangs, they use two thirds of it. The earlier phases take a few seconds.
+If all steps from PAIR on hang, they use two thirds of it. The earlier phases take a few seconds.
 """
 
 _LEAST_SHARE = 1 / 20
@@ -61,7 +61,11 @@ class Ladder:
         Args:
             nodes: the nodes to check, by identity, in the order in which they meet.
             vouched: the nodes among them that have passed before.
-            known: the results of nodes that passed before; results of new ones are added.
+            known: the results of nodes that passed before; the results of nodes that pass now are
+                added.
+
+        Raises:
+            ValueError: If a minimum of ``spec`` is invalid: the master then rejects the job.
         """
         self._spec = spec
         self._level = Level(spec.level)

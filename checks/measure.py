@@ -44,7 +44,10 @@ BUDGETS: Final = {
 
 
 def needed_s(level: Level, phase: Phase) -> float:
-    """Return the minimum time of a phase's measurements in seconds, without meeting and imports."""
+    """Return the minimum time of all measurements of a phase, in seconds.
+
+    It does not include the time to meet, to open a device or to import torch.
+    """
     budget = BUDGETS[level]
     meeting_s = budget.latency_s + budget.bandwidth_s
     match phase:
@@ -63,7 +66,10 @@ def cpu_share(workers: int) -> float:
 def best_time_s(
     run: Callable[[], object], budget_s: float, *, clock: Clock = time.perf_counter
 ) -> float:
-    """Return the time of one complete ``run`` in seconds: the best of at least three."""
+    """Return the best time of ``run`` in seconds, of as many calls as fit ``budget_s``.
+
+    At least three calls are made. The work of ``run`` must be complete when it returns.
+    """
     times: list[float] = []
     start = before = clock()
     while len(times) < _LEAST_REPETITIONS or before - start < budget_s:

@@ -10,7 +10,7 @@ from .records import LOWER_IS_BETTER, METRICS, Fact, Metrics, Phase, Record
 
 
 class Blame(IntEnum):
-    """How likely a worker caused its own failure; the lowest value determines the node's reason."""
+    """How likely it is that a worker failed on its own; the lowest sets the node's reason."""
 
     OWN = 0
     """It exited on its own, hung alone, or reported an error."""
@@ -26,7 +26,8 @@ class WorkerAnswer(Struct, frozen=True):
     local_rank: int
     failure: str = ""
     held_up: bool = False
-    """It did not answer, but was waiting for other workers, or these had failed before."""
+    """It did not answer, but another worker may be the cause: it was waiting for others, or others
+    failed before its time limit."""
     metrics: Metrics = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
 

@@ -262,7 +262,7 @@ def _failures_to_explain(results: Results, node: str) -> frozenset[Meeting]:
 
     These are all failed meetings, if ``FAULTS`` faults can explain them. Otherwise there are more
     faults, anywhere among many nodes but not around a single one: only failures that are connected
-    with the node's own count.
+    with the failures of this node are then considered.
     """
     if len(results.failures) <= _EXPLAINED_MAX:
         failures = frozenset(results.failures)

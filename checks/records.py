@@ -15,7 +15,7 @@ Fact = str | int | float
 CLOCK_FACT: Final = "unix_time_s"
 """A node's clock when it received the order, in seconds since 1970."""
 Metrics = Mapping[str, float]
-"""The measurements of one node in one order, by name (``METRICS``), if they were made."""
+"""The measurements that one node made for one order, by name (``METRICS``)."""
 
 METRICS: Final = {
     # Matrix product in the training precision, of the slowest device, in 10^12 operations/s.

@@ -71,7 +71,7 @@ class Verdicts(Struct, frozen=True):
 
 
 def verdict(results: Results) -> Verdicts:
-    """Return the verdicts; ``plan`` must not have another step."""
+    """Return the verdicts; even if ``plan`` has another step, only nodes known to be good pass."""
     fit = frozenset(together(results))
     all_failure = _failure_of_all(results)
     unclear = _unclear_metrics(results)

@@ -1,4 +1,4 @@
-"""A check worker: one process per local worker, as long as the node is being checked.
+"""A check worker: one process per local worker, for as long as the node is being checked.
 
 It reads orders from its standard input and answers on its standard output (``worker_config``
 defines the messages); end-of-file ends it. It imports torch once, while it is idle. Each order that
@@ -156,6 +156,7 @@ class CheckWorker:
         return metrics, facts
 
     def _throttled(self, device: "torch.device") -> dict[str, Fact]:
+        """Return what throttles the GPU; call it right after work, while the GPU is hot."""
         if device.type == "cpu":
             return {}
         import torch

@@ -111,6 +111,7 @@ class CheckWorkerConfig:
     local_rank: int = 0
     local_world_size: int = 1
     device_index: int = 0
+    """The index of its GPU among the visible ones."""
     accelerator: str = "auto"
     """If ``cpu``, GPUs are not used; otherwise they are used if available."""
     gpus_asked_by: str = ""

@@ -31,7 +31,7 @@ def run(main: Coroutine[object, object, T]) -> T:
 def unblock(signals: Iterable[signal.Signals]) -> None:
     """Unblock signals that the parent process blocked; call this after setting their handlers.
 
-    Workers inherit the mask of the parent process, as from torchrun.
+    Workers still get the signal mask of the parent process, as from torchrun.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 

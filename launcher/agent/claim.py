@@ -41,7 +41,7 @@ class OwnClaim:
         return claim.rank_offset if claim is not None and claim.nodes else None
 
     def is_first_but(self, failures: Iterable[Failure]) -> bool:
-        """Return whether all nodes of lower rank in the last round are lost, by its failures."""
+        """Return whether ``failures`` show all nodes of lower rank in the last round as lost."""
         claim = self._claim
         if claim is None or not claim.nodes:
             return False

@@ -46,7 +46,7 @@ _FIND_AGAIN_S, _FIND_AGAIN_MAX_S = 1.0, 15.0
 
 
 class Hosting(Standalone):
-    """The master of several nodes, if it belongs in this process, and the agent's link to it."""
+    """The master of several nodes, if it belongs here, and the agent's link to the job's master."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class Standalone:
         return False
 
     async def start(self) -> None:
-        """Start the master if it belongs here; raise ``UsageError`` if it cannot listen."""
+        """Start the master."""
         self._master = self._new_master(self._settings())
 
     def connect(self, agent: Agent) -> MasterLink:

@@ -50,11 +50,11 @@ class ProcessFailure:
     exitcode: int
     """As in ``subprocess``: the exit code, or minus the signal number."""
     error_file: str
-    """Path of the ``@record`` file on the failed host; empty if there is none."""
+    """Path of the ``@record`` file on the worker's host; empty if there is none."""
     message: str
     """Node, rank and reason, in one phrase."""
     timestamp: int
-    """Unix time on the failed host, in seconds."""
+    """Unix time of the failure by the clock of its host, in seconds."""
     rank: int
     """-1 for a lost node."""
     node_rank: int

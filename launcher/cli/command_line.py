@@ -145,8 +145,8 @@ class CommandLine:
     ) -> tuple[Given, tuple[str, ...]]:
         """Return the flags' values, and the arguments of a command that does not run a script.
 
-        Flags and arguments may be mixed; more than ``most`` arguments are an error, which expects
-        ``right``.
+        Flags and arguments may be mixed. More than ``most`` arguments are an error, whose message
+        says that ``right`` is expected.
         """
         found: list[tuple[Flag, str]] = []
         arguments: list[str] = []

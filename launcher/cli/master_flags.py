@@ -69,7 +69,8 @@ class JobOptions(Struct, frozen=True):
         "ID of a job on this host, or process ID of its ft-run, instead of the argument.",
     )
     may_be_job: str = ""
-    """The argument, if it may also be the ID of a job or a process, which precedes the endpoint."""
+    """The argument, if it may also be the ID of a job or a process: such a job takes precedence
+    over the endpoint."""
     json: bool = _OPTIONS.option(False, "--json", "Print JSON instead of text.")
     timeout_s: float = _OPTIONS.option(
         10.0,

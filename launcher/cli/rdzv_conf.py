@@ -113,7 +113,10 @@ def _pairs(text: str, name: str) -> dict[str, str]:
 
 
 def _unquoted(text: str) -> str:
-    """Return ``text`` without spaces and quotes, even a single quote: ``'a=1,b=2'`` was split."""
+    """Return ``text`` without spaces and quotes at its ends.
+
+    A quote may be at one end only: ``'a=1,b=2'`` was split at the comma.
+    """
     return text.strip().strip("\"'").strip()
 
 

@@ -24,7 +24,7 @@ from ..reporting.stack_answer import stacks_answer
 from ..reporting.status_answer import status_dict
 
 _LEADER_S: Final = 2.0
-"""Time limit for the leader's answer after another host's answer, which is used without it."""
+"""Time limit for the leader if another host was queried; then that host's own answer is used."""
 
 
 class MasterCalls:
@@ -106,7 +106,10 @@ class MasterCalls:
     async def _ask(
         self, method: str, request: Any, reply: Any, limit_s: float | None = None
     ) -> Any:
-        """Return the answer of the first host that answers, each within ``limit_s`` seconds."""
+        """Return the answer of the first host that answers, each within ``limit_s`` seconds.
+
+        None is the usual limit.
+        """
         try:
             return await self._ask_here(method, request, reply, limit_s)
         except RendezvousError:

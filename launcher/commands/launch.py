@@ -171,14 +171,15 @@ def _forked(
 ) -> Iterator[tuple[WorkerStarter, SpawnerClient | None]]:
     """Fork the starter of workers, and the spawner of check workers; at the end, close them.
 
-    Raises ``NoProcessError`` if the kernel refuses another process.
+    An unused log directory is removed as well. Raises ``NoProcessError`` if the kernel refuses
+    another process.
     """
     with ExitStack() as closing:
         closing.callback(plan.log_dir.remove_if_unused)
         if plan.timers is not None:
             closing.callback(plan.timers.close)
-        # Fork before anything starts a thread or loads gRPC, and share memory that is loaded by
-        # now.
+        # Fork before anything starts a thread or loads gRPC, and share the memory of the modules
+        # that are loaded by now.
         gc.freeze()
         spawner = SpawnerClient()
         closing.callback(spawner.close)

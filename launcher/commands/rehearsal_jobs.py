@@ -26,6 +26,7 @@ class Run(Struct, frozen=True):
     """The result of the jobs of one row."""
 
     exit_code: int
+    """Exit code of the last job."""
     records: list[Record]
     """Records of all workers, by time."""
     output: str

@@ -134,7 +134,7 @@ def _job_id(variables: Variables, job: Found) -> tuple[Found, int]:
 
 
 def _workers(variables: Variables) -> Found | None:
-    """Return the number of GPUs of the step here; raise ``UsageError`` if others are visible."""
+    """Return the step's number of GPUs here; raise ``UsageError`` if more or fewer are visible."""
     count = gpus(variables.whole("SLURM_GPUS_ON_NODE"))
     visible = variables.text("CUDA_VISIBLE_DEVICES")
     if count is not None and visible is not None:

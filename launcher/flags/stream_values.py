@@ -75,7 +75,10 @@ def ranks(text: str) -> tuple[int, ...]:
 
 
 def filters(text: str) -> tuple[str, ...]:
-    """Parse a list of non-empty substrings; ``,,`` stands for a comma within one."""
+    """Parse a list of substrings; ``,,`` stands for a comma within one.
+
+    Empty substrings are dropped: they would be in every line.
+    """
     words = [""]
     for part in re.split("(,,|,)", text):
         if part == ",":

@@ -123,9 +123,9 @@ class Accounting:
     def account(self, now_s: float = 0.0, *, of_all: bool = False) -> Account:
         """Return where the time went until ``now_s`` (see ``uptime_s``); values never decrease.
 
-        For exact phases of the workers, call it immediately after ``round.progressed``. With
-        ``of_all`` it includes earlier runs, and ``goodput`` is the effective training time ratio
-        (ETTR).
+        A time before the last event has no effect. For exact phases of the workers, call it
+        immediately after ``round.progressed``. With ``of_all`` it includes earlier runs, and
+        ``goodput`` is the effective training time ratio (ETTR).
         """
         since_s = max(0.0, now_s - self._uptime_s)
         self._pass(since_s)

@@ -16,6 +16,7 @@ class Phase(enum.Enum):
     STARTING = "starting ft-run"
     WAITING = "waiting for nodes"
     STANDING_BY = "standing by"
+    """As a spare."""
     CHECKING = "checking"
     SPAWNING = "starting workers"
     BUILDING = "importing and building"
@@ -78,7 +79,7 @@ class Account(Struct):
 
     phases: dict[Spent, float] = field(default_factory=dict)
     restarts: dict[str, float] = field(default_factory=dict)
-    """Time by kind of the failure, as in ``Failure`` in a record."""
+    """Number of restarts by kind of the failure, as in ``Failure`` in a record."""
     restart_phases: dict[Spent, float] = field(default_factory=dict)
     """Part of ``phases`` from failures to the next training (or start of unwatched workers)."""
     lost: dict[str, float] = field(default_factory=dict)

@@ -39,7 +39,7 @@ class ErrorFile(Struct, frozen=True):
 
 
 def read_error_of_exit(path: str, now_s: float) -> ErrorFile | None:
-    """Return the record of a worker that exited, or else an error that it survived just before."""
+    """Return the error of a worker that exited, else one that it seemed to survive just before."""
     error = read_error_file(path)
     if error is not None or not path:
         return error

@@ -128,7 +128,7 @@ class Relay:
         return any(stream.can_catch_up for stream in self._streams.values())
 
     def _give_up(self) -> None:
-        """Exit without the agent, with all data in the files; incomplete lines are shown.
+        """Exit without the agent: received data is in the files; incomplete lines are shown.
 
         A process that outlived its job keeps a pipe open, or the console is stalled.
         """

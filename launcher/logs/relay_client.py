@@ -41,8 +41,9 @@ class RelayClient:
     def __init__(self, tell: Callable[[Event], None]) -> None:
         """Start a relay, with this process's standard output and error as its console.
 
-        ``tell`` is called if a log file ended early (full disk), output could not be shown, or the
-        relay was lost. Raises ``NoProcessError`` if no process can be started.
+        It is executed, not forked, because this process may have threads. ``tell`` is called if a
+        log file ended early (full disk), output could not be shown, or the relay was lost. Raises
+        ``NoProcessError`` if no process can be started.
         """
         self._tell = tell
         self._is_closing = False

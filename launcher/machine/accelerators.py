@@ -88,8 +88,8 @@ def find_accelerators(
 ) -> Accelerators:
     """Return the accelerators of ``kind`` that the workers can use; zero is not an error.
 
-    ``environ`` (the agent's, which the workers inherit) is interpreted like the runtime of that
-    kind does, except that ``ZE_AFFINITY_MASK`` is ignored: a job that hides Intel devices with it
+    ``environ`` (the agent's, which the workers inherit) is interpreted as by the runtime of that
+    kind, except that ``ZE_AFFINITY_MASK`` is ignored: a job that hides Intel devices with it
     needs a number for ``--nproc-per-node``. ``sys`` and ``dev`` are read below ``root``.
     """
     if kind is AcceleratorKind.NVIDIA:

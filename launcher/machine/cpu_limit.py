@@ -54,7 +54,7 @@ def read_cpu_limit(root: Path = _ROOT) -> CpuLimit | None:
 
     The limit is ``max(1, ceil(quota / period))`` of the tightest cgroup from this process's own up
     to the mount's root, and never above the affinity mask. A mask smaller than the machine is
-    itself a limit; shares and weights never are. Unreadable files are ignored.
+    itself a limit; shares and weights never are. Missing or malformed files are ignored.
     """
     mask, total = allowed_cpus(), _count_machine_cpus(root)
     quota = _tightest_quota(root)

@@ -39,7 +39,7 @@ class GpuWatch:
         """Return the bytes in use on the GPUs that workers can see. Only one call at a time.
 
         Raises:
-            NvmlFailedError: If there is no answer in time.
+            NvmlFailedError: If there is no answer in time, or it is an error.
         """
         self._answer = asyncio.get_running_loop().create_future()
         try:

@@ -38,9 +38,10 @@ def resolve(host: str) -> list[str]:
 def listen_address(endpoint: Endpoint) -> Endpoint | None:
     """Return the address to listen at if the endpoint names this host; None for another host.
 
-    For a name it is the wildcard address: Debian maps a host's own name to 127.0.1.1, which other
-    hosts cannot reach. The DNS may not know the name of a new pod, or have the address of the pod
-    that it replaced, so the name is also compared with this host's own.
+    For an IP address or ``localhost`` it is that address; for a name, the wildcard address: Debian
+    maps a host's own name to 127.0.1.1, which other hosts cannot reach. The DNS may not know the
+    name of a new pod, or have the address of the pod that it replaced, so the name is also compared
+    with this host's own.
     """
     return _listen_address(endpoint, resolve(endpoint.host))
 

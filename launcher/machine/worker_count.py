@@ -9,10 +9,6 @@ from ...errors import UsageError
 from .accelerators import AUTO, GPUS, AcceleratorKind, Accelerators, find_accelerators
 from .cpu_limit import CpuLimit, allowed_cpus, read_cpu_limit
 
-# The modules that inspect the machine are imported where they are needed: a plain number needs none
-# of them, and they would delay the first line of a worker.
-
-
 _NOTHING_TO_COUNT = (
     "no accelerator and no CPU limit; --nproc-per-node cpu starts a worker per CPU, as torchrun "
     "does"

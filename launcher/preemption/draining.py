@@ -74,7 +74,10 @@ class Draining:
         return self._page.withdraw()
 
     def are_ready(self, round_number: int) -> bool:
-        """Return whether all workers exited with 0 for a preemption; if so, inform the master."""
+        """Return whether all workers exited with 0 only because nodes are being preempted.
+
+        If so, the job is not over, and the master is informed that they are ready.
+        """
         order = self._order
         if order is None or order.round != round_number or order.grows or not self._page.only_ask:
             return False

@@ -18,7 +18,7 @@ _HEADER = struct.Struct("!I")
 _MAX_FDS = 253  # SCM_MAX_FD of Linux
 _READ_BYTES = 1 << 20
 _MAX_BYTES = 1 << 28
-"""The maximum length of a message; the first four bytes of any text are a larger number."""
+"""The maximum length of a message; the first four bytes of printable text are a larger number."""
 
 _T = TypeVar("_T")
 
@@ -68,6 +68,7 @@ class Incoming(Generic[_T]):
         """Return the messages that are complete after one read; None at end-of-file.
 
         Raises:
+            BlockingIOError: If the socket is non-blocking and there is no data.
             ValueError: If a message is invalid.
         """
         try:

@@ -19,7 +19,7 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when its parent dies; exit if it is already dead."""
+    """Have the kernel signal this process when ``parent`` dies; exit if that has died already."""
     prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # the parent died before the line above
         os._exit(SIGNAL_BASE + number)

@@ -17,5 +17,5 @@ def reader(kind: Any) -> Callable[[bytes], Any]:
 
     It raises ``ValueError`` if a field is missing or has a different type.
     """
-    # Unlike msgspec, json reads half of a surrogate pair: a byte of an argument that is no text.
+    # Unlike msgspec, json reads lone surrogates: undecodable bytes of an argument.
     return lambda data: msgspec.convert(json.loads(data), kind, str_keys=True)

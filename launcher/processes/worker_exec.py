@@ -146,7 +146,7 @@ def _become_worker(worker: Worker, fds: Sequence[int], parent: int, errors_to: i
         set_up(worker, fds)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # Python ignores these two signals; other programs expect the default.
+        # Python ignores SIGPIPE and SIGXFSZ; other programs expect the default.
         # The spawner ignores signals of a terminal; a worker gets the dispositions with which its
         # agent was started.
         for number in (signal.SIGPIPE, signal.SIGXFSZ, *worker.default_signals):

@@ -123,8 +123,9 @@ class WorkerWatch:
     def phases(self, now_s: float) -> tuple[int, str, dict[str, float], float] | None:
         """Return process ID, current phase, seconds per phase, and idle training seconds.
 
-        The last value is the training since its last progress. None if it is not watched now, or is
-        changing the values at this moment.
+        ``now_s`` is the time, or the time of its exit (``time.monotonic``). The last value is the
+        training since its last progress. None if it is not watched now, or is changing the values
+        at this moment.
         """
         if self.is_closed or not self._page[layout.PID]:
             return None
@@ -186,9 +187,9 @@ class WorkerWatch:
         return self._page[layout.STACKS_FD]
 
     def trainjob(self) -> tuple[int, bool]:
-        """Return the number of steps of the training, and whether the worker reports them itself.
+        """Return the number of steps of the whole training, and whether the worker reports itself.
 
-        The number is 0 if unknown. The report is progress in Kubeflow's TrainJob.
+        The number is 0 if unknown. The report is that of its progress to Kubeflow's TrainJob.
         """
         if self.is_closed:
             return 0, True

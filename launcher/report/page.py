@@ -58,7 +58,7 @@ def page_of(report: JobReport, reading: Reading) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return a source expression of a Content-Security-Policy."""
+    """Return the source expression of a Content-Security-Policy that allows ``text``."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

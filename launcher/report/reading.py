@@ -185,7 +185,7 @@ def _records(
 
 
 def _thinned(path: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the lines with their number: in large files, one progress report represents several.
+    """Yield each line, and the number of progress reports that it represents: several if many.
 
     The amounts in a report are sums since the start of the round. The first and the last report of
     a stretch stay.

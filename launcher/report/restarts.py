@@ -89,7 +89,7 @@ class RestartTimes:
         """The node that provides the times of the last restart; empty if none yet."""
 
     def add(self, record: Record, at_s: float, run: int, accounting: Accounting) -> None:
-        """Process an event of a start of the job; ``accounting`` of its node includes the event."""
+        """Process the next event; ``run`` is its start of the job; ``accounting`` includes it."""
         node = record["node"]
         match record["name"]:
             case "agent.started":

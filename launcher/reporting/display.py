@@ -139,7 +139,8 @@ class Display:
     def open(self, tell_last_words: Callable[[str], None]) -> None:
         """Reserve the row of the live line.
 
-        ``tell_last_words`` receives text that restores the terminal, whenever it changes.
+        ``tell_last_words`` receives the text that restores the terminal if this process is killed,
+        whenever it changes.
         """
         self._tell_last_words = tell_last_words
         self.refresh()
@@ -179,7 +180,7 @@ class Display:
         self._writer.finish()
 
     def hurry(self) -> None:
-        """Stop waiting for a reader: a signal requests this process to exit."""
+        """Stop waiting for a reader, because a signal has requested the exit of this process."""
         self._writer.hurry()
 
     def _set_aside(self, rows: int) -> None:

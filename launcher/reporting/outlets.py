@@ -60,7 +60,7 @@ class RotatedFile:
         """Whether the file ends in a part of a line, which could not be removed."""
 
     def open(self) -> None:
-        """Open or create the file; raises ``OSError`` if it is not a regular file."""
+        """Open or create the file; raises ``OSError`` if it is not a writable regular file."""
         # A FIFO without a reader would make a plain open wait for one.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         fd = os.open(self._path, flags, _MODE)

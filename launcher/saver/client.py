@@ -31,6 +31,7 @@ class SaverClient:
         """Write a checkpoint from the buffers of its shards. Only one call at a time.
 
         If the saver is killed, a new one retries once; a checkpoint of several nodes is given up.
+        The caller closes ``fds``, the buffers.
         """
         written = await self._ask(order, fds)
         if self._process is not None:

@@ -129,8 +129,8 @@ class SpawnerClient:
             secluded: the program of the workers first removes its own directory from ``sys.path``,
                 so modules are not searched there; the standard streams are ``/dev/null`` during
                 import.
-            source: ``WORKERS`` imports in the background; until that ends, workers start normally.
-                ``TUNE_FILE`` does too, but the first workers wait for it.
+            source: with ``WORKERS``, workers start normally until the import ends; otherwise they
+                wait for it. Only the import of ``OPTION`` has no time limit.
         """
         self.preloading = source is not PreloadSource.WORKERS
         lists = list(modules), list(argv), dict(env), list(differing)

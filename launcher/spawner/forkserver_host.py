@@ -73,7 +73,7 @@ class ForkServerHost:
         """Return the given processes that do not belong to workers.
 
         They are the fork server and processes that modules start during import (e.g. a compiler).
-        While the fork server forks, each of its descendants may be a worker.
+        While the fork server forks, each of its descendants may be a worker: the result is empty.
         """
         if self.state is ForkServerState.FORKING or not self.pid:
             return set()

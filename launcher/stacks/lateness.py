@@ -25,7 +25,8 @@ class Look(Struct, frozen=True):
 class Lateness:
     """The workers of a node that have shown no progress for too long. Times in seconds.
 
-    ``timeout_s`` is the maximum time without progress, 0 to derive it from the longest so far.
+    ``timeout_s`` is the maximum time without progress, 0 to derive it from the longest so far;
+    ``start_s`` is the maximum time to the first step.
     """
 
     def __init__(self, timeout_s: float, start_s: float) -> None:

@@ -108,7 +108,7 @@ def backends_of(dump: Dump) -> frozenset[str]:
 
 
 def summary(dump: Dump, most: int = GROUPS_MAX) -> RankCollectives:
-    """Return ``merged`` of a single dump, if no other backends of the rank are known."""
+    """Return ``merged`` of the only dump of a rank; its other backends are unknown."""
     return merged(dict.fromkeys(backends_of(dump) or {""}, dump), (), most)
 
 

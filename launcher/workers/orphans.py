@@ -27,7 +27,8 @@ def adopt_orphans(loop: asyncio.AbstractEventLoop, *, spare: Collection[int]) ->
 async def kill_orphans(*, spare: Collection[int | None]) -> None:
     """Kill every descendant of this process except ``spare`` and their descendants.
 
-    Returns when the others are dead; a process that is left then is in uninterruptible sleep.
+    Returns when the others are dead, or after a time limit: a process that is left then is in
+    uninterruptible sleep.
     """
     loop, left = asyncio.get_running_loop(), _descendants_but(spare)
     dying = Dying(left, loop.time(), have_devices=has_driver())
