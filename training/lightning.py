@@ -115,7 +115,7 @@ class _Elastic(Callback):
         loop, batches = trainer.fit_loop, self.batches
         if loop.max_epochs is not None and loop.max_epochs > 0:
             total = batches.data.total(loop.max_epochs)
-            if total < loop.max_epochs * batches.steps_per_epoch:  # carry
+            if total < loop.max_epochs * batches.steps_per_epoch:  # with "carry"
                 limit = loop.epoch_loop.max_steps
                 loop.epoch_loop.max_steps = total if limit < 0 else min(total, limit)
         schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]

@@ -129,7 +129,8 @@ def signal_name(number: int) -> str:
 
 # Error texts of a worker that fails because of a peer: those of Python, gloo, NCCL, the TCP store
 # and the socket layer, as seen when one rank of a running job is killed or cut off. A truncated
-# pickle is no lost peer. It is a text, since re compiles it at the first failure and caches it.
+# pickle does not mean a lost peer. A string, because re compiles it at the first failure and caches
+# it.
 _COLLATERAL = (
     r"(?i)connection (was )?(reset|closed|refused|aborted)|broken pipe|closed by peer"
     r"|socket (is )?closed|socket Timeout|recvValue failed|failed to recv"
@@ -233,7 +234,7 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
     it, even on the same node: a worker that ends closes its connections before it is dead, and a
     peer that detects that can be dead before it.
     """
-    return min(failures, key=evidence, default=None)  # of equals, the first
+    return min(failures, key=evidence, default=None)  # the first of equal ones
 
 
 def node_lost(node_rank: int | None, host: str, role: str, why: str) -> Failure:

@@ -69,7 +69,6 @@ class Order:
         self._sources, self._shuffle = sources, shuffle
         self._first_epoch = first_epoch
         self._begins = begins or (0,) * len(sources.sizes)
-        # The orders of epochs and blocks are kept for a while.
         kept = max(_KEPT, 2 * len(sources.sizes))
         self._permutation = lru_cache(kept)(
             lambda size, *what: Permutation(size, key_of(seed, *what))
