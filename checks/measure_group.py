@@ -209,8 +209,8 @@ class _AllReduce:
         """Run once and return the time in seconds.
 
         Raises:
-            WrongValueError: if the sum is wrong.
-            TimedOutError: if a GPU does not finish in time.
+            WrongValueError: If the sum is wrong.
+            TimedOutError: If a GPU does not finish in time.
         """
         self._buffer.copy_(self._mine)
         if self._timer is None:

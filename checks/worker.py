@@ -247,7 +247,7 @@ def has_gpu(config: CheckWorkerConfig, gpus: Any, built_for: str | None) -> bool
     """Return whether a worker checks its GPU (otherwise a CPU); ``gpus`` is ``torch.cuda``.
 
     Raises:
-        CheckError: if torch cannot use a GPU although one was requested or torch was built for the
+        CheckError: If torch cannot use a GPU although one was requested or torch was built for the
             machine's GPUs; or if there are GPUs, but none for this worker.
     """
     if config.accelerator == "cpu":

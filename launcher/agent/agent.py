@@ -245,10 +245,10 @@ class Agent:
         The link from ``connect`` calls ``attend`` and ``post``.
 
         Raises:
-            RefusedError: if the master refuses this node.
-            NodeExcludedError: if the master excludes this node.
-            RendezvousError: if the master cannot be reached.
-            SpawnerLostError: if the spawner died.
+            RefusedError: If the master refuses this node.
+            NodeExcludedError: If the master excludes this node.
+            RendezvousError: If the master cannot be reached.
+            SpawnerLostError: If the spawner died.
         """
         self._listen(asyncio.get_running_loop())
         self._link = connect(self)

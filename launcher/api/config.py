@@ -81,7 +81,7 @@ def command_line(config: LaunchConfig) -> list[str]:
     """Return the flags that are equivalent to ``config``; ``cli`` parses their values.
 
     Raises:
-        UsageError: if a value cannot be written as the value of a flag.
+        UsageError: If a value cannot be written as the value of a flag.
     """
     words = [
         f"--nnodes={config.min_nodes}:{config.max_nodes}",

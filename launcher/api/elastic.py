@@ -94,7 +94,7 @@ class ChildFailedError(FtRunError):
         """Return the root cause with its rank.
 
         Raises:
-            LookupError: if the job failed before any worker did.
+            LookupError: If the job failed before any worker did.
         """
         for rank, failure in self.failures.items():
             return rank, failure
@@ -138,12 +138,12 @@ def launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any]) 
         program, or a node that was a spare at the end.
 
     Raises:
-        UsageError: if the configuration or the entry point is invalid.
-        ChildFailedError: if workers failed and no restart is left.
-        RendezvousError: if there is no master, or there are too few nodes in time.
-        RefusedError: if the master refuses this node.
-        SpawnerLostError: if the process that starts the workers was killed.
-        JobInterruptedError: if a signal ended the agent.
+        UsageError: If the configuration or the entry point is invalid.
+        ChildFailedError: If workers failed and no restart is left.
+        RendezvousError: If there is no master, or there are too few nodes in time.
+        RefusedError: If the master refuses this node.
+        SpawnerLostError: If the process that starts the workers was killed.
+        JobInterruptedError: If a signal ended the agent.
         KeyboardInterrupt: on Ctrl-C, after the workers have been stopped in order.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):

@@ -53,7 +53,7 @@ def read_call(
         prepare: receives the description of the calling process before the function is looked up.
 
     Raises:
-        UnsafeFileError: if another user may have written the file.
+        UnsafeFileError: If another user may have written the file.
     """
     with _open_own(folder, "call") as file:
         prepare(pickle.load(file))  # noqa: S301 - written by this user, see above
@@ -70,7 +70,7 @@ def read_results(folder: str, pids: Mapping[int, int]) -> dict[int, Any]:
     """Return the function's results by rank; ``pids`` are the workers of the last round by rank.
 
     Raises:
-        UnsafeFileError: if another user may have written a file.
+        UnsafeFileError: If another user may have written a file.
     """
     return {rank: _read_result(folder, f"result.{pid}") for rank, pid in pids.items()}
 

@@ -51,7 +51,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Parse ``argv`` (without the program's name) and ``environ``.
 
     Raises:
-        UsageError: if they are invalid; the message has the problem, the value and what is
+        UsageError: If they are invalid; the message has the problem, the value and what is
             expected.
         SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run``.
     """

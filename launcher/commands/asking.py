@@ -171,8 +171,8 @@ def as_status(reply: Any) -> dict[str, Any]:
     """Return a ``StatusReply`` of protobuf as JSON values, with all fields.
 
     Raises:
-        OutOfBounds: if a value is not within its bounds.
-        WireError: if the reply is invalid.
+        OutOfBounds: If a value is not within its bounds.
+        WireError: If the reply is invalid.
     """
     status = from_part(StatusReply, reply)
     check(status)

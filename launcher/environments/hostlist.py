@@ -18,7 +18,7 @@ def expand(text: str) -> tuple[str, ...]:
     """Return the hosts of a list, in its order.
 
     Raises:
-        BadHostListError: if it is invalid, or has more than ``MOST_HOSTS`` hosts.
+        BadHostListError: If it is invalid, or has more than ``MOST_HOSTS`` hosts.
     """
     hosts: list[str] = []
     for word in _split(text):

@@ -37,8 +37,8 @@ class ConsoleFile:
         part.
 
         Raises:
-            BlockingIOError: if the console does not accept anything now.
-            OSError: if it does not accept anything any more.
+            BlockingIOError: If the console does not accept anything now.
+            OSError: If it does not accept anything any more.
         """
         if self._asks_first and not self.is_writable(0.0):
             raise BlockingIOError

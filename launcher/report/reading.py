@@ -240,7 +240,7 @@ def _is_time(value: object) -> bool:
         return False
     try:
         seconds_of(value)
-    except ValueError:  # e.g. of February 30
+    except ValueError:  # e.g. February 30
         return False
     return True
 

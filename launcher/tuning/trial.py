@@ -1,4 +1,4 @@
-"""One trial: is a new value faster than the old one, and is that so again later? Pure."""
+"""A trial: is a new value faster than the old one, and again later? No I/O, no clock."""
 
 from collections.abc import Generator, Mapping, Sequence
 from statistics import median
@@ -7,50 +7,50 @@ from typing import NamedTuple
 from msgspec import Struct
 
 Values = Mapping[str, int]
-"""By setting, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``."""
+"""Values by setting, e.g. ``{"num_workers": 4, "prefetch_factor": 2}``."""
 
 _ORDER = "ABBAAB"
-"""The blocks of a trial: old value (A), new value (B). What drifts evenly hits both alike."""
+"""The blocks of a trial: old value (A), new value (B). Uniform drift affects both equally."""
 _CONFIRMATION = "AB"
 
 _LOOK_MIN_S = 0.1
 _SWITCHES = len("ABAB" + "AB" + "A")
-"""At most, of a trial: after the six blocks, for the confirmation, and back."""
+"""Maximum number per trial: in the six blocks, for the confirmation, and back."""
 _STEPS_TO_SWITCH = 100
 """A switch takes effect with the second step that follows."""
 
 
 class Rules(Struct, frozen=True):
-    """How long is measured, what counts as faster, and what it may cost."""
+    """Limits of trials: how long they measure, what counts as faster, and what they may cost."""
 
     skip_steps: int = 20
-    """After a switch so many steps are not measured, ..."""
+    """Number of steps after a switch that are not measured, ..."""
     skip_s: float = 10.0
     """... and at least this time."""
     block_steps: int = 50
-    """A block has at least so many steps, ..."""
+    """Minimum number of steps of a block, ..."""
     block_s: float = 20.0
-    """... and takes at least this time."""
+    """... which takes at least this time."""
     pause_s: float = 60.0
-    """From the six blocks of a trial to the two that confirm them."""
+    """Time between the six blocks of a trial and the two that confirm them."""
     block_gain: float = 0.02
     """Each block with the new value takes at least this share less than each with the old one."""
     median_gain: float = 0.05
     """The median of the blocks takes at least this share less."""
     cost_share: float = 0.01
-    """Of the training time so far, for switches and slower blocks."""
+    """Share of the training time so far that switches and slower blocks may cost."""
     trials_max: int = 12
     wait_share: float = 0.05
-    """Of the training time that goes to waiting for data, below which loaders stay as they are."""
+    """Share of the time spent waiting for data, up to which loaders stay unchanged."""
     disturbed_max: int = 20
-    """Blocks of a trial that may be disturbed by checkpoints and activities."""
+    """Maximum number of blocks of a trial that checkpoints and activities may disturb."""
 
 
 RULES = Rules()
 
 
 class Reading(NamedTuple):
-    """What is known of the training at one moment."""
+    """The state of the training at one moment."""
 
     now_s: float
     at_s: float
@@ -58,17 +58,17 @@ class Reading(NamedTuple):
     steps: int
     """Completed steps."""
     values: Values
-    """The settings in effect; empty: the script uses nothing that can be tuned."""
+    """The settings in effect; empty if the script uses nothing that can be tuned."""
     waited_s: float = 0.0
-    """How long training has waited for data, in sum."""
+    """Total time that training has waited for data."""
     disturbed: float = 0.0
     """Changes while a checkpoint is written or an activity runs."""
     switch_s: float = 0.0
-    """What a switch of the loader costs, by the last one (or the start)."""
+    """Cost of a switch of the loader, from the last one (or the start)."""
 
 
 class Order(NamedTuple):
-    """What a tuner wants."""
+    """An order of the tuner."""
 
     values: Values
     """The settings that should be in effect."""
@@ -87,11 +87,11 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """What may still be spent."""
+        """The time that may still be spent."""
         return RULES.cost_share * self.trained_s - self.spent_s
 
     def missing_s(self, switch_s: float) -> float:
-        """Return how much more training must come before a trial; <= 0: none.
+        """Return how much more training is needed before a trial; <= 0 if none.
 
         Half of the budget is kept for blocks that turn out slower.
         """
@@ -99,15 +99,15 @@ class Budget:
 
 
 class Outcome(NamedTuple):
-    """What a trial has found."""
+    """The result of a trial."""
 
     is_accepted: bool
     reason: str
-    """Why not; empty: it is."""
+    """Why not; empty if it is accepted."""
     gain: float = 0.0
-    """More steps a second, as a share."""
+    """Increase in steps per second, as a share."""
     old_s: float = 0.0
-    """Seconds a step with the old value; 0: not measured."""
+    """Seconds per step with the old value; 0 if not measured."""
 
 
 class _RejectedError(Exception):
@@ -122,10 +122,10 @@ class Trial:
         self._budget = budget
         self._arm = "A"
         self._figures: dict[str, list[float]] = {"A": [], "B": []}
-        """Seconds a step of each block, by arm."""
+        """Seconds per step of each block, by arm."""
         self._disturbed = 0
         self._has_switched = False
-        """In the present span."""
+        """Whether there was a switch in the current span."""
 
     def run(self, reading: Reading) -> Generator[Order, Reading, Outcome]:
         """Compare, and return with the settings of the outcome in effect."""
@@ -176,7 +176,7 @@ class Trial:
         self._figures[arm].append((end.at_s - begin.at_s) / (end.steps - begin.steps))
 
     def _switch(self, arm: str, *, is_last: bool = False) -> Generator[Order, Reading, None]:
-        """Put settings into effect, and skip what follows."""
+        """Put settings into effect, and skip the steps that follow."""
         self._arm, wanted, self._has_switched = arm, self._settings[arm], True
         begin = self._reading
         while self._reading.values != wanted:
@@ -192,7 +192,7 @@ class Trial:
     def _last(
         self, steps: int, seconds: float, *, starts_span: bool = True
     ) -> Generator[Order, Reading, bool]:
-        """Wait for so many steps and so much time; return False if that was disturbed."""
+        """Wait for this many steps and this time; return False if that was disturbed."""
         begin = self._reading
         if starts_span:
             self._charge()
@@ -219,7 +219,7 @@ class Trial:
 
     @property
     def _step_s(self) -> float:
-        """About the seconds of a step."""
+        """Approximate seconds per step."""
         figures = self._figures["A"]
         if figures:
             return figures[-1]
@@ -228,7 +228,7 @@ class Trial:
 
     @property
     def _excess_s(self) -> float:
-        """What the present span has cost so far: time beyond what steps take by the old value."""
+        """Cost of the current span so far: its time beyond the same steps with the old value."""
         begin, now = self._span, self._reading
         old = self._figures["A"]
         if not old or now.disturbed != begin.disturbed:
@@ -237,7 +237,7 @@ class Trial:
         return max(0.0, now.now_s - begin.at_s - steps * sum(old) / len(old))
 
     def _charge(self) -> None:
-        """End a span: charge what it has cost, unless only the old settings were in effect."""
+        """End a span: charge its cost, unless only the old settings were in effect."""
         if self._arm == "B" or self._has_switched:
             self._budget.spent_s += self._excess_s
         self._span, self._has_switched = self._reading, False
@@ -246,11 +246,8 @@ class Trial:
 def is_faster(old: Sequence[float], new: Sequence[float]) -> bool:
     """Return whether all blocks with the new value, and their median, are fast enough.
 
-    With a single pair of blocks, both conditions are about the same numbers.
-
-    Args:
-        old: seconds a step of the blocks with the old value; at least one.
-        new: of those with the new value; at least one.
+    ``old`` and ``new`` are the seconds per step of at least one block each. With a single pair of
+    blocks, both conditions are about the same numbers.
     """
     return may_be_faster(old, new) and median(new) <= (1 - RULES.median_gain) * median(old)
 
@@ -261,5 +258,5 @@ def may_be_faster(old: Sequence[float], new: Sequence[float]) -> bool:
 
 
 def gain(old: Sequence[float], new: Sequence[float]) -> float:
-    """Return how much faster the new value is, as a share: 0.1 are 10 % more steps a second."""
+    """Return how much faster the new value is, as a share: 0.1 is 10% more steps per second."""
     return median(old) / median(new) - 1

@@ -1,6 +1,6 @@
-"""``--tune-file``: what a job has found out, for the next start of the same job.
+"""``--tune-file``: values that a job has found, for the next start of the same job.
 
-JSON with a version, the fingerprint of the job, its values and a date. The values hold for a job
+JSON with a version, the fingerprint of the job, its values and a date. The values apply to a job
 with the same fingerprint: script, arguments, torch, devices, CPU limit, workers and nodes.
 """
 
@@ -52,16 +52,16 @@ class _Content(Struct, frozen=True):
 
 
 class TunedValues(Struct, frozen=True):
-    """What a job has found out."""
+    """The values that a job has found."""
 
     micro_batch: int = 0
-    """Of ``--on-failure device-oom=shrink``; 0: none."""
+    """Value of ``--on-failure device-oom=shrink``; 0 if none."""
     preload: tuple[str, ...] = ()
-    """Of ``--preload auto``."""
+    """Modules of ``--preload auto``."""
     settings: tuple[tuple[str, int], ...] = ()
     """Loader settings of ``--auto-tune on``, by name."""
     gain: float = 0.0
-    """More steps a second with them, as a share."""
+    """Increase in steps per second with them, as a share."""
 
 
 class TuneFile:
@@ -71,9 +71,9 @@ class TuneFile:
         self._path = os.path.abspath(path)
         self._fingerprint = dict(fingerprint)
         self.ignored: TuneFileIgnored | None = None
-        """Why the values of the file are not used; None: they are, or there are none."""
+        """Why the values of the file are not used; None if they are, or there are none."""
         self.values = self._read()
-        """What is known, from the file or since."""
+        """The current values, from the file or since."""
 
     def _read(self) -> TunedValues:
         data = head_of_file(self._path, _READ_MAX_BYTES)
@@ -98,7 +98,7 @@ class TuneFile:
         return TunedValues(values.micro_batch, values.preload, used, values.gain)
 
     def keep(self, values: TunedValues, note: Callable[[Event], None]) -> None:
-        """Write the values if they are new; atomically, readable by the owner only."""
+        """Write the values if they are new; atomically, and readable only by the owner."""
         if values == self.values:
             return
         self.values = values
@@ -127,9 +127,9 @@ class TuneFile:
 
 
 def fingerprint(options: LaunchOptions, workers: int) -> dict[str, Any]:
-    """Return what must be the same for values to hold again, as values of JSON.
+    """Return the properties of a job to which tuned values apply, as values of JSON.
 
-    It may ask the driver of GPUs, which takes time: call it before the event loop.
+    It may query the driver of GPUs, which takes time: call it before the event loop.
     """
     rendezvous, limit = options.rendezvous, read_cpu_limit()
     return {

@@ -1,6 +1,6 @@
-"""What ``--auto-tune on`` tries next: one value after the other, within a budget. Pure.
+"""The next trial of ``--auto-tune on``: one value after the other, within a budget. No I/O.
 
-The tuner has no clock. It takes readings and answers with the settings that should be in effect,
+The tuner has no clock. It receives readings and answers with the settings that should be in effect,
 and when it needs the next reading.
 """
 
@@ -21,7 +21,7 @@ class Knob(NamedTuple):
 
     name: str
     candidates: Callable[[int], Sequence[int]]
-    """Returns the values to try besides the current one, the most promising first."""
+    """Returns the values to try, other than the current one, the most promising first."""
 
 
 class Tried(NamedTuple):
@@ -44,13 +44,13 @@ class Tuner:
         self._forbidden: set[tuple[str, int]] = set()
         """Each value is tried once."""
         self.trying: tuple[str, int, int] | None = None
-        """Name, old and new value of the present trial."""
+        """Name, old and new value of the current trial."""
         self._running: Generator[Order, Reading, None] | None = None
         self._last: Reading | None = None
-        """The one before, of the same round."""
+        """The previous reading, of the same round."""
 
     def read(self, reading: Reading) -> Order | None:
-        """Take a reading; return what to do, None: nothing is left to try.
+        """Process a reading; return the next order, or None if nothing is left to try.
 
         Args:
             reading: of the training, at least one step of this round after the first one.
@@ -69,10 +69,10 @@ class Tuner:
             return None
 
     def interrupt(self, failure: str) -> None:
-        """End what is running: the workers are gone, and the accepted values hold.
+        """End the current trial, because the workers are gone; the accepted values apply.
 
-        Args:
-            failure: why the new value is at fault, which is then not tried again; empty: it is not.
+        ``failure`` is a failure that the new value has caused, which is then not tried again; empty
+        if it has not caused any.
         """
         if self._running is not None:
             self._running.close()
@@ -124,7 +124,7 @@ class Tuner:
         return steps >= RULES.block_steps and took_s >= RULES.block_s
 
     def _rest_s(self, begin: Reading, now: Reading) -> float:
-        """Return about how long until the measurement before a trial is complete."""
+        """Return the approximate time until the measurement before a trial is complete."""
         steps, took_s = now.steps - begin.steps, now.at_s - begin.at_s
         step_s = took_s / steps if steps else 0.0
         rest_s = max(RULES.block_s - took_s, (RULES.block_steps - steps) * step_s)

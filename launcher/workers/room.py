@@ -1,4 +1,4 @@
-"""What a node does next to the training, as its agent knows it: it passes on messages and facts."""
+"""The agent's interface to other work of a node than the training, e.g. shared work."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from ...rendezvous.protocol.messages import Assignment, RoomMessage
 
 
 class Room(Protocol):
-    """A subject with messages of its own, e.g. shared work; ``close`` it."""
+    """Other work of a node than the training, with its own messages."""
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen for workers."""

@@ -14,8 +14,8 @@ from ...training.worker import work_messages as messages
 from ..processes.worker_socket import WorkerSocket
 
 _MAY_FAIL_S = 1.0
-"""How long the piece of a loop that was left stays with its worker: if that is about to fail, no
-other worker shall fail with it."""
+"""How long the piece of a loop that was left stays with its worker: if that is about to fail, the
+piece must not make another worker fail."""
 
 
 class SharedWork:
@@ -108,7 +108,7 @@ class SharedWork:
         self._report_later()
 
     def _open(self, connection: socket.socket, data: bytes) -> bool:
-        """Take the first message of a loop; return whether it makes sense."""
+        """Process the first message of a loop; return whether it is valid."""
         at = self._assignment
         if len(data) <= messages.OPEN.size or at is None:
             return False
