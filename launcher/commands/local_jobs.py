@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import socket
 import struct
 from collections.abc import Sequence
@@ -16,53 +15,11 @@ from msgspec.structs import asdict
 from ...errors import RendezvousError, UsageError
 from ..flags.values import shown
 from ..machine.user_folder import SOCKET_SUFFIX, user_folder
+from ..processes.typed_messages import reader
 
 _ANSWER_S: Final = 2.0
 """Time limit for an agent to describe its job; a stopped process never answers."""
 _ANSWER_MAX_BYTES: Final = 64 << 20
-
-
-class LocalConnection:
-    """A connection to an agent; ``close`` it."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    @property
-    def pid(self) -> int:
-        """The ID of the process at the other end, from the kernel."""
-        peer: socket.socket = self._writer.get_extra_info("socket")
-        pid, _, _ = struct.unpack("3I", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return int(pid)
-
-    async def ask(self, **request: Any) -> dict[str, Any]:
-        """Send a request; return the answer, or raise ``RendezvousError``."""
-        try:
-            self._writer.write(msgspec.json.encode(request) + b"\n")
-            await self._writer.drain()
-        except OSError as error:
-            raise RendezvousError("the ft-run of the job has ended.") from error
-        return await self.receive()
-
-    async def receive(self) -> dict[str, Any]:
-        """Return the next answer; raise ``RendezvousError`` if the agent has ended or refuses."""
-        try:
-            line = await self._reader.readline()
-            answer = msgspec.convert(json.loads(line), dict[str, Any])
-        except (OSError, ValueError, RecursionError):
-            raise RendezvousError("the ft-run of the job has ended.") from None
-        if (error := answer.get("error")) is not None:
-            raise RendezvousError(f"the ft-run of the job answers: {error}.")
-        return answer
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._writer.close()
-
-
-async def connect(path: Path) -> LocalConnection:
-    """Connect to an agent; raise ``OSError`` if no process listens on this socket."""
-    return LocalConnection(*await asyncio.open_unix_connection(path, limit=_ANSWER_MAX_BYTES))
 
 
 class About(Struct, frozen=True):
@@ -86,6 +43,66 @@ class About(Struct, frozen=True):
     endpoints: tuple[str, ...] = ()
     """Endpoints of the master; empty for a job of a single node."""
     hosts_master: bool = False
+
+
+class Answer(Struct, frozen=True):
+    """An answer of an agent, which sets the field of the request, or ``error``."""
+
+    job: About | None = None
+    status: dict[str, Any] | None = None
+    stacks: dict[str, Any] | None = None
+    error: str = ""
+
+
+_read_answer = reader(Answer)
+
+
+class LocalConnection:
+    """A connection to an agent; ``close`` it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @property
+    def pid(self) -> int:
+        """The ID of the process at the other end, from the kernel."""
+        peer: socket.socket = self._writer.get_extra_info("socket")
+        pid, _, _ = struct.unpack("3I", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
+
+    async def ask(self, **request: Any) -> Answer:
+        """Send a request; return the answer, or raise ``RendezvousError``."""
+        try:
+            self._writer.write(msgspec.json.encode(request) + b"\n")
+            await self._writer.drain()
+        except OSError as error:
+            raise RendezvousError("the ft-run of the job has ended.") from error
+        return await self.receive()
+
+    async def receive(self) -> Answer:
+        """Return the next answer; raise ``RendezvousError`` if the agent has ended or refuses."""
+        try:
+            line = await self._reader.readline()
+        except (OSError, ValueError):
+            line = b""
+        if not line:
+            raise RendezvousError("the ft-run of the job has ended.")
+        try:
+            answer: Answer = _read_answer(line)
+        except ValueError as error:
+            raise _invalid(error) from None
+        if answer.error:
+            raise RendezvousError(f"the ft-run of the job answers: {answer.error}.")
+        return answer
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._writer.close()
+
+
+async def connect(path: Path) -> LocalConnection:
+    """Connect to an agent; raise ``OSError`` if no process listens on this socket."""
+    return LocalConnection(*await asyncio.open_unix_connection(path, limit=_ANSWER_MAX_BYTES))
 
 
 class LocalJob(Struct, frozen=True):
@@ -119,7 +136,7 @@ class LocalJob(Struct, frozen=True):
         """Whether its process contains the master of the job."""
         return self.about is not None and self.about.hosts_master
 
-    async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
+    async def ask(self, timeout_s: float, **request: Any) -> Answer:
         """Send one request; return the answer, or raise ``RendezvousError``."""
         try:
             connection = await connect(self.path)
@@ -167,19 +184,24 @@ class LocalCalls:
 
     async def status(self) -> dict[str, Any]:
         """Return the status of the job."""
-        return dict((await self._job.ask(self._timeout_s, ask="status"))["status"])
+        status = (await self._job.ask(self._timeout_s, ask="status")).status
+        if status is None:
+            raise _invalid("it has no status")
+        return status
 
     async def ended(self) -> dict[str, Any] | None:
         """Wait for the end of the job; return the last status, or None if its agent was killed."""
         try:
-            return dict((await self._news.receive())["status"])
+            return (await self._news.receive()).status
         except RendezvousError:
             return None
 
     async def stacks(self, ranks: Sequence[int]) -> dict[str, Any]:
         """Return the stacks of ranks, with ``lines``."""
-        found = await self._job.ask(self._timeout_s, ask="stacks", ranks=[*ranks])
-        return dict(found["stacks"])
+        stacks = (await self._job.ask(self._timeout_s, ask="stacks", ranks=[*ranks])).stacks
+        if stacks is None:
+            raise _invalid("it has no stacks")
+        return stacks
 
 
 async def find_jobs() -> list[LocalJob]:
@@ -201,15 +223,20 @@ async def _look(path: Path) -> LocalJob | None:
     except OSError:
         return None
     try:
-        answer = await asyncio.wait_for(connection.ask(ask="job"), _ANSWER_S)
-        about = msgspec.convert(answer.get("job"), About)
-    except (RendezvousError, msgspec.ValidationError):  # it has ended, or is not an agent
+        about = (await asyncio.wait_for(connection.ask(ask="job"), _ANSWER_S)).job
+        if about is None:
+            return None
+    except RendezvousError:  # it has ended, or is not an agent
         return None
     except asyncio.TimeoutError:
         about = None
     finally:
         connection.close()
     return LocalJob(path, connection.pid, about)
+
+
+def _invalid(why: object) -> RendezvousError:
+    return RendezvousError(f"the ft-run of the job gives no valid answer: {why}.")
 
 
 def _remove(path: Path) -> None:

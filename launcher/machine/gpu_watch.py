@@ -7,11 +7,13 @@ only to registered listeners.
 
 import asyncio
 import contextlib
-import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from . import nvml
 
@@ -19,6 +21,14 @@ Used = Mapping[str, int]
 """Bytes in use, by UUID or PCI address of the GPU."""
 
 _DIES_S: Final = 1.0
+
+
+class _Line(Struct, frozen=True):
+    """A line of the process: an error of a GPU (index, UUID, number), an answer, or an error."""
+
+    xid: tuple[int, str, int] | None = None
+    answer: Used | None = None
+    error: str = nvml.NO_ANSWER
 
 
 class GpuWatch:
@@ -33,7 +43,7 @@ class GpuWatch:
         self._xid, self._command = xid, command
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
-        self._answer: asyncio.Future[bytes] | None = None
+        self._answer: asyncio.Future[_Line] | None = None
 
     async def used(self) -> Used:
         """Return the bytes in use on the GPUs that workers can see. Only one call at a time.
@@ -58,8 +68,9 @@ class GpuWatch:
             raise nvml.NvmlFailedError(error.strerror or str(error)) from error
         finally:
             self._answer = None
-        used: Used = nvml.answer_of(line)
-        return used
+        if line.answer is None:
+            raise nvml.NvmlFailedError(line.error)
+        return line.answer
 
     def _start(self) -> None:
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
@@ -75,19 +86,17 @@ class GpuWatch:
         data = os.read(output, 65536)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._line(line)
+            with contextlib.suppress(ValueError, RecursionError):  # a library has printed it
+                self._take(msgspec.json.decode(line, type=_Line))
         if not data:
-            self._line(b"")  # no answer
+            self._take(_Line())
             self.close()
 
-    def _line(self, line: bytes) -> None:
-        try:
-            number, uuid, xid = json.loads(line)["xid"]
-        except (ValueError, KeyError):
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(line)
-        else:
-            self._xid(number, uuid, xid)
+    def _take(self, line: _Line) -> None:
+        if line.xid is not None:
+            self._xid(*line.xid)
+        elif self._answer is not None and not self._answer.done():
+            self._answer.set_result(line)
 
     def close(self) -> None:
         """Kill the process. It may hang in the driver, so the wait for its exit is short."""

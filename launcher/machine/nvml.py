@@ -238,19 +238,9 @@ def text(value: str | bytes) -> str:
 
 # --- from a process that must not hang -------------------------------------------------------
 
+NO_ANSWER: Final = "the process that asks it has failed"
 _HUNG: Final[list[object]] = []
 """Processes that may never exit."""
-
-
-def answer_of(output: bytes) -> Any:
-    """Return the result in the output of a process; raises ``NvmlFailedError``."""
-    try:
-        found = json.loads(output)
-    except ValueError:
-        raise NvmlFailedError("the process that asks it has failed") from None
-    if "error" in found:
-        raise NvmlFailedError(found["error"])
-    return found["answer"]
 
 
 def gpus_by_process(command: Sequence[str] = GPUS, deadline_s: float = DEADLINE_S) -> list[NvmlGpu]:
@@ -269,7 +259,13 @@ def gpus_by_process(command: Sequence[str] = GPUS, deadline_s: float = DEADLINE_
         assert process.stdout is not None
         process.stdout.close()
         raise NvmlFailedError(f"no answer within {deadline_s:g} s: the driver hangs") from None
-    return [
-        NvmlGpu(index, uuid, address, model, tuple(map(tuple, mig)), domain)
-        for index, uuid, address, model, mig, domain in answer_of(output)
-    ]
+    try:
+        found = json.loads(output.splitlines()[-1])  # a library may have printed lines before
+        if "error" in found:
+            raise NvmlFailedError(found["error"])
+        return [
+            NvmlGpu(index, uuid, address, model, tuple(map(tuple, mig)), domain)
+            for index, uuid, address, model, mig, domain in found["answer"]
+        ]
+    except (ValueError, LookupError, TypeError):
+        raise NvmlFailedError(NO_ANSWER) from None

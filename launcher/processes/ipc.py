@@ -90,10 +90,7 @@ class Incoming(Generic[_T]):
             end = _HEADER.size + length
             if len(self._buffer) < end:
                 break
-            try:
-                messages.append(self._read(bytes(self._buffer[_HEADER.size : end])))
-            except RecursionError as error:
-                raise ValueError(str(error)) from error
+            messages.append(self._read(bytes(self._buffer[_HEADER.size : end])))
             del self._buffer[:end]
         return messages
 

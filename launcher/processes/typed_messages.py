@@ -15,7 +15,14 @@ def as_json(message: msgspec.Struct) -> Any:
 def reader(kind: Any) -> Callable[[bytes], Any]:
     """Return the function that reads a message of a type, or of one of several.
 
-    It raises ``ValueError`` if a field is missing or has a different type.
+    It raises ``ValueError`` if a field is missing or has a different type, or it is too deep.
     """
-    # Unlike msgspec, json reads lone surrogates: undecodable bytes of an argument.
-    return lambda data: msgspec.convert(json.loads(data), kind, str_keys=True)
+
+    def read(data: bytes) -> Any:
+        try:
+            # Unlike msgspec, json reads lone surrogates: undecodable bytes of an argument.
+            return msgspec.convert(json.loads(data), kind, str_keys=True)
+        except RecursionError as error:
+            raise ValueError(str(error)) from error
+
+    return read

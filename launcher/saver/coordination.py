@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from typing import Any
+
+from msgspec import Struct, field
 
 from ...training.checkpoints.layout import Checksum
 from ...training.checkpoints.storage import Storage
+from ..processes.typed_messages import as_json, reader
 from .order import WriteOrder, file_rank
 
 NOT_AGREED = "its ranks had not yet agreed on the layout of their files"
@@ -31,6 +33,20 @@ _LONGEST_PAUSE_S = 1.0
 
 class IncompleteCheckpointError(Exception):
     """Raised if the checkpoint cannot become complete; the message is the reason."""
+
+
+class _Mark(Struct, frozen=True):
+    """The content of a marker."""
+
+    words: str = ""
+    """Why this node failed; empty if it did not."""
+    digests: Mapping[int, str] = field(default_factory=dict)
+    """Of the layouts of durable files, by rank."""
+    bytes: int = 0
+    checksums: Mapping[str, list[Checksum]] = field(default_factory=dict)
+
+
+_read_mark = reader(_Mark)
 
 
 class Coordination:
@@ -50,23 +66,21 @@ class Coordination:
         self._tick = tick
         self._name = str(file_rank(order.entries[0]))
         self._begun_at = time.monotonic()
-        self._marks: dict[str, dict[str, Any]] = {}
+        self._marks: dict[str, _Mark] = {}
         """Contents of the markers that were read or written, by name."""
 
     def begin(self, draft: str) -> None:
         """Prepare the directory, or wait until rank 0's saver has prepared it."""
         if self._order.is_first:
             self._storage.begin(draft)
-            self._write_mark(_BEGUN, {})
+            self._write_mark(_BEGUN, _Mark())
         self._wait({0}, lambda: {0} if _BEGUN in self._marks else set())
 
     def report_written_files(
         self, digests: Mapping[int, str], count: int, checksums: Mapping[str, list[Checksum]]
     ) -> None:
         """Report that the files of this node are durable."""
-        known = {str(rank): digest for rank, digest in digests.items()}
-        mark = {"digests": known, "bytes": count, "checksums": checksums}
-        self._write_mark(self._name, mark)
+        self._write_mark(self._name, _Mark("", digests, count, checksums))
 
     def end(self) -> None:
         """Remove the markers: the checkpoint is visible."""
@@ -86,7 +100,7 @@ class Coordination:
         for pause_s in (*_TELL_AGAIN_S, None):
             try:
                 self._read_marks()
-                self._write_mark(self._name, {"words": words})
+                self._write_mark(self._name, _Mark(words))
                 break
             except IncompleteCheckpointError as error:
                 # The other node may have failed because of ``make_room`` here.
@@ -105,16 +119,13 @@ class Coordination:
         if [digest for _, digest in sorted(self._written().items())] != [*digests]:
             raise IncompleteCheckpointError(NOT_AGREED)
         marks = self._marks.values()
-        checksums = {name: of for mark in marks for name, of in mark.get("checksums", {}).items()}
-        return sum(mark.get("bytes", 0) for mark in marks), checksums
+        checksums = {name: of for mark in marks for name, of in mark.checksums.items()}
+        return sum(mark.bytes for mark in marks), checksums
 
     def _written(self) -> dict[int, str]:
         """Return the layout digests of the durable files, by rank."""
-        return {
-            int(rank): digest
-            for mark in self._marks.values()
-            for rank, digest in mark.get("digests", {}).items()
-        }
+        marks = self._marks.values()
+        return {rank: digest for mark in marks for rank, digest in mark.digests.items()}
 
     def _wait(self, ranks: AbstractSet[int], there: Callable[[], AbstractSet[int]]) -> None:
         """Wait until ``there`` returns all of the ranks."""
@@ -140,13 +151,13 @@ class Coordination:
             if name in self._marks:
                 continue
             with suppress(ValueError, FileNotFoundError):  # it is being written
-                mark = json.loads(self._storage.read_mark(order.step, order.attempt, name))
-                if "words" in mark:
-                    raise IncompleteCheckpointError(mark["words"])
+                mark = _read_mark(self._storage.read_mark(order.step, order.attempt, name))
+                if mark.words:
+                    raise IncompleteCheckpointError(mark.words)
                 self._marks[name] = mark
 
-    def _write_mark(self, name: str, words: dict[str, Any]) -> None:
+    def _write_mark(self, name: str, mark: "_Mark") -> None:
         if not self._order.is_whole:
-            data = json.dumps(words).encode()
+            data = json.dumps(as_json(mark)).encode()
             self._storage.mark(self._order.step, self._order.attempt, name, data)
-        self._marks[name] = words
+        self._marks[name] = mark

@@ -17,7 +17,16 @@ from ft_run.events.event import Event, Severity
 from ft_run.launcher.agent.local_answers import LocalAnswers, Request
 from ft_run.launcher.agent.local_socket import LocalSocket, answering
 from ft_run.launcher.commands import local_jobs
-from ft_run.launcher.commands.local_jobs import About, LocalJob, connect, distinct, find_jobs, named
+from ft_run.launcher.commands.local_jobs import (
+    About,
+    Answer,
+    LocalCalls,
+    LocalJob,
+    connect,
+    distinct,
+    find_jobs,
+    named,
+)
 from ft_run.launcher.machine import user_folder
 from msgspec import convert
 
@@ -39,7 +48,7 @@ class Answers(LocalAnswers):
         return {"job": ABOUT} if request.ask == "job" else {"error": "not here"}
 
     async def last(self) -> dict[str, Any]:
-        return {"status": "over"}
+        return {"status": {"phase": "over"}}
 
 
 def test_what_agents_say_is_found_and_dead_sockets_are_removed(folder: Path) -> None:
@@ -55,7 +64,7 @@ def test_what_agents_say_is_found_and_dead_sockets_are_removed(folder: Path) -> 
         assert [job.about for job in jobs] == [convert(ABOUT, About)] * 2
         assert {job.pid for job in jobs} == {os.getpid()}
         assert set(os.listdir(folder)) == {"one.sock", "two.sock"}
-        assert (await jobs[0].ask(60, ask="job"))["job"] == ABOUT
+        assert (await jobs[0].ask(60, ask="job")).job == convert(ABOUT, About)
         with pytest.raises(RendezvousError, match="answers: not here"):
             await jobs[0].ask(60, ask="stacks")
         one.close()
@@ -71,8 +80,8 @@ def test_those_that_are_connected_receive_the_last_answer(folder: Path) -> None:
     async def scene() -> None:
         async with answering("a", Answers, lambda _: None):
             watcher = await connect(folder / "a.sock")
-            assert await watcher.ask(ask="job") == {"job": ABOUT}
-        assert await watcher.receive() == {"status": "over"}
+            assert await watcher.ask(ask="job") == Answer(convert(ABOUT, About))
+        assert await watcher.receive() == Answer(status={"phase": "over"})
         with pytest.raises(RendezvousError, match="has ended"):
             await watcher.receive()
         watcher.close()
@@ -130,7 +139,7 @@ def test_silent_connections_make_room_and_others_stay(folder: Path) -> None:
         await watching.ask(ask="job")
         silent = [await connect(folder / "a.sock") for _ in range(40)]
         assert [job.about for job in await find_jobs()] == [convert(ABOUT, About)]
-        assert await watching.ask(ask="job") == {"job": ABOUT}
+        assert await watching.ask(ask="job") == Answer(convert(ABOUT, About))
         local.close()
         for one in (watching, *silent):
             one.close()
@@ -151,6 +160,28 @@ def test_a_socket_with_another_answer_hides_no_job(folder: Path, answer: bytes) 
         other = await asyncio.start_unix_server(nonsense, folder / "b.sock")
         assert [job.about for job in await find_jobs()] == [convert(ABOUT, About)]
         local.close()
+        other.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[3]", b"[" * 50_000, b"{}", b'{"status":[3]}', b'{"stacks":"a"}', b'{"error":{}}']
+)
+def test_invalid_answers_are_one_error(folder: Path, answer: bytes) -> None:
+    async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(answer + b"\n")
+        writer.close()
+
+    folder.mkdir(mode=0o700)
+
+    async def scene() -> None:
+        other = await asyncio.start_unix_server(nonsense, folder / "b.sock")
+        calls = LocalCalls(LocalJob(folder / "b.sock", 1, None), 60)
+        for request in (calls.status(), calls.stacks([])):
+            with pytest.raises(RendezvousError, match="gives no valid answer"):
+                await request
         other.close()
 
     asyncio.run(scene())
@@ -213,7 +244,7 @@ def test_another_user_is_refused_whatever_the_mode_says(tmp_path: Path) -> None:
         os.chmod(path, 0o777)
         os.chmod(path / "a.sock", 0o777)
         own = await connect(path / "a.sock")
-        assert (await own.ask(ask="job"))["job"] == ABOUT
+        assert (await own.ask(ask="job")).job == convert(ABOUT, About)
         own.close()
         stranger = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-c", STRANGER, path / "a.sock", stdout=subprocess.PIPE

@@ -154,6 +154,20 @@ def test_one_process_answers_all_questions_and_reports_errors_as_they_come() -> 
     assert {*children(os.getpid())} <= {*before}
 
 
+def test_lines_that_a_library_prints_are_ignored() -> None:
+    noise = "for line in ('5', '[]', '{\"xid\": 4}', '[' * 9999): print(line, flush=True)\n"
+    errors: list[object] = []
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        one = watch(noise + ANSWERS)
+        assert "GPU-a" in await one.used()
+        one.close()
+
+    asyncio.run(ask())
+    assert not errors
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [

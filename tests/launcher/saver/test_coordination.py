@@ -7,7 +7,11 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from ft_run.launcher.saver.coordination import NOT_AGREED
+from ft_run.launcher.saver.coordination import (
+    NOT_AGREED,
+    Coordination,
+    IncompleteCheckpointError,
+)
 from ft_run.launcher.saver.order import WriteOrder, WriteResult
 from ft_run.launcher.saver.writing import write
 from ft_run.training.checkpoints.layout import Description, digest, packed, tag_of
@@ -122,6 +126,19 @@ def test_a_node_that_does_not_come_is_named(folder: str, nodes: list[Node]) -> N
     assert names(folder, "step-00000007") == []
     words = f"no response from rank 0 within 0 s; check that all nodes can reach {folder}"
     assert nodes[1].write("b", timeout_s=0.1) == words
+
+
+@pytest.mark.parametrize(
+    "mark", ["[]", '{"words": 5}', '{"digests": ["a"]}', '{"bytes": "9"}', "[" * 9999, "5"]
+)
+def test_invalid_marks_are_ignored(folder: str, nodes: list[Node], mark: str) -> None:
+    storage = open_storage(folder)
+    saver = Coordination(storage, nodes[0].order(), 0.1)
+    saver.begin("draft")
+    saver.report_written_files({0: "a"}, 9, {})
+    storage.mark(7, "a", "1", mark.encode())
+    with pytest.raises(IncompleteCheckpointError, match="no response from rank 1 within 0 s"):
+        saver.wait_for_others([])
 
 
 def test_marks_of_another_attempt_do_not_count(folder: str, nodes: list[Node]) -> None:
