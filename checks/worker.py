@@ -129,7 +129,7 @@ class CheckWorker:
 
     def _solo(self, order: Order) -> tuple[Metrics, dict[str, Fact]]:
         device, faults = self._begin(order)
-        from .measure_device import DeviceProbe
+        from .measure_device import DeviceProbe  # torch, which is imported while idle
 
         share = cpu_share(self._config.local_world_size)
         probe = DeviceProbe(device, BUDGETS[Level(order.level)], share, faults, self._timer())
@@ -159,14 +159,14 @@ class CheckWorker:
         """Return what throttles the GPU; call it right after work, while the GPU is hot."""
         if device.type == "cpu":
             return {}
-        import torch
+        import torch  # as above
 
         uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
         words = "" if uuid is None else throttled_by(f"GPU-{uuid}")
         return {f"local_rank{self._config.local_rank}_throttled_by": words} if words else {}
 
     def _timer(self) -> "GpuTimer":
-        from .gpu_timer import GpuTimer
+        from .gpu_timer import GpuTimer  # torch
 
         return GpuTimer(self._give_up_at)
 
@@ -182,7 +182,7 @@ class CheckWorker:
     def _group(
         self, order: Order, device: "torch.device", faults: ActiveFaults
     ) -> "Iterator[GroupProbe]":
-        from .measure_group import HOST, GroupProbe
+        from .measure_group import HOST, GroupProbe  # torch
 
         budget = BUDGETS[Level(order.level)]
         if order.phase == Phase.ALL.value:
@@ -199,8 +199,8 @@ class CheckWorker:
     def _begin(self, order: Order) -> "tuple[torch.device, ActiveFaults]":
         """Return the order's device and faults; raise if torch or the device is unavailable."""
         self._import_torch()
-        import torch
-        import torch.distributed
+        import torch  # as above; an error is the result of this order
+        import torch.distributed  # as above
 
         config = self._config
         self._enter("opening the device")

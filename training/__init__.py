@@ -91,7 +91,7 @@ def preempted() -> bool:
     with 0 during a preemption do not end the job. It takes a microsecond; the first call connects
     to the agent of this node.
     """
-    from .worker.preemption import preempted as is_preempted
+    from .worker.preemption import preempted as is_preempted  # few scripts use it
 
     return is_preempted()
 
@@ -124,7 +124,7 @@ def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Ite
             rank uses a different size or grain.
         ConnectionError: In the loop, if the agent of this node has ended.
     """
-    from .work_loop import shared_work as loop
+    from .work_loop import shared_work as loop  # as above
 
     return loop(name, size, grain)
 
@@ -138,7 +138,7 @@ def tuned(name: str, default: _T, values: Sequence[_T]) -> _T:
         values: ignored.
     """
     del values
-    from .worker.log import log
+    from .worker.log import log  # as above
 
     if os.environ.get("RANK", "0") == "0":
         log(f"tuned({name!r}) returns its default {default!r}: ft-run does not try other values")

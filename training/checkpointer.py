@@ -97,7 +97,7 @@ class Checkpointer:
             raise ValueError(f"invalid value {keep} for keep: expected a whole number >= 1")
         self._rehearsal: Rehearsal | None = None
         if "FT_RUN_REHEARSAL" in os.environ:
-            from . import rehearsal
+            from . import rehearsal  # loads torch.distributed.tensor
 
             self._rehearsal = rehearsal.Rehearsal(folder, snapshot_every, checkpoint_every)
             folder, snapshot_every, checkpoint_every = self._rehearsal.arguments

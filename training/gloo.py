@@ -62,7 +62,7 @@ def interface_towards(address: str) -> str:
             probe.connect(place)  # a datagram socket sends nothing
             source = probe.getsockname()[0].partition("%")[0]
         if not source.startswith("127.") and source != "::1":
-            import psutil
+            import psutil  # only with several hosts
 
             for name, addresses in psutil.net_if_addrs().items():
                 if any(one.address.partition("%")[0] == source for one in addresses):

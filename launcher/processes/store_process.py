@@ -12,7 +12,7 @@ import sys
 
 def main(host: str, port: int) -> None:
     """Serve at all addresses until killed; the store's own client connects to ``host``."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # after sys.path is cleaned
 
     store = TCPStore(
         host,

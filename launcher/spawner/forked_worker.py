@@ -8,7 +8,6 @@ reports the exception that ends the program. The rest follows CPython's ``Module
 import atexit
 import builtins
 import ctypes
-import faulthandler
 import gc
 import os
 import sys
@@ -126,7 +125,6 @@ def become(
     _renew_main()
     set_up(worker, streams)
     if worker.is_watched:
-        sys.modules.setdefault("faulthandler", faulthandler)  # to import it again takes 0.3 ms
         start.install_or_say(streams[-2], streams[-1], lambda: install_hooks)
     else:
         store_wait.await_store()

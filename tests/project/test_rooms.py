@@ -145,3 +145,14 @@ def test_every_package_says_what_it_is_for() -> None:
     for name, path in MODULES.items():
         if path.stem == "__init__":
             assert ast.get_docstring(ast.parse(path.read_text())), f"{name} has no docstring"
+
+
+def test_an_import_in_a_function_states_its_reason() -> None:
+    for name, path in MODULES.items():
+        text = path.read_text()
+        lines = text.splitlines()
+        for outer in ast.walk(ast.parse(text)):
+            if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+                for node in ast.walk(outer):
+                    if isinstance(node, ast.Import | ast.ImportFrom):
+                        assert "  # " in lines[node.lineno - 1], f"{name}, line {node.lineno}"

@@ -312,7 +312,7 @@ class Generators:
         is_known, position, has_second, *numbers = state["numpy"].tolist()
         if is_known:
             with suppress(ImportError):
-                import numpy
+                import numpy  # torch does not need it
 
                 key = numpy.array(numbers, dtype=numpy.uint32)
                 numpy.random.set_state((_NUMPY, key, position, has_second, second))

@@ -196,7 +196,7 @@ class UrlStorage(Storage):
         """Raise ``ValueError`` if fsspec is not installed, or does not support the URL."""
         install = "pip install 'ft-run[storage]'"
         try:
-            from fsspec.core import url_to_fs
+            from fsspec.core import url_to_fs  # an optional package
         except ImportError:
             raise ValueError(f"{url} needs fsspec, which is not installed: {install}") from None
         self._url = url.rstrip("/")

@@ -8,6 +8,7 @@ worker's own process. Older versions of torch have neither.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -76,9 +77,7 @@ def serve() -> None:
     process inherits the object: at its normal exit it would stop this process's server, whose
     thread then aborts the training.
     """
-    import ctypes  # torch has loaded it
-
-    import torch._C._distributed_c10d
+    import torch._C._distributed_c10d  # the script has loaded it
 
     c10d: Any = torch._C._distributed_c10d
     path = f"{os.environ.get(SOCKETS, '')}{os.getpid()}"

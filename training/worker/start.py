@@ -5,14 +5,15 @@ writes its stacks; both are memfds. Only the worker's own process writes, not pr
 forks or starts.
 
 Each restart waits for this module, so at start it imports only ``page_layout.py`` and modules that
-a bare Python has loaded, not e.g. ``typing``, ``__future__`` or ``mmap``. ``hook.py`` and its
-imports are loaded when the script imports torch, which they patch, or when ``ft_run.training`` uses
-them; the page is mapped then.
+are built into Python or that it has loaded, not e.g. ``typing``, ``__future__`` or ``mmap``.
+``hook.py`` and its imports are loaded when the script imports torch, which they patch, or when
+``ft_run.training`` uses them; the page is mapped then.
 
 Interpreters without ft-run load it too, as a module of a package that contains only this directory
 (``starter/sitecustomize.py``).
 """
 
+import faulthandler
 import os
 import sys
 import time
@@ -77,7 +78,7 @@ class Page:
         Raises:
             OSError: If the script has closed the descriptor, or the kernel refuses.
         """
-        import mmap
+        import mmap  # not built into Python
 
         _check(self._fd, PAGE_FILE)
         # mmap keeps a duplicate of the descriptor, with the lowest free number, as ``dup`` gives.
@@ -158,8 +159,6 @@ def install(fd: int, stacks_fd: int, load: "Loader") -> None:
     Raises:
         OSError: If a descriptor is invalid, or the kernel refuses.
     """
-    import faulthandler
-
     # A process may have inherited the variable without the descriptors.
     _check(fd, PAGE_FILE)
     _check(stacks_fd, STACKS_FILE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from typing import Any
@@ -64,8 +65,6 @@ def _await(host: str, port: int, ranks: int, limit_s: float) -> None:
 
 
 def _listens(host: str, port: int, limit_s: float) -> bool:
-    import socket  # torch has loaded it
-
     try:
         socket.create_connection((host, port), limit_s).close()
     except ConnectionRefusedError:

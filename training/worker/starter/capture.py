@@ -127,7 +127,7 @@ def _as_json(
     kind: "type[BaseException]", error: "BaseException", trace: "TracebackType | None"
 ) -> bytes:
     """Return the content that ``@record`` would write, bounded."""
-    import traceback
+    import traceback  # only with an exception
     from _json import encode_basestring_ascii as quoted  # a script may have its own `json`
 
     try:
