@@ -31,7 +31,7 @@ class Standing(enum.Enum):
     UNDECIDED = "undecided"
     """It failed, or its checks were not completed, and other nodes may be the cause."""
     LEFT_OUT = "left out"
-    """Healthy, but it cannot connect to another healthy node."""
+    """Healthy, but it and another healthy node cannot connect to each other."""
     LOST = "lost"
     """It disconnected during the checks."""
 

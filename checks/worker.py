@@ -197,7 +197,7 @@ class CheckWorker:
             yield group
 
     def _begin(self, order: Order) -> "tuple[torch.device, ActiveFaults]":
-        """Return the order's device and faults; raise if torch or the device is unavailable."""
+        """Return the order's device and faults; raise without torch or device, or for a fault."""
         self._import_torch()
         import torch  # as above; an error is the result of this order
         import torch.distributed  # as above

@@ -219,7 +219,7 @@ class LaunchOptions(Struct, frozen=True):
         "Count the steps of Python workers, and let ft-run stacks show their stack traces.",
         ours=True,
     )
-    """Workers have the hook of ``training``; ``hang`` and ``auto_tune`` imply it."""
+    """Other options imply it, see ``are_workers_watched``."""
     auto_tune: str = WORKERS.option(
         "off",
         "--auto-tune off|advise|on",

@@ -17,7 +17,7 @@ _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 class NodeIdentity:
-    """The identity of this agent, held as long as the process lives.
+    """The identity of this agent, held for as long as the process lives.
 
     It consists of the host name and the first number that no other agent of the same job on this
     host has. A lock on a file in a directory that only this user can write to holds the number: the

@@ -292,7 +292,7 @@ class Lifecycle:
     def _workers_gone(self, at: Situation) -> list[LifeOrder]:
         """Leave after waiting for a disconnected master: otherwise the other nodes must restart.
 
-        There is no wait after Ctrl-C. ``--shutdown-timeout`` limits it: SIGKILL may follow then.
+        There is no wait after Ctrl-C. ``--shutdown-timeout`` limits the wait: SIGKILL may follow.
         """
         if self.stage is not Stage.LEAVING:
             return []

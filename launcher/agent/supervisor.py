@@ -64,7 +64,7 @@ class Supervisor:
 
     @property
     def group(self) -> WorkerGroup | None:
-        """The workers of the last round, until reported gone (once their GPU memory is free)."""
+        """The current or last workers, until reported gone (once their GPU memory is free)."""
         return self._last if not self._is_over else None
 
     @property

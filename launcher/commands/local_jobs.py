@@ -254,7 +254,11 @@ def distinct(jobs: Sequence[LocalJob]) -> list[LocalJob]:
 
 
 def named(jobs: Sequence[LocalJob], text: str) -> LocalJob | None:
-    """Return the job with this ID, or of the ft-run with this process ID; None if there is none."""
+    """Return the job with this ID, or of the ft-run with this process ID; None if there is none.
+
+    Raises:
+        UsageError: If several jobs have the ID.
+    """
     found = distinct([job for job in jobs if job.job_id == text])
     if len(found) > 1:
         pids = ", ".join(str(job.pid) for job in found)

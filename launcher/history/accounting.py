@@ -310,7 +310,10 @@ class _Stretch(Struct):
 
 
 class _KeptSteps:
-    """Stretches of training in the order of their steps; of many, the oldest are joined."""
+    """Stretches of training in the order of their steps.
+
+    If there are too many, the oldest are joined: a job rarely goes back to them.
+    """
 
     def __init__(self) -> None:
         self._stretches: list[_Stretch] = []

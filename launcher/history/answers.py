@@ -102,7 +102,7 @@ class Restarts(Struct, frozen=True):
     last: tuple[Restart, ...] = ()
     """The newest last; limited."""
     failures: tuple[FailureNote, ...] = ()
-    """Failures since the start of the last round, which ended the job or will cause a restart."""
+    """Failures since the start of the last round: they ended the job, or a restart follows."""
 
 
 class Nodes(Struct, frozen=True):

@@ -94,7 +94,7 @@ class Account(Struct):
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time spent on steps, each counted once and not lost; None if unknown."""
+        """Share of the time spent on steps that were kept, each counted once; None if unknown."""
         if Phase.RUNNING in self.phases or self.seconds <= 0:
             return None  # workers do not report their steps
         kept_s = self.phases.get(Phase.TRAINING, 0.0) - sum(self.lost.values())

@@ -30,8 +30,8 @@ class AcceleratorKind(enum.Enum):
     AMD = "amd.com/gpu"
     ASCEND = "ascend-npu"
     XPU = "xpu"
-    """Only for ``--nproc-per-node=xpu``: Intel's driver lists integrated graphics too, which do not
-    count as accelerators."""
+    """It decides the number of workers only with ``--nproc-per-node=xpu``: Intel's driver lists
+    integrated graphics too."""
     CPU = "cpu"
 
 

@@ -74,7 +74,7 @@ class Draining:
         return self._page.withdraw()
 
     def are_ready(self, round_number: int) -> bool:
-        """Return whether all workers exited with 0 only because nodes are being preempted.
+        """Return whether workers, which all exited with 0, did so because of preemption.
 
         If so, the job is not over, and the master is informed that they are ready.
         """

@@ -84,6 +84,9 @@ def fork_worker(worker: Worker, fds: Sequence[int], keep: Sequence[int] = ()) ->
 
     End-of-file on the pipe means that the program was started; otherwise four bytes are the error
     code (``code_from``). The program also gets ``keep``, under the same numbers.
+
+    Raises:
+        OSError: If no process or no descriptor is available.
     """
     parent = os.getpid()
     pid, pipe = fork_with_pipe()
@@ -95,7 +98,10 @@ def fork_worker(worker: Worker, fds: Sequence[int], keep: Sequence[int] = ()) ->
 
 
 def fork_with_pipe() -> tuple[int, int]:
-    """Return the result of ``os.fork``, and this process's end of a pipe from child to parent."""
+    """Return the result of ``os.fork``, and this process's end of a pipe from child to parent.
+
+    After an ``OSError``, no descriptor is left open.
+    """
     read_from, write_to = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()

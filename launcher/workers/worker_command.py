@@ -157,7 +157,7 @@ class WorkerCommands:
 def virtual_devices(
     virtual_local_rank: bool, local_world_size: int, environ: Mapping[str, str]
 ) -> tuple[Mapping[str, str], ...]:
-    """Return the variables that show each worker one device under ``--virtual-local-rank``.
+    """Return the variables that show each worker one device; empty if not requested.
 
     The device is the worker's own entry of ``HIP_VISIBLE_DEVICES``, which on ROCm overrides
     ``CUDA_VISIBLE_DEVICES``; if it is not set, the entry of the latter. Each variable that was set
