@@ -15,7 +15,7 @@ class ConsoleFile:
     """Descriptor 1 or 2, for as long as this process lives."""
 
     def __init__(self, fd: int) -> None:
-        """Open a descriptor's file again, or else use the descriptor; raises if it is closed."""
+        """Open a descriptor's file again, or else use it; raise ``OSError`` if it is closed."""
         self.fd = fd
         self._socket: socket.socket | None = None
         self._asks_first = False

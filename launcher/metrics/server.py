@@ -57,9 +57,10 @@ def on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[T]]) -
 
 
 class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    """Listens immediately, and answers after ``serve``. With port 0 the kernel chooses the port.
+    """Listens immediately, or raises ``OSError``; answers after ``serve``.
 
-    Without ``tls`` it is plain HTTP. A nonempty ``bearer`` is the token that requests must have.
+    With port 0 the kernel chooses the port. Without ``tls`` it is plain HTTP. A nonempty ``bearer``
+    is the token that requests must have.
     """
 
     daemon_threads = True

@@ -30,7 +30,7 @@ _READ_BYTES: Final = 65536
 
 
 class CheckMember:
-    """One check worker process of a crew. Its pipes are open before it starts."""
+    """One check worker process of a crew. Creating it opens its pipes, or raises ``OSError``."""
 
     def __init__(self, local_rank: int, changed: Callable[[], None], stage: str) -> None:
         self.local_rank = local_rank

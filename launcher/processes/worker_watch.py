@@ -63,7 +63,7 @@ class Computing(NamedTuple):
 
 
 class WorkerWatch:
-    """The files that a worker shares with this process."""
+    """The files that a worker shares with this process; ``OSError`` if they cannot be created."""
 
     def __init__(self) -> None:
         page_fd, self._memory = shared_page(layout.PAGE_FILE, layout.PAGE_BYTES)

@@ -64,7 +64,11 @@ class SaverClient:
 
 
 class _Process:
-    """A running saver process, started with ``exec``: gRPC does not support fork."""
+    """A running saver process, started with ``exec``: gRPC does not support fork.
+
+    Raises:
+        OSError: If no process or no descriptor is available.
+    """
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

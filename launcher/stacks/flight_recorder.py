@@ -38,6 +38,9 @@ def record_collectives(environ: MutableMapping[str, str]) -> str:
 
     torch keeps the last 2,000 collectives by default, but dumps them on request only with a pipe or
     a socket.
+
+    Raises:
+        OSError: If no directory can be created.
     """
     folder = tempfile.mkdtemp(prefix="ft-run-collectives-")
     if not any(name in environ for name in _SIZES):

@@ -12,7 +12,7 @@ NO_WORKER = -1
 
 
 class RankMemory:
-    """The page and the buffers, as memfds."""
+    """The page and the buffers, as memfds; ``OSError`` if they cannot be created."""
 
     def __init__(self) -> None:
         self.held = 0
