@@ -41,7 +41,7 @@ class _Mark(Struct, frozen=True):
     words: str = ""
     """Why this node failed; empty if it did not."""
     digests: Mapping[int, str] = field(default_factory=dict)
-    """Of the layouts of durable files, by rank."""
+    """Digests of the layouts of durable files, by rank."""
     bytes: int = 0
     checksums: Mapping[str, list[Checksum]] = field(default_factory=dict)
 
