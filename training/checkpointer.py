@@ -269,7 +269,10 @@ class Checkpointer:
             return max(newest, 0), "checkpoint"
 
     def _log_other_directory(self, newest: int) -> None:
-        """Log that the snapshot belongs to another directory, unless there is a checkpoint."""
+        """Log that the snapshot to resume from belongs to another directory.
+
+        Not if there is a checkpoint: then the other directory is that of an earlier training.
+        """
         directory = self._folder.folder
         other = self._ranks.first_text(self._snapshots.other_directory or None)
         if other not in (None, directory) and newest < 0 and self._ranks.rank == 0:

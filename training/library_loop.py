@@ -71,7 +71,11 @@ class LibraryBatches:
         self._table = self._read_table()
 
     def read(self, step: int, model: nn.Module) -> Iterator[Part]:
-        """Iterate over the parts of a step; missing parts of a short step have weight 0."""
+        """Iterate over the parts of a step; missing parts of a short step have weight 0.
+
+        Raises:
+            ValueError: If the model has BatchNorm, which would normalize a single sample.
+        """
         missing = self.parts - len(self.data.ranges(step))
         for part in self.data.parts(self.loader, step):
             part.sync(model)  # checks the model; the library reduces gradients
@@ -105,7 +109,7 @@ class LibraryLoop:
         batches: LibraryBatches,
         options: Mapping[str, Any],
     ) -> None:
-        """Restore the state; all ranks call it together."""
+        """Restore the state, all ranks together; raise ``ValueError`` if it has other batches."""
         self._checkpointer = Checkpointer(folder, {**state, "data": batches.data}, **options)
         self.completed = self._checkpointer.restore()
         batches.check_restored()

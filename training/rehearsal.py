@@ -95,6 +95,7 @@ class Rehearsal:
                     self._fail(kind)
 
     def _fail(self, kind: str) -> None:
+        """Kill this worker (``worker``), stop or kill the job's agents, or this node's agent."""
         self._write(failed=kind)
         while kind == "kill" and self._saves and not any(self._path.glob("checkpoints/*/step-*")):
             time.sleep(_POLL_S)  # the next job resumes from the checkpoint

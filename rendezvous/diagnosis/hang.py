@@ -122,6 +122,7 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
 def _by_collectives(
     evidence: Evidence, stacks: Sequence[RankStack], groups: tuple[Group, ...], since: str
 ) -> HangVerdict | None:
+    """Return the verdict on NCCL's records; None if they are not conclusive."""
     by_rank = {stack.rank: stack for stack in stacks}
     ranks, operation = evidence.ranks, evidence.operation
     match evidence.found:
@@ -235,6 +236,7 @@ def own_frame(stack: RankStack) -> Frame | None:
 
 
 def _where(stack: RankStack) -> str:
+    """Return the place as text: ``in all_reduce at train.py:88``."""
     own = own_frame(stack)
     wait = wait_of(stack)
     if not stack.frames:

@@ -83,8 +83,8 @@ class StackCalls:
     ) -> Whereabouts:
         """Send an order to nodes; return the reports that arrive in time.
 
-        The order gets its number here. ``nodes`` has their names by stream, ``away`` the names of
-        nodes without a stream.
+        The order gets its number here; it is not sent if a pending one has the same answer.
+        ``nodes`` has their names by stream, ``away`` the names of nodes without a stream.
         """
         # A node collects stacks for one order at a time, and does not respond to another one.
         key = StackOrder if isinstance(order, StackOrder) else frozenset(nodes)

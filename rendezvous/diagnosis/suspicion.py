@@ -140,7 +140,10 @@ def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
 def stacks_text(
     verdict: HangVerdict, stacks: Sequence[RankStack], most_chars: int = STACKS_MAX_CHARS
 ) -> str:
-    """Return the stacks as text, hanging ranks first, after ranks with incomplete records."""
+    """Return the stacks as text, hanging ranks first; cut if it is too long.
+
+    It starts with ranks whose collectives are not recorded completely.
+    """
     groups = sorted(group_stacks(stacks), key=lambda group: group.ranks[0] not in verdict.culprits)
     lines = list(_unrecorded(stacks))
     lines += (line for group in groups for line in stack_lines(group.ranks, group.stack))
@@ -184,6 +187,7 @@ def _together(looks: Sequence[Sequence[RankStack]]) -> list[_Rank]:
 
 
 def _why_no_hang(one: _Rank, may_take_long: bool) -> str:
+    """Return why a rank does not count as hanging; empty if it may hang."""
     if one.has_moved:
         return "is making progress"
     if one.stack.remark == _BY_DEBUGGER or _is_in(one.stack.frames, _DEBUGGERS):

@@ -66,6 +66,7 @@ class Checks:
         examiner: Examiner | None,
         gone: Callable[[Node], None],
     ) -> None:
+        """``gone`` is called with each rejected node."""
         self._state, self._roster, self._out = state, state.roster, out
         self._examiner = examiner
         self._gone = gone
@@ -85,7 +86,8 @@ class Checks:
     def may_join(self, *, loaded_only: bool = False) -> Sizes:
         """Return how many ready nodes of each segment could be fit for one world.
 
-        ``loaded_only``: count only nodes that have imported the modules of ``--preload``.
+        Nodes at the wrong end of a bad link are left out. ``loaded_only``: count only nodes that
+        have imported the modules of ``--preload``.
         """
         loading = self._roster.loading if loaded_only else frozenset()
         if not self._bad_links and not loading:
@@ -331,7 +333,7 @@ class Checks:
         return went
 
     def tell_again(self, link: int, spec: NodeSpec) -> bool:
-        """Resend a node's findings on a new stream; return whether it must leave."""
+        """Resend a node's findings, as they may be lost; return whether it must leave."""
         found = self._told.get((spec.node_id, spec.incarnation))
         if found is None:
             return False

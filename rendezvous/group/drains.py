@@ -193,6 +193,7 @@ class Drains:
                 self._out.send(node, message)
 
     def _resizes(self, leaving: Sequence[Node]) -> bool:
+        """Return whether the world will have a different size without the nodes that leave."""
         state, job = self._state, self._state.job
         assert job is not None
         size = state.usable(state.sizes - sizes_of(leaving) + self._rounds.gate.may_join())

@@ -82,7 +82,7 @@ class Ending:
         self._unheard: set[int] = set()
 
     def tell(self, link: int, node_id: str = "") -> Command:
-        """Return the command that sends the verdict, with the savings of a known node."""
+        """Return the command that sends the verdict; ``node_id`` is empty for a new node."""
         self._unheard.add(link)
         saving = self._savings.get(node_id)
         return Send(link, self.verdict if saving is None else replace(self.verdict, saving=saving))
@@ -98,7 +98,10 @@ class Ending:
         return had_heard
 
     def advance(self, detached: int, now: float) -> list[Command]:
-        """Return ``Finish``, once, when every node has received the verdict or the time is up."""
+        """Return ``Finish``, once, when every node has received the verdict or the time is up.
+
+        ``detached``: number of nodes that may still reconnect to receive it.
+        """
         if self.is_over or ((self._unheard or detached) and now < self.until):
             return []
         self.is_over = True

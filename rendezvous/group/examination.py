@@ -50,7 +50,7 @@ class Examination(Protocol):
     """One pass through the steps of the checks."""
 
     def next_step(self, remaining_s: float) -> CheckStep | None:
-        """Return the next step with more than 0 seconds left; None if there is a conclusion."""
+        """Return the next step, given the time left (> 0); None if there is a conclusion."""
 
     def answered(self, node_id: str, report: str, took_s: float) -> None:
         """Process a node's report on the current step, and the seconds that it took."""

@@ -351,6 +351,7 @@ class Group:
         self._out.note(NoNodeResponds(self.settings.master_timeout_s))
 
     def _spans_hosts(self) -> bool:
+        """Whether nodes of several hosts are in the round, whose workers may be alive."""
         hosts = {node.spec.host for node in self.roster.in_phase(*IN_ROUND)}
         return len(hosts) > 1
 

@@ -44,6 +44,7 @@ class Joining:
         examiner: Examiner | None,
         gone: Callable[[Node], None],
     ) -> None:
+        """``gone`` is called with each removed node; ``Group`` notifies the parts."""
         self._state, self._roster, self._out = state, state.roster, out
         self._waiting, self._rounds = waiting, rounds
         self._examiner = examiner
@@ -160,6 +161,7 @@ class Joining:
             self.attend(newcomer.link, newcomer.attend, now)
 
     def _is_new(self, attend: Attend) -> bool:
+        """Whether neither the node nor this master knows that it was in this job."""
         return attend.claim is None and attend.node.incarnation not in self._admitted
 
     def _refuse(

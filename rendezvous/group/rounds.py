@@ -41,6 +41,7 @@ class Rounds:
         checks: Checks,
         gone: Callable[[Node], None],
     ) -> None:
+        """``gone`` is called with each removed node; ``Group`` notifies the parts."""
         self._state, self._roster, self._out = state, state.roster, out
         self._waiting, self._gone = waiting, gone
         self.gate = checks

@@ -35,7 +35,7 @@ class TakeoverState(enum.Enum):
 
 
 def over(round_number: int, *, is_stale: bool) -> Stop:
-    """Return the order to stop an outdated round's workers; if it is stale, immediately."""
+    """Return the order to stop an outdated round's workers; stale ones are killed immediately."""
     return Stop(round_number, f"round {round_number} is over", is_stale=is_stale)
 
 
@@ -142,6 +142,7 @@ class Takeover:
         self._keep(node_id, claim)
 
     def _world_of(self, claim: Claim) -> ClaimedWorld | None:
+        """Return the world of a claim; None if it has none, or its round is not the newest."""
         if _age(claim) != self._newest or is_spare(claim):
             return None
         return self._worlds.setdefault(claim.formed_by, ClaimedWorld(claim.formed_by, claim.nodes))

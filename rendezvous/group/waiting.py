@@ -134,6 +134,7 @@ class WaitingNodes:
         )
 
     def _missing(self) -> tuple[str, ...]:
+        """Return the missing nodes, if known: former members, or ranks."""
         job, roster = self._state.job, self._state.roster
         assert job is not None
         gone = (name for name in self._state.former_ranks if roster.get(name) is None)

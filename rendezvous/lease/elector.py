@@ -48,7 +48,7 @@ class Elector:
         now: float,
         chance: Callable[[], float],
     ) -> None:
-        """``own`` is this host's position in the list; ``chance`` returns numbers from 0 to 1."""
+        """``own`` is this host's position; ``chance`` (0 to 1) avoids collisions of candidates."""
         self._hosts, self._own, self._process = hosts, own, process
         self._times = times
         self._chance = chance
@@ -124,7 +124,10 @@ class Elector:
         return self.due(now)
 
     def give_back(self, now: float, exit_code: int | None = None) -> LeaseAsk | None:
-        """Release the lease, with the exit code of an ended job; return the request to send."""
+        """Release the lease; return the request to send to all other hosts.
+
+        ``exit_code`` is the job's, if it has ended and all nodes have received the verdict.
+        """
         held = self._ask(LeaseStep.RELEASE, self._last_number)
         if exit_code is not None:
             held = replace(held, step=LeaseStep.END, exit_code=exit_code)

@@ -19,7 +19,7 @@ class Fence:
     """A node's time without a leader. All times are in seconds of its clock."""
 
     def __init__(self, fence_s: float, silence_s: float, now: float) -> None:
-        """``silence_s`` is the time without a message after which a stream is considered lost."""
+        """Workers can run ``fence_s`` without a leader; a stream is lost after ``silence_s``."""
         self._fence_s, self._silence_s = fence_s, silence_s
         self._awake = now
         self._pause = (-math.inf, -math.inf)
@@ -30,7 +30,10 @@ class Fence:
         """The limit may have been exceeded during a pause; the stream shows whether it was."""
 
     def tick(self, now: float) -> bool:
-        """Record that this process runs, every second; return whether workers must be killed."""
+        """Record that this process runs; return whether its workers must be killed.
+
+        Must be called every second, and before any input is processed.
+        """
         if now - self._awake > PAUSE_S:
             self._pause = (self._awake, now)
             if self._since is None and now - self._awake > self._silence_s:

@@ -26,7 +26,11 @@ class Fencing:
         *,
         may_change: bool,
     ) -> None:
-        """``keep`` reports the workers' deadline to another process, in case this one blocks."""
+        """Start without a leader; ``arm`` it on an event loop.
+
+        ``post`` queues a tick, whose handler calls ``is_due``. ``keep`` reports the deadline of the
+        workers to another process, in case this one blocks.
+        """
         self.limit_s = timeouts.fence_s if may_change else math.inf
         self._fence = Fence(self.limit_s, timeouts.silence_s, now())
         self._post, self._keep = post, keep

@@ -54,11 +54,7 @@ class HostCalls(Protocol):
     """Calls the other listed hosts."""
 
     async def ask(self, host: int, ask: LeaseAsk) -> LeaseAnswer | None:
-        """Return the answer of a host; None if it is invalid or not in time.
-
-        Raises:
-            OtherOptionsError: If the options differ.
-        """
+        """Return a valid answer in time, else None; raise ``OtherOptionsError`` on a mismatch."""
 
     async def close(self) -> None:
         """Close the connections to the other hosts."""
@@ -132,11 +128,7 @@ class Succession(Lease):
     # --- calls by the server -------------------------------------------------------------------
 
     def answer(self, ask: LeaseAsk, theirs: SuccessionSpec) -> LeaseAnswer:
-        """Answer another host, whose options are ``theirs``.
-
-        Raises:
-            OtherOptionsError: If this host has different options.
-        """
+        """Answer another host; raise ``OtherOptionsError`` if its options (``theirs``) differ."""
         if theirs != self._spec:
             raise OtherOptionsError("this host has different options", theirs)
         if ask.host in self._same and ask.process != self._process:
@@ -219,7 +211,7 @@ class Succession(Lease):
         self._turn()
 
     async def stop(self, verdict: Verdict | None = None) -> None:
-        """Release the lease and end; ``verdict`` is the one that all nodes have received."""
+        """Release the lease and end; ``verdict``: received by all nodes, None before the end."""
         if self.master is not None:
             self._step_down()
         exit_code = None if verdict is None else verdict.exit_code

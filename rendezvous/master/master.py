@@ -116,7 +116,7 @@ class Master:
         self._finished: asyncio.Future[Verdict] = self._loop.create_future()
 
     def attach(self, deliver: Deliver, renew: Renew | None = None) -> int:
-        """Add a stream; return its number. ``renew`` is for the node in this process."""
+        """Add a stream; return its number. ``renew`` renews the offer of this process's node."""
         self._next_link += 1
         self._streams[self._next_link] = deliver
         if renew is not None:
@@ -170,7 +170,7 @@ class Master:
             self._handle(Detached(link))
 
     async def whereabouts(self, inquiry: int = 0) -> Whereabouts:
-        """Return the current stacks of the round's workers, from nodes that respond in time."""
+        """Return the round's current stacks from nodes that respond; see ``StackOrder.inquiry``."""
         nodes, away = {}, []
         for node in self.group.roster:
             if node.rank is not None and node.round == self.group.round:

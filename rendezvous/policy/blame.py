@@ -25,10 +25,7 @@ class Ledger:
         self._excluded: dict[str, str] = {}
 
     def blame(self, node_id: str, window_s: float, now: float) -> int:
-        """Count a node as the root cause; return how often it was the cause within the window.
-
-        ``window_s``: how far back failures count, in seconds; 0 for all of them.
-        """
+        """Count a root cause; return the node's count within ``window_s`` seconds (0 for all)."""
         times = self._failures.pop(node_id, deque[float](maxlen=_REMEMBERED))
         self._failures[node_id] = times
         times.append(now)

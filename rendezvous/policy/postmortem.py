@@ -42,10 +42,7 @@ class Postmortem:
         self._suspected.pop(node_id, None)
 
     def remember(self, failure: Failure, node_id: str = "") -> None:
-        """Record a failure; a known one changes nothing.
-
-        ``node_id`` is the lost node, if that is the failure.
-        """
+        """Record a new failure; ``node_id`` is the lost node, if that is the failure."""
         key = (
             failure.kind,
             failure.node_rank,

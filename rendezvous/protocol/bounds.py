@@ -56,7 +56,10 @@ class Length(Struct, frozen=True):
 
 
 class Called(Struct, frozen=True):
-    """Name of an option that must be the same on all nodes, if it differs from its field's."""
+    """Name of an option that must be the same on all nodes, for the error if it differs.
+
+    Without it, the name is that of the field: ``--max-restarts``, ``--restart-window in seconds``.
+    """
 
     words: str
 
@@ -123,6 +126,7 @@ def _checks_of(kind: type) -> tuple[tuple[str, _Check], ...]:
 
 
 def _check_of(hint: Any, field: str) -> _Check | None:
+    """Return the check of a type, None for any value; raise ``TypeError`` if it lacks bounds."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (inner,) = (one for one in typing.get_args(hint) if one is not type(None))
         return _unless_none(_check_of(inner, field))

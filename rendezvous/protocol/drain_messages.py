@@ -12,7 +12,10 @@ from .offer import STEP_MAX
 
 
 class Notice(Struct, frozen=True):
-    """This node is being preempted (SIGTERM, or its cloud's notice); sent on each stream."""
+    """This node is being preempted (SIGTERM, or its cloud's notice): all ranks can save first.
+
+    It is sent again on each stream, until the node leaves.
+    """
 
     reason: Reason
     seconds: Seconds

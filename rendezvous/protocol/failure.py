@@ -217,6 +217,7 @@ def own_words(failure: Failure) -> str:
 
 
 def _inner_exceptions(error_json: str) -> list[str]:
+    """Return the lines of a recorded traceback that are not frames, if it has several parts."""
     if not re.search(_SEVERAL, error_json):  # most are simple, and there may be thousands
         return []
     try:

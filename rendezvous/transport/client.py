@@ -368,7 +368,10 @@ _NoLeader = Callable[[], Exception]
 def _compare(
     own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint: Endpoint
 ) -> _NoLeader | None:
-    """Return the error to raise if the host that has answered has different options."""
+    """Return the error to raise if the host that has answered has different options.
+
+    The leader that it names is then irrelevant.
+    """
     given = greeting.get(SUCCESSION_KEY)
     try:
         theirs = decode(SuccessionSpec, given) if isinstance(given, bytes) else None

@@ -113,6 +113,7 @@ def greeting_data(greeting: Greeting) -> dict[str, str | bytes]:
 
 
 def _decoded(data: str | bytes | None) -> SuccessionSpec:
+    """Return the options of another host; raises one of ``NO_SENSE``."""
     if not isinstance(data, bytes):
         raise WireError("it has one endpoint (--rdzv-endpoint)")
     spec = decode(SuccessionSpec, data)

@@ -42,6 +42,7 @@ async def why_unreachable(endpoint: Endpoint) -> str | None:
 
 
 async def _connect(family: int, address: Any) -> str | None:
+    """Return the kernel's error for a connection to an address; None if it is accepted."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)

@@ -101,7 +101,7 @@ def read_token(path: str, origin: str) -> Token:
 
 
 def write_token(path: str, token: Token) -> None:
-    """Write a token into a new private file; raise ``UsageError`` if that fails."""
+    """Write a token into a new file that only this user can read, or raise ``UsageError``."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(file, "w") as out:

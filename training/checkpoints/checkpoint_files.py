@@ -142,6 +142,8 @@ def _alike(part: torch.Tensor, room: memoryview) -> torch.Tensor:
 
 
 class _Sink:
+    """A file that is written in small pieces; torch may also skip bytes in it."""
+
     def __init__(
         self, file: Any, written: Callable[[], object], checksums: list[Checksum] | None
     ) -> None:
@@ -344,6 +346,7 @@ class CheckpointReader:
 
 
 def _compared(read: Any, known: "list[tuple[int, int]]", start: int, end: int, name: str) -> Any:
+    """Return a value of a file; raise ``CorruptCheckpointError`` if its checksum differs."""
     index = bisect_left(known, end, key=lambda one: one[0])
     begin = known[index - 1][0] if index else 0
     if index == len(known) or known[index][0] != end or not begin <= start:

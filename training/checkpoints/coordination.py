@@ -102,7 +102,7 @@ _TIME = "a time, e.g. '30s', '10min' or '2h', or None"
 
 
 def time_s(name: str, value: str | None) -> float | None:
-    """Parse a time such as ``10min``; None means no limit. ``name`` is for the ``ValueError``."""
+    """Return a time such as ``10min`` in seconds; None for no limit. ``name`` is for errors."""
     seconds = _time_s(value)
     if seconds is None and value is not None:
         raise ValueError(f"invalid value {value!r} for {name}: expected {_TIME}")
@@ -118,7 +118,7 @@ class Interval:
     """A number of steps, a time, or never (in which case it is false)."""
 
     def __init__(self, name: str, value: int | str | None) -> None:
-        """Parse the value of an argument, or raise ``ValueError``."""
+        """Parse a number of steps, a time or None; raise ``ValueError`` for any other value."""
         self._steps: int | None = None
         self._time_s = _time_s(value)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -141,10 +141,7 @@ class Interval:
         self._since = number
 
     def is_due(self, number: int, has_elapsed: int) -> bool:
-        """Return whether it is due at a step.
-
-        ``has_elapsed``: whether the method of this name returned true on any rank.
-        """
+        """Return whether it is due at a step; ``has_elapsed`` is the result on any rank."""
         if self._steps is not None:
             return number // self._steps > self._since // self._steps
         return bool(has_elapsed)
@@ -167,6 +164,7 @@ class Bodies:
     """
 
     def __init__(self, objects: Mapping[str, Any], *, is_logging: bool) -> None:
+        """Without optimizers in ``objects``, training can resume after every body."""
         self._optimizers = [one for one in objects.values() if isinstance(one, Optimizer)]
         self._scalers = [one for one in objects.values() if isinstance(one, GradScaler)]
         self._is_logging = is_logging
@@ -241,6 +239,7 @@ class Checkpoints:
     def __init__(
         self, folder: CheckpointFolder, ranks: Ranks, rank: int, timeout: StorageTimeout
     ) -> None:
+        """``rank`` is the rank of this process as its agent knows it."""
         self._folder, self._ranks, self._rank, self._timeout = folder, ranks, rank, timeout
         self.saver: SaverLink | None = None
         """Writes checkpoints asynchronously; None if the workers write them."""
@@ -257,7 +256,10 @@ class Checkpoints:
         """Reason why this rank no longer waits for the saver; empty if it does."""
 
     def begin(self, step: int) -> bool:
-        """Start a checkpoint after the previous one has ended; return whether it can be written."""
+        """Start a checkpoint after the previous one; return whether it can be written.
+
+        If not, the failure has been logged.
+        """
         self._step, self._is_being_written, self._error = step, True, None
         error = self._ranks.first_text(self._wait_for_saver())
         if error is not None:

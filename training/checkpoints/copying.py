@@ -57,7 +57,7 @@ class LateCopy:
     """
 
     def __init__(self, copies: Copies) -> None:
-        """Targets have the shapes and types of their sources, which cannot be inference tensors."""
+        """Sources cannot be inference tensors, which have no version."""
         self._targets = [to for to, _ in copies]
         self._values = [value for _, value in copies]
         """For version checks: the local part of a DTensor has a different version counter."""

@@ -127,6 +127,7 @@ def _kind_of(value: "Mapping[Any, Any]") -> str:
 
 
 def _encode_key(key: Any) -> Any:
+    """Return a key as plain data, with DCP's string for it if that is different."""
     encoded = encode(key, is_whole=True)
     if next(find_foreign(encoded, ""), None) is not None:
         return str(key)
@@ -193,6 +194,7 @@ def _is_composed(kind: type) -> bool:
 
 
 def _is_dense(value: torch.Tensor) -> bool:
+    """Return whether a tensor's data is an array, which can overwrite its slot in a file."""
     is_array = value.layout is torch.strided and not value.is_nested
     return is_array and not value.is_quantized and not value.is_meta
 
@@ -222,7 +224,11 @@ def _encode_numpy(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Undo ``encode``; raise ``RuntimeError`` if a class in it does not exist."""
+    """Undo ``encode``; return the same object if nothing in it was encoded.
+
+    Raises:
+        RuntimeError: If the class of an ``Enum`` or a tensor does not exist.
+    """
     kind = type(value)
     if kind in (list, tuple):
         if mark := _mark_of(value):
@@ -279,7 +285,10 @@ def _class_of(module: str, name: str, base: type) -> Any:
 
 
 def find_foreign(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each value, encoded or not, that other hosts cannot receive."""
+    """Yield path and value of each value, encoded or not, that other hosts cannot receive.
+
+    ``path`` is that of the value itself, e.g. ``state['stats']``.
+    """
     kind = type(value)
     if kind in (list, tuple):
         if not _PLAIN.issuperset(map(type, value)):
@@ -343,6 +352,7 @@ class PlainValue:
 
 
 def _computed_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors with a graph, which ``deepcopy`` rejects."""
     if isinstance(value, torch.Tensor):
         if not value.is_leaf:
             yield value

@@ -269,6 +269,7 @@ class Equality:
         return [row for row in rows.values() if row not in partial], partial
 
     def _key_of(self, row: Row, keys: dict[int, str]) -> str:
+        """Return the key of a tensor that possibly only other ranks have."""
         return without_wrappers(self._ranks.first_text(keys.get(row.key)) or "")
 
     def _difference(self, tensor: torch.Tensor | None, first: int) -> tuple[float, float]:

@@ -46,7 +46,7 @@ class CheckpointFolder:
         ranks: Ranks,
         timeout: StorageTimeout | None = None,
     ) -> None:
-        """``folder`` is a path or URL, the same on all ranks; it need not exist yet."""
+        """``folder`` (path or URL) is the same on all ranks; ``timeout`` is for writing."""
         self.folder = os.fspath(folder) if is_url(os.fspath(folder)) else os.path.abspath(folder)
         """Absolute path, or URL."""
         self.keep = keep

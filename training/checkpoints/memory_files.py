@@ -95,9 +95,7 @@ class Registration:
     def __init__(self, memory: torch.Tensor, owner: object) -> None:
         """Start; until ``wait`` has returned, nothing can be copied between the memory and the GPU.
 
-        Args:
-            memory: starts at a page boundary.
-            owner: when it is garbage-collected, the memory is unregistered.
+        ``memory`` starts at a page boundary; it is unregistered when ``owner`` is collected.
 
         Raises:
             RuntimeError: If no thread can be started, e.g. while the interpreter exits.

@@ -223,6 +223,7 @@ def parameters_of(optimizer: Optimizer) -> list[Any]:
 
 
 def _named(names: Sequence[str], key: Any) -> Any:
+    """Return the name for an index; an optimizer can also have other keys."""
     return names[key] if type(key) is int and key < len(names) else key
 
 

@@ -77,9 +77,8 @@ class RankState:
     ) -> None:
         """Compare the names of the objects with those of the other ranks.
 
-        Args:
-            names: names of the objects that are neither modules nor their optimizers.
-            modules: names of modules, the same on all ranks, whose buffers may differ.
+        ``names`` are neither modules nor their optimizers; ``modules`` are the same on all ranks,
+        but their buffers may differ.
         """
         self._modules = sorted(modules)
         self._ranks, self._record = ranks, record
@@ -220,6 +219,7 @@ class RankState:
         return frozenset(missing)
 
     def _compare(self, nested: Mapping[str, Any], known: set[str]) -> set[str]:
+        """Return which objects differ between the ranks, or are known to on any rank."""
         rows = self._ranks.all_gather(
             0,
             *(digest_of(leaves(nested.get(name)), is_exact=False) for name in self._compared),

@@ -59,7 +59,7 @@ class Replicas:
         self._has_failed = True
 
     def schedule(self, state: int, step: int) -> None:
-        """Schedule a step if ``state``, the maximum of all ranks, is idle; ``start`` starts it."""
+        """Schedule a step if the maximum ``state`` of all ranks is idle; all call it together."""
         if state != IDLE or step in (self.sending, self.complete) or not self._is_sharded:
             return
         if self.sending >= 0:
@@ -161,10 +161,9 @@ class Replicas:
 def broadcast_replicated(
     ranks: Ranks, mine: Snapshots, step: int, own: SnapshotFile | None
 ) -> SnapshotFile | None:
-    """Broadcast a replicated state to the ranks that lack it. All ranks call it together.
+    """Broadcast a replicated state to the ranks that lack it; return this rank's file.
 
-    Returns:
-        This rank's file; None on all ranks if no rank has a replicated state of this step.
+    All ranks call it together. None on all ranks if no rank has a replicated state of the step.
     """
     has_it = own is not None and mine.is_replicated(step)
     source = ranks.minimum(ranks.rank if has_it else ranks.size)[0]
@@ -187,10 +186,9 @@ def broadcast_replicated(
 def fetch_shards(
     ranks: Ranks, mine: Snapshots, of_others: list[Snapshots], step: int
 ) -> SnapshotFile | None:
-    """Send each rank that lacks its shard of a step a replica of it. All ranks call it together.
+    """Send each rank that lacks its shard of a step a replica of it; return this rank's file.
 
-    Returns:
-        This rank's file; None on all ranks if any shard is lost.
+    All ranks call it together. None on all ranks if any shard is lost.
     """
     found = {rank: held for held in (*of_others, mine) for rank in held.ranks_of(step)}
     room = BUFFERS * (len(of_others) + 1)

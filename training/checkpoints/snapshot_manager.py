@@ -64,6 +64,7 @@ class SnapshotManager:
     def __init__(
         self, state: State, rank_state: RankState, ranks: Ranks, rank: int, *, overlap: bool
     ) -> None:
+        """``rank`` is the rank of this process as its agent knows it."""
         self._state, self._flat_state = state, FlatState(state)
         self._rank_state = rank_state
         self._ranks, self._rank, self._overlaps = ranks, rank, overlap
@@ -346,7 +347,10 @@ class SnapshotManager:
             self._own.forget(number)
 
     def replicate_now(self, number: int, *, for_other_size: bool = False) -> bool:
-        """Send this rank's state of a step to other nodes; return whether they hold it."""
+        """Send this rank's state of a step to other nodes; return whether they hold it.
+
+        ``for_other_size``: for a different number of ranks, for which replicas cannot be used.
+        """
         is_held = self._is_replicated(number)
         if self._replicas is not None and not for_other_size:
             is_held = self._replicas.exchange_now(number) or is_held

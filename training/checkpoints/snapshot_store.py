@@ -345,7 +345,7 @@ class Snapshots:
             page.write(self._page, index, None)
 
     def let_go(self) -> None:
-        """Wait until nothing reads the buffers, and drop the cached state of their content."""
+        """Wait until nothing reads the buffers, and forget their content before others write it."""
         if self.reader is not None:
             self.reader.join()
         for file in self._files:

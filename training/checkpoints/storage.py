@@ -92,7 +92,7 @@ class Storage(ABC):
         """Write a file of a checkpoint, durably; ``write(file)`` can be called again."""
 
     def publish(self, step: int, draft: str, keep: int) -> str:
-        """Make a checkpoint the latest; remove old ones, or return why one cannot be removed."""
+        """Make a checkpoint the latest; remove old ones and leftovers, or return why not."""
         self._make_latest(step, draft)
         warning = self._retire_old(step, keep)
         self._clean(step)
@@ -179,7 +179,7 @@ class Storage(ABC):
 
     @abstractmethod
     def _written_at(self, at: str) -> float:
-        """Return when a directory was last written, in seconds since the epoch."""
+        """Return when a directory, or a file in it, was last written (seconds since the epoch)."""
 
     @abstractmethod
     def _make_latest(self, step: int, draft: str) -> None:
@@ -234,7 +234,7 @@ class StorageTimeoutError(Exception):
 
 
 class StorageTimeout:
-    """How long storage may make no progress."""
+    """Limit for the time without progress of the storage; None for no limit."""
 
     def __init__(self, limit_s: float | None) -> None:
         self.limit_s = limit_s

@@ -73,6 +73,7 @@ class LocalStorage(Storage):
         os.makedirs(folder, exist_ok=True)
 
     def _is_complete(self, step: int) -> bool:
+        """Return whether it is a directory or a link; anything else is not a checkpoint."""
         path = self.path(step)
         return os.path.isdir(path) or os.path.islink(path)
 
@@ -319,5 +320,5 @@ def is_url(folder: str) -> bool:
 
 
 def open_storage(folder: str, tag: str = "") -> Storage:
-    """Return the storage of a directory or URL; raise ``ValueError`` if fsspec lacks it."""
+    """Return the storage of a directory or URL; raise ``ValueError`` if fsspec cannot open it."""
     return UrlStorage(folder, tag) if is_url(folder) else LocalStorage(folder, tag)

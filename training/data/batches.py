@@ -132,6 +132,7 @@ class ElasticBatches(Sampler[list[int]]):
         return list(self._parts_of(step)[0])
 
     def _parts_of(self, step: int) -> tuple[list[PartRange], int]:
+        """Return this rank's parts of a step, and the size of the largest part of all ranks."""
         size = self.size(step)
         found = self._of_size.get(size)
         if found is None:
@@ -161,6 +162,7 @@ class ElasticBatches(Sampler[list[int]]):
         return index_of(self._samples(step))
 
     def _samples(self, step: int) -> torch.Tensor:
+        """Return the samples of a step, each with the epoch of its source."""
         found = [
             self._order_of(one.epoch).samples(one.epoch, one.start, one.length)
             for one in self._located(step)

@@ -20,7 +20,10 @@ def key_of(*numbers: int) -> int:
 
 
 def hashes(values: torch.Tensor, key: int) -> torch.Tensor:
-    """Return a hash of each int64, all different if the numbers are; half of them are negative."""
+    """Return a hash of each number (int64, any shape), all different if the numbers are.
+
+    All 64 bits are used, so half of the hashes are negative.
+    """
     found = values * _signed(_GOLDEN) + _signed(key)  # int64 wraps
     found = (found ^ _shifted(found, 30)) * _signed(_FIRST)
     found = (found ^ _shifted(found, 27)) * _signed(_SECOND)

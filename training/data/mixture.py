@@ -42,7 +42,7 @@ class Mixture:
         return found
 
     def samples(self, start: int, count: int) -> tuple[torch.Tensor, list[int]]:
-        """Return the source of each sample (int64), and each source's samples before ``start``."""
+        """Return the source of each sample (int64), and each source's count before ``start``."""
         first, last = start // self.block, (start + count - 1) // self.block
         starts = self.counts(start)  # for the first block, which is kept
         sources = torch.cat([self._block(number) for number in range(first, last + 1)])

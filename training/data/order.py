@@ -47,7 +47,6 @@ class Order:
         """Check the arguments.
 
         Args:
-            seed: any whole number.
             shuffle: True for all samples; > 1 for blocks of this size, and inside each; False for
                 none.
             first_epoch: the first epoch of this data.

@@ -142,6 +142,7 @@ class Schedule(NamedTuple):
         return Schedule(rows, table)
 
     def _locate(self, step: int) -> tuple[Row, int, int]:
+        """Return the row of a step, and the epoch and the position at which the step starts."""
         row = self.row_at(step)
         # The remaining distance is counted in samples if batches cross epochs, else in steps.
         carries = row.last == "carry"

@@ -25,7 +25,7 @@ def given_micro_batch() -> int | None:
 
 
 def out_of_memory(samples: int) -> None:
-    """Record that a part was too large for an accelerator; ignored without an error file."""
+    """Record the size of a part, the maximum of all ranks, that exceeded device memory."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with suppress(OSError):  # then it is a failure like others
             with open(path + SUFFIX, "w", encoding="ascii") as file:

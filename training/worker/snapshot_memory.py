@@ -26,12 +26,10 @@ class Memory:
         is_first_round: bool = True,
         resume_owner: int = 0,
     ) -> None:
-        """Take over the descriptors, until this object is garbage-collected.
+        """Own the descriptors while this object lives.
 
         Args:
-            page_fd: descriptor of the page.
-            buffer_fds: descriptors of the buffers; empty if the memory belongs to another process
-                of this rank.
+            buffer_fds: empty if the memory belongs to another process of this rank.
             resume_step: step from which all ranks can resume by snapshots; -1 if none.
             saver: saver of this node; None if only the worker writes checkpoints.
             is_first_round: whether this job cannot have written a checkpoint yet.
@@ -50,7 +48,7 @@ class SaverLink:
     """The saver of this node, which writes checkpoints from this rank's buffers."""
 
     def __init__(self, channel: socket.socket, held: int = 0) -> None:
-        """Take over the connection; ``held`` has a bit for each buffer that the saver reads."""
+        """Own the connection while this object lives; ``held`` has a bit per buffer being read."""
         self._channel = channel
         self._held: dict[int, tuple[int, int] | None] = {
             buffer: None for buffer in range(page.BUFFERS) if held & 1 << buffer
@@ -174,6 +172,7 @@ def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
 
 
 def _began_s(pid: int) -> float:
+    """Return when a process was started, in seconds since the epoch."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s

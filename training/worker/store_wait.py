@@ -56,6 +56,9 @@ def _await(host: str, port: int, ranks: int, limit_s: float) -> None:
 
     All ranks of the job together try at most 10,000 times per second. The store ignores a
     connection that is closed without data.
+
+    Raises:
+        OSError: If the connection failed, except by being refused.
     """
     deadline = time.monotonic() + limit_s
     shortest_s = pause_s = 0.002 + ranks / 10_000

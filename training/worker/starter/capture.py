@@ -73,7 +73,7 @@ class _ErrorFile:
 
 
 def install_or_say(path: str) -> None:
-    """Install the hooks if there is an error file; only log an error."""
+    """Install the hooks if there is an error file; log an error instead of raising it."""
     try:
         if path:
             install(path)
