@@ -221,11 +221,12 @@ def test_what_a_node_held_that_is_gone_before_it_has_claimed_is_free() -> None:
     scene.wait(0.1)
     assert not scene.all_told("a", WorkGrant)  # it may come back
     scene.wait(60)
+    assert scene.last("a", WorkGrant).pieces == (0, 10)
     scene.stopped("a", "b")
     scene.wait(60)
     assert scene.group.round == 5
     scene.say("a", WorkReport(5, 2, W, 0.0, 10))
-    assert scene.last("a", WorkGrant).pieces == (0, 10)
+    assert scene.last("a", WorkGrant) == WorkGrant(2, "w", (0, 10), 0)
 
 
 def test_a_member_that_reconnects_has_to_claim_again(scene: Scene, report: Reports) -> None:
@@ -242,6 +243,10 @@ def test_what_a_spare_has_to_claim_is_not_awaited() -> None:
     report = Reports(scene)
     scene.detach("c")
     scene.attend("c", claims=3)
+    assert report("a") == (0, 1)
+    scene.fail("b")
+    scene.stopped("a", "b")
+    assert scene.group.round == 1
     assert report("a") == (0, 1)
 
 
@@ -280,6 +285,14 @@ def test_reports_on_a_stream_that_was_replaced_or_refused_are_ignored() -> None:
     scene.attend("x", protocol=99, work=(claim(1, (0, 9)),))
     assert "x" in scene.closed
     assert not scene.rules.work.names
+
+
+def test_two_nodes_of_one_incarnation_share_no_stream() -> None:
+    scene = running()
+    scene.attend("x", incarnation="a")
+    scene.detach("x")
+    scene.say("a", WorkReport(0, 1, W, 0.0, 9))
+    assert not scene.all_told("a", WorkGrant)
 
 
 def test_what_a_node_has_of_another_round_is_free() -> None:
@@ -370,7 +383,8 @@ def test_a_piece_that_is_known_is_named_whatever_else_fails(scene: Scene) -> Non
         known = failed(0, worker_failure(rank, note="while doing item 0 of 'w'"))
     assert late.note == "while doing item 1000 of 'w'"
     assert known.note == "while doing item 0 of 'w', in which 3 workers have failed"
-    assert failed(0, other := worker_failure(0, note="in a trial")) is other
+    for rank in range(3):
+        assert failed(0, other := worker_failure(rank, note="in a trial")) is other
 
 
 def test_workers_that_failed_after_the_stop_do_not_blame_a_piece(scene: Scene) -> None:
