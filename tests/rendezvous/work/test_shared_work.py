@@ -383,14 +383,14 @@ def test_a_piece_that_is_known_is_named_whatever_else_fails(scene: Scene) -> Non
         known = failed(0, worker_failure(rank, note="while doing item 0 of 'w'"))
     assert late.note == "while doing item 1000 of 'w'"
     assert known.note == "while doing item 0 of 'w', in which 3 workers have failed"
-    for rank in range(3):
-        assert failed(0, other := worker_failure(rank, note="in a trial")) is other
 
 
-def test_workers_that_failed_after_the_stop_do_not_blame_a_piece(scene: Scene) -> None:
+def test_only_failures_before_the_stop_and_in_a_piece_count(scene: Scene) -> None:
     for number in range(4):
         failure = worker_failure(number, note="while doing item 3 of 'w'", after_stop=True)
         assert scene.rules.work.noted(number, failure) is failure
+        other = worker_failure(number, note="in a trial")
+        assert scene.rules.work.noted(number, other) is other
 
 
 def test_a_grant_has_a_thousand_intervals_and_the_rest_stays_free() -> None:
