@@ -90,7 +90,7 @@ def _loop(name: str, size: int, grain: int) -> Iterator[range]:
             yield from _own_share(name, size, grain)
         else:
             with channel:
-                while (piece := _next_piece(channel)) is not None:
+                while (piece := shared_work_piece(channel)) is not None:
                     try:
                         yield range(piece * grain, min(size, (piece + 1) * grain))
                     except BaseException:  # the loop is left
@@ -117,7 +117,7 @@ def _connect(name: str, size: int, grain: int) -> socket.socket | None:
     return None
 
 
-def _next_piece(channel: socket.socket) -> int | None:
+def shared_work_piece(channel: socket.socket) -> int | None:
     """Wait for a piece; return None when all are confirmed.
 
     Raises:

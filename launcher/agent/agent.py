@@ -224,7 +224,6 @@ class Agent:
             offer=offer,
             claim=self._claim.present(),
             leaving=signal_name(self._life.signal) if self._life.signal is not None else "",
-            claims=self._room.claims_count,
         )
 
     def claims(self) -> Sequence[RoomMessage]:

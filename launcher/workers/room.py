@@ -13,10 +13,6 @@ class Room(Protocol):
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen for workers."""
 
-    @property
-    def claims_count(self) -> int:
-        """The number of messages in ``claims``."""
-
     def claims(self) -> Sequence[RoomMessage]:
         """Return the state of this node for a new stream, which follows ``Attend`` directly."""
 

@@ -48,11 +48,6 @@ class SharedWork:
         self._hang_up()
         self.node.end(time.monotonic())
 
-    @property
-    def claims_count(self) -> int:
-        """The number of names, each of which has a claim."""
-        return self.node.names
-
     def claims(self) -> list[WorkReport]:
         """Return the pieces of this node, for a new stream."""
         claims = self.node.claims(time.monotonic())

@@ -1,9 +1,9 @@
 """Whether a stack shows that its rank waits for other ranks, or is blocked otherwise.
 
 No I/O, no clock. A rank *waits for others* if its stack contains a frame of ``torch.distributed``,
-of a wrapper that communicates (DDP, FSDP) or of ft-run's own exchanges, the request of
-``shared_work`` for a piece, the engine of the backward pass, which reduces gradients, or a line
-that waits for earlier asynchronous work (``work.wait()``).
+of a wrapper that communicates (DDP, FSDP) or of ft-run's own exchanges, the engine of the
+backward pass, which reduces gradients, or a line that waits for earlier asynchronous work
+(``work.wait()``).
 
 With a GPU, collectives are asynchronous: a rank waits for them in the next call that needs a result
 of the GPU (``.item()``, ``synchronize()``, a launch while the queue is full), even in a library.
@@ -18,10 +18,8 @@ from ..protocol.stacks import Frame, RankStack
 _COMMUNICATES = (
     *("torch/distributed/", "torch/nn/parallel/distributed.py", "ft_run/training/ranks.py"),
     *("ft_run/training/checkpoints/copying.py", "ft_run/training/checkpoints/replication.py"),
-    "ft_run/training/data/data_ranks.py",
+    *("ft_run/training/data/data_ranks.py", "ft_run/training/work_loop.py"),
 )
-_SHARES_WORK = ("ft_run/training/work_loop.py", "_next_piece")
-"""Waits for pieces of other ranks."""
 _DEVICE = ("torch/cuda/", "torch/amp/", "ft_run/training/")
 """Library files that wait for a GPU."""
 _PASSED_OVER = frozenset({"wrapper", "_fn", "decorate_context", "inner"})
@@ -50,8 +48,6 @@ def wait_of(stack: RankStack) -> str | None:
             return found.group(1) or found.group(2)
         if not frame.is_library:
             return None
-        if (frame.file, frame.function) == _SHARES_WORK:
-            return "shared_work"
         if frame.function == _BACKWARD:
             return "backward"
         if frame.function in _PASSED_OVER:

@@ -20,8 +20,7 @@ from ..group.events import (
     Send,
 )
 from ..group.group import Group
-from ..protocol.messages import Attend, Failed, RoomMessage
-from ..protocol.status import WorkProgress
+from ..protocol.messages import Attend, Failed
 from ..work.messages import WorkReport
 from ..work.shared_work import SharedWork
 
@@ -36,10 +35,6 @@ class Job:
         self._links: dict[str, int] = {}
         """Last stream of a node, by incarnation."""
 
-    def progress(self, now: float) -> tuple[WorkProgress, ...]:
-        """Return the progress of each name of shared work."""
-        return self.work.progress(now)
-
     def handle(self, event: Event, now: float) -> list[Command]:
         """Process one event and return the commands, in order; like ``Group.handle``."""
         commands: list[Command] = []
@@ -48,8 +43,6 @@ class Job:
                 node = self._nodes.get(link, "")
                 if self._links.get(node) == link:
                     self.work.reported(node, report, now)
-            case Received(_, RoomMessage()):
-                pass  # of the master, not of a node
             case _:
                 event = self._noted(event)
                 commands = [*self._outputs(), *self._handle(event, now)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..protocol.messages import Attend, MasterMessage, NodeMessage, RoomMessage
 from ..protocol.offer import Offer
@@ -72,8 +73,9 @@ class LocalLink:
         self._attend, self._meet = attend, meet
         self._loop = asyncio.get_running_loop()
         self._link = master.attach(self._deliver, self._renewed)
-        self.send(attend())
-        for claim in claims():
+        others = claims()
+        self.send(replace(attend(), claims=len(others)))
+        for claim in others:
             self.send(claim)
 
     def _renewed(self, other: Attend) -> Offer | None:

@@ -245,7 +245,7 @@ class Master:
 
     def progress(self) -> tuple[WorkProgress, ...]:
         """Return the progress of what the job does next to its steps."""
-        return self._job.progress(self._clock())
+        return self._job.work.progress(self._clock())
 
     def uptime_s(self) -> tuple[float, float]:
         """Return the seconds since the master started, and since its round was formed."""

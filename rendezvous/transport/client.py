@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
+from msgspec.structs import replace
 
 from ... import defaults
 from ..group.admission import options_differ, succession_differences
@@ -252,7 +253,8 @@ class GrpcLink:
                     self._search.failed()  # it does not lead, and has answered in time
                     return partial(_ElsewhereError, ENDED)
                 return _rpc_error(code, details)
-            first, claims = self._attend(), self._claims()  # of one moment
+            claims = self._claims()
+            first = replace(self._attend(), claims=len(claims))
             if self._has_rivals and (no_leader := self._no_leader(first, greeting)) is not None:
                 return no_leader
             await call.write(encode_node(first))

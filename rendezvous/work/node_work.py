@@ -186,11 +186,6 @@ class NodeWork:
 
     # --- the master --------------------------------------------------------------------------
 
-    @property
-    def names(self) -> int:
-        """Number of reports in ``claims``."""
-        return len(self._names)
-
     def claims(self, now: float) -> list[WorkReport]:
         """Return the claim for a new stream, which replaces all earlier reports."""
         for work in self._names.values():

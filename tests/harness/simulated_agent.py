@@ -242,15 +242,15 @@ class Agent:
         self.stream = Stream(number, self)
         self._newest_order = 0
         leaving = "SIGTERM" if self.is_leaving else ""
-        claim = self._present_claim()
+        claim, claims = self._present_claim(), self.work.claims(self._clock())
         self.offer = replace(self.offer, snapshots=self._held())
         self._send(
             Attend(
                 PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, claim, leaving,
-                self.work.names,
+                len(claims),
             )
         )  # fmt: skip
-        for report in self.work.claims(self._clock()):
+        for report in claims:
             self._send(report)
         if self.is_leaving and self._repeats_leave:
             self._send(Leave("SIGTERM"))

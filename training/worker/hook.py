@@ -88,7 +88,7 @@ class Hook:
             self._page[TOTAL] = total
 
     def piece(self) -> None:
-        """Record a confirmed piece of ``shared_work``: a step, if the script has no other steps."""
+        """Record a finished piece of work: a step, if the script has no other steps."""
         if not self._is_own():
             return
         if not self._reports_steps and not self._stepped:

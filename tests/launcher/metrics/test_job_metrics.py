@@ -41,7 +41,7 @@ class Watched(Scene):
         return commands
 
     def progress(self) -> tuple[WorkProgress, ...]:
-        return self.rules.progress(self.now)
+        return self.rules.work.progress(self.now)
 
     def value(self, metric: c.Metric, *labels: str) -> float:
         return self.metrics.now()[metric][labels]

@@ -241,11 +241,11 @@ def test_stopped_ranks_are_told_apart_by_what_has_stopped_them() -> None:
         pytest.param((Frame("job.py", 13, "train", source="loss.item()"),), "item", id="on a GPU"),
         pytest.param(
             (
-                Frame("ft_run/training/work_loop.py", 90, "_next_piece", is_library=True),
+                Frame("ft_run/training/work_loop.py", 90, "shared_work_piece", is_library=True),
                 Frame("ft_run/training/work_loop.py", 50, "_loop", is_library=True),
                 Frame("job.py", 13, "train", source="for piece in shared_work('w', 9):"),
             ),
-            "shared_work",
+            "shared_work_piece",
             id="for pieces of other ranks",
         ),
     ],

@@ -189,7 +189,7 @@ def test_another_master_knows_what_was_done_and_what_is_held() -> None:
     assert scene.group.round == 4
     assert scene.last("a", WorkGrant) == WorkGrant(2, "w", (7, 8), 3)
     scene.wait(100)
-    assert scene.rules.progress(scene.now)[0].per_s == 0.01  # of the one that came since
+    assert scene.rules.work.progress(scene.now)[0].per_s == 0.01  # of the one that came since
 
 
 def test_nothing_is_granted_until_the_last_claim_of_every_member_has_come() -> None:
