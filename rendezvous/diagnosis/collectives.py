@@ -8,7 +8,7 @@ result is the first of these that applies:
 2. Ranks for which others wait, and which wait in no collective themselves, hang.
 3. Others wait for ranks without a complete record: the cause is unknown.
 4. All ranks wait, possibly through others, for a collective that all of its ranks have entered: the
-network, or a GPU; no rank is named.
+   network, or a GPU; no rank is named.
 5. Ranks wait for each other in several groups.
 
 A ``send`` or ``recv`` has two ranks; both have entered it if each waits for the other.

@@ -5,7 +5,7 @@ No I/O, no clock. The stacks are those of ranks without progress. The checks, in
 1. A rank is stopped, in uninterruptible sleep, or does not respond.
 2. NCCL's records of collectives (``collectives``), if any is pending.
 3. Ranks do not wait for another rank (``waits``), while others do: the smallest group, fewest steps
-first; on GPUs only if they are in a call outside torch that is known to block.
+   first; on GPUs only if they are in a call outside torch that is known to block.
 4. Ranks wait for others at different places: a mismatch; both sides are named.
 5. All wait at the same place: the network or the library.
 

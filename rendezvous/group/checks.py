@@ -86,7 +86,7 @@ class Checks:
     def may_join(self, *, loaded_only: bool = False) -> Sizes:
         """Return how many ready nodes of each segment could be fit for one world.
 
-        Nodes at the wrong end of a bad link are left out. ``loaded_only``: count only nodes that
+        Nodes that a bad link keeps out do not count. ``loaded_only``: count only nodes that
         have imported the modules of ``--preload``.
         """
         loading = self._roster.loading if loaded_only else frozenset()
@@ -111,8 +111,8 @@ class Checks:
     def _kept_out(self, ready: Sequence[Node]) -> set[str]:
         """Return the nodes to keep out of the next world because of bad links.
 
-        If both ends of a link are ready, keep the node that already has a rank; otherwise the one
-        that joined first.
+        If both ends of a link are ready, the node without a rank stays out; if both or none have
+        one, the node that joined later does.
         """
         inside = {
             node.spec.node_id
@@ -131,7 +131,10 @@ class Checks:
         return out
 
     def must_examine(self, size: int) -> bool:
-        """Return whether too few nodes have passed for a world of this size without new checks."""
+        """Return whether checks must precede a world of this size.
+
+        They must if too few nodes have passed, or if the job consists of checks.
+        """
         if self._spec is None:
             return False
         fit = self._state.usable(sizes_of(self.fit(self._roster.ready_nodes())))
@@ -304,8 +307,8 @@ class Checks:
         found = conclusion.findings
         names = current.nodes & found.keys()
         nodes = [node for node in self._roster if node.spec.node_id in names]
-        # Only one node gets the whole report, whose size grows with their number: a connected one
-        # if there is any.
+        # Only one node gets the whole report, whose size grows with the number of nodes: a
+        # connected one if there is any.
         there = (node for node in nodes if node.link is not None)
         reporter = next(there, nodes[0] if nodes else None)
         for node in nodes:
@@ -326,7 +329,7 @@ class Checks:
                     name, f"it failed the checks: {finding.sentence}"
                 )
             if node.link is None and current.spec.only:
-                continue  # the job's verdict waits until it has received its own
+                continue  # the verdict on the job waits until this node has its own
             self._out.close(node.link)
             self._gone(node)
             self._state.former_ranks.pop(name, None)  # do not wait for it

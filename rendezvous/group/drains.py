@@ -128,7 +128,7 @@ class Drains:
     def _saved(self, nodes: Mapping[str, Node]) -> int | None:
         """Return the step that all nodes have saved; None if they have not yet.
 
-        -1 if the workers of any node keep no state, or have saved it themselves.
+        -1 if the workers keep no state, or have saved it themselves.
         """
         steps = {self._steps.get(name) for name in nodes}
         return steps.pop() if len(steps) == 1 else None

@@ -28,8 +28,8 @@ class GroupSettings(Timeouts, frozen=True):
     """Term and number of the newest round that the listed hosts know. An older round is not taken
     over, because workers of the newer one may be alive elsewhere."""
     starts_from: float = -math.inf
-    """Earliest time to start workers, by the group's clock: before it, workers of the previous
-    leader may still run. Does not delay the takeover of a complete round."""
+    """Earliest time to start workers, by the group's clock: before it, workers of an earlier leader
+    may still run. Does not delay the takeover of a complete round."""
     quorum_term: int = 0
     """Term of the newest round that each host of the electing majority knew; 0 if they differ."""
     wait_s: float = 0.0

@@ -327,7 +327,7 @@ class Group:
             self._drains.rescale(self.state.phase)
         announce_at = self._waiting.announce_at
         is_due = announce_at is not None and announce_at <= now
-        if is_due and not isinstance(self.state.phase, Takeover):  # workers may run
+        if is_due and not isinstance(self.state.phase, Takeover):  # in which workers may run
             self._waiting.announce(now)
 
     def _grace_is_over(self, now: float) -> None:

@@ -117,8 +117,8 @@ class Joining:
     def _is_of_a_running_job(self, attend: Attend) -> bool:
         """Whether a node was in a round of this job, and no connected node was in any.
 
-        Then the connected nodes have other options than the job, e.g. node 0 restarted with the
-        master.
+        Then its options are those of the job, and the connected nodes were started with others,
+        e.g. node 0 that was restarted with the master in it.
         """
         is_begun = self._state.formed_before or isinstance(self._state.phase, Takeover | Ending)
         if self._state.job is None or attend.claim is None or is_begun:

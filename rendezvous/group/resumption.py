@@ -32,7 +32,7 @@ _Shares = dict[tuple[State, int], dict[int, str]]
 def resumption(members: Sequence[Node], line: Line) -> Resumption | None:
     """Return the newest state with all shards available; None if there is none.
 
-    A state of which each node has its own shards is preferred to a newer one that any node must
+    A state of which each node has its own shards is preferred to a newer one that some node must
     receive: a replicated state from any node, a sharded one from the nodes that hold replicas.
     """
     held = [_held(node, line) for node in members]

@@ -126,7 +126,7 @@ class Roster:
         """Identities of the nodes that are still importing the modules of ``--preload``."""
         # In order of detachment. The grace period is constant, so this is also the order of loss.
         self._lost_at: dict[str, float] = {}
-        # The same for nodes that must reconnect after others, when all had been detached.
+        # The same for nodes whose deadline ``await_return`` has extended.
         self._back_by: dict[str, float] = {}
         self._arrivals = 0
 

@@ -57,7 +57,7 @@ class Rounds:
         self._state.job = job
 
     def begin(self, now: float) -> Postmortem:
-        """Start a round; return the end of the previous one."""
+        """Start a round; return the postmortem of the previous one."""
         ended, self.postmortem = self.postmortem, Postmortem()
         self.reason_before = ended.reason
         self._state.phase = Running(formed_at=now)

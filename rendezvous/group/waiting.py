@@ -16,7 +16,7 @@ _MISSING_NAMED = 8
 _ANNOUNCE_EVERY_S = 1.0
 _REMIND_EVERY_S = 60.0
 _ANNOUNCED_PER_S = 1000
-"""Limits the cost of sending all nodes the missing ones while thousands of nodes join."""
+"""Limits the cost of ``announce`` while thousands of nodes join."""
 
 
 class WaitingNodes:
@@ -100,7 +100,7 @@ class WaitingNodes:
                 self._out.send(node, waiting)
 
     def announce(self, now: float) -> None:
-        """Send all waiting nodes which ones are missing; later messages are reminders."""
+        """Notify all waiting nodes of the missing ones; later messages are reminders."""
         self.announce_at = now + _REMIND_EVERY_S
         waiting = self.waiting(now)
         for node in self._state.roster.in_phase(NodePhase.READY):

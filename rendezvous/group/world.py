@@ -44,7 +44,7 @@ def in_units(sizes: Sizes, unit: int) -> int:
 
 
 def usable_size(sizes: Sizes, min_nodes: int, max_nodes: int, unit: int) -> int:
-    """Return how many of these nodes a world takes, in whole units; 0 if they are too few."""
+    """Return how many of these nodes a world takes, in units of one segment; 0 if too few."""
     size = min(in_units(sizes, unit), largest_size(max_nodes, unit))
     return size if size >= min_nodes else 0
 

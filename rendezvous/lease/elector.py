@@ -48,7 +48,10 @@ class Elector:
         now: float,
         chance: Callable[[], float],
     ) -> None:
-        """``own`` is this host's position; ``chance`` (0 to 1) avoids collisions of candidates."""
+        """``own`` is this host's position in the list, ``process`` a random ID of this process.
+
+        ``chance`` returns random numbers from 0 to 1, so that candidates do not collide forever.
+        """
         self._hosts, self._own, self._process = hosts, own, process
         self._times = times
         self._chance = chance

@@ -19,7 +19,11 @@ class Fence:
     """A node's time without a leader. All times are in seconds of its clock."""
 
     def __init__(self, fence_s: float, silence_s: float, now: float) -> None:
-        """Workers can run ``fence_s`` without a leader; a stream is lost after ``silence_s``."""
+        """Start without a leader.
+
+        Workers may run for ``fence_s`` without one, infinity for no limit; a stream is considered
+        lost after ``silence_s`` without a message.
+        """
         self._fence_s, self._silence_s = fence_s, silence_s
         self._awake = now
         self._pause = (-math.inf, -math.inf)
@@ -46,7 +50,7 @@ class Fence:
         return self.is_down(now)
 
     def is_down(self, now: float) -> bool:
-        """Return whether no worker can run on this node."""
+        """Return whether this node must not have workers."""
         return self._since is not None and now - self._since >= self._fence_s
 
     def lost(self, now: float) -> None:

@@ -38,7 +38,7 @@ class Fencing:
         self._timer: asyncio.TimerHandle | None = None
 
     def is_due(self, event: object) -> bool:
-        """Return whether no worker can run here; must be called before each event is handled."""
+        """Return whether this node must not have workers; call it before each event is handled."""
         was_due, self._is_due = self._is_due, self._fence.tick(now())
         if isinstance(event, FenceTick) or (was_due and not self._is_due):
             self.arm()

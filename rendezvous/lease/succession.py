@@ -211,7 +211,10 @@ class Succession(Lease):
         self._turn()
 
     async def stop(self, verdict: Verdict | None = None) -> None:
-        """Release the lease and end; ``verdict``: received by all nodes, None before the end."""
+        """Release the lease and end.
+
+        ``verdict`` is the one that all nodes have received; None if the job has not ended.
+        """
         if self.master is not None:
             self._step_down()
         exit_code = None if verdict is None else verdict.exit_code

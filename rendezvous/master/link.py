@@ -45,7 +45,7 @@ class MasterLink(Protocol):
     """A link to the master. It passes its events to the callback it was created with."""
 
     def send(self, message: NodeMessage) -> None:
-        """Send a message; dropped while the master is unreachable, since ``Attend`` has it all."""
+        """Send a message; dropped while disconnected, as ``Attend`` and the claims have it all."""
 
     async def close(self) -> None:
         """Flush pending messages, give the master a moment to end the stream, then end it."""
@@ -66,7 +66,7 @@ class LocalLink:
 
         ``attend`` returns the first message, with the current offer, and ``claims`` the messages
         directly after it (``Attend.claims``). ``meet`` is called with the address of each node that
-        joins; returns whether the address that this node offers changes.
+        joins, and returns whether the address that this node offers changes.
         """
         self._master = master
         self._on_event = on_event

@@ -42,7 +42,7 @@ class Postmortem:
         self._suspected.pop(node_id, None)
 
     def remember(self, failure: Failure, node_id: str = "") -> None:
-        """Record a new failure; ``node_id`` is the lost node, if that is the failure."""
+        """Record a failure, unless it is known; ``node_id`` is the lost node, if it is a loss."""
         key = (
             failure.kind,
             failure.node_rank,

@@ -46,7 +46,7 @@ def may_be_the_machine(failure: Failure) -> bool:
 
 
 def casts_doubt_on_all(failure: Failure) -> bool:
-    """Return whether a root cause is a broken collective, which no known node has caused."""
+    """Return whether a root cause is a broken collective: it is unknown which node caused it."""
     if failure.kind is FailureKind.HANG:
         return failure.rank < 0  # all ranks wait at the same place
     is_broken = failure.kind is FailureKind.WORKER and is_collateral(failure)

@@ -84,7 +84,7 @@ class Failure(Struct, frozen=True):
     """A clause that another room adds, e.g. what the worker was doing; empty if there is none."""
 
     def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
-        """Restrict it to the node's own workers, or to the node itself."""
+        """Return it as this node is allowed to report it: only for itself or its own workers."""
         rank = self.rank if 0 <= self.rank - first_rank < workers else -1
         if (self.node_rank, self.rank) == (node_rank, rank):
             return self
@@ -196,7 +196,8 @@ def blames_peer(text: str) -> bool:
 def is_collateral(failure: Failure) -> bool:
     """Return whether the failure is evidently a consequence of another one.
 
-    It is if a worker reported a lost connection to a peer, or ended after its round's stop.
+    It is if a worker exited with an error about a lost connection to a peer, or ended after the
+    stop of its round was ordered.
     """
     return evidence(failure) is Evidence.COLLATERAL
 

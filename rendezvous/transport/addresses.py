@@ -29,7 +29,7 @@ class HostAddresses:
         """Endpoints with a known address whose last look-up failed."""
 
     def keep_own(self, endpoint: Endpoint, listens_at: str) -> None:
-        """Record an endpoint in this process, which is bound to an IP address and needs no DNS."""
+        """Record an endpoint of this process, bound to ``listens_at``: it needs no DNS."""
         is_any = listens_at in ("::", "0.0.0.0")  # noqa: S104 - a comparison
         host = "127.0.0.1" if is_any else listens_at
         self._own.add(_key(endpoint))

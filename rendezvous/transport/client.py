@@ -82,6 +82,7 @@ class GrpcLink:
             master_timeout_s: how long the master can be unreachable later.
             port_is_taken: whether another process on this host has the endpoint's port.
             listed: all listed endpoints; empty if there is a single one.
+            trust: credentials; None for plain text.
             claims: returns the messages directly after the first one (``Attend.claims``).
         """
         self._endpoints = listed or (endpoint,)
@@ -113,7 +114,7 @@ class GrpcLink:
         self._task.add_done_callback(self._ended)
 
     def send(self, message: NodeMessage) -> None:
-        """Send a message; dropped while the master is unreachable, since ``Attend`` has it all."""
+        """Send a message; dropped while disconnected, as ``Attend`` and the claims have it all."""
         if self._outbox is not None:
             self._outbox.put_nowait(encode_node(message))
 

@@ -45,7 +45,7 @@ class LeaseCalls:
         self._channels: dict[int, grpc.aio.Channel] = {}
 
     async def ask(self, host: int, ask: LeaseAsk) -> LeaseAnswer | None:
-        """Return a valid answer, if any; raise ``OtherOptionsError`` if its options differ."""
+        """Return a valid answer, if any; raise ``OtherOptionsError`` if the options differ."""
         is_new = host not in self._channels
         if is_new and await why_unreachable(self._endpoints[host]) is not None:
             return None  # a channel to it would keep connecting

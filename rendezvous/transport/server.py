@@ -86,7 +86,9 @@ class MasterServer:
         """Tasks in which gRPC runs the handlers."""
 
     async def start(self, address: Endpoint) -> int:
-        """Listen at a host (``::`` for all interfaces) and port (0 for a free one); return it.
+        """Listen at a host (``::`` for all interfaces) and port (0 for a free one).
+
+        Return the port.
 
         Raises:
             PortInUseError: If another process is already listening there.

@@ -30,7 +30,7 @@ class TrustOptions(Struct, frozen=True):
 def read_trust(options: TrustOptions | None) -> Trust | None:
     """Read the token or the files; return the credentials, or None for plain text.
 
-    Expensive steps, and the import of gRPC, are deferred until the credentials are used.
+    Expensive steps, such as the import of ``cryptography``, are deferred until they are needed.
 
     Raises:
         UsageError: If a file cannot be used, a token is too weak, or a package is missing.

@@ -39,8 +39,8 @@ class WorkClaim(Struct, frozen=True):
     grain: WorkSize
     """Number of items per piece; the last one may have fewer."""
     confirmed: Pieces = ()
-    """Pieces confirmed since the last report on this stream. In the first report of a name: by the
-    node's own workers in all rounds, and all below ``WorkGrant.confirmed_to``."""
+    """Pieces confirmed since the last report on this stream. In its first report: pieces confirmed
+    by the node's own workers in all rounds, and all below ``WorkGrant.confirmed_to``."""
     held: Pieces = ()
     """Pieces granted to this node, and not confirmed yet."""
 

@@ -42,7 +42,7 @@ class Work:
         self.confirmed = Intervals()
         self.free = Intervals((0, claim.pieces) if claim.size else ())
         self.held: dict[str, Sequence[int]] = {}
-        """Pieces that nodes of the round hold, by identity."""
+        """Pieces that nodes of the round hold, by node."""
         self.rates: dict[str, float] = {}
         """Pieces per second, by node of the round."""
         self.waiting: dict[str, WorkReport] = {}
