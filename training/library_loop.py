@@ -112,6 +112,7 @@ class LibraryLoop:
         """Restore the state, all ranks together; raise ``ValueError`` if it has other batches."""
         self._checkpointer = Checkpointer(folder, {**state, "data": batches.data}, **options)
         self.completed = self._checkpointer.restore()
+        """Number of completed steps."""
         batches.check_restored()
 
     def complete(self, step: int) -> None:

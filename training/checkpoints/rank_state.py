@@ -83,6 +83,7 @@ class RankState:
         self._modules = sorted(modules)
         self._ranks, self._record = ranks, record
         self._names = tuple(sorted(set(names) - {RECORD}))
+        """Names of the objects that ranks compare, the same on all of them."""
         shared = [name for name in self._names if name != GENERATORS]
         known = ranks.all_gather(len(shared), zlib.crc32(json.dumps(shared).encode()))
         self._compared = tuple(shared) if all(row == known[0] for row in known) else ()

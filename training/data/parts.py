@@ -129,7 +129,7 @@ class Position(NamedTuple):
     """Next result of a loader's iterator."""
 
     order: object
-    """Identifies the order of the samples."""
+    """Identifies the order of the samples: a different object means a different order."""
     step: int
 
 
