@@ -471,7 +471,7 @@ class Checkpointer:
         """Save the state of this step on all ranks before the world changes, and wait.
 
         It is written to storage, unless the nodes of the next world hold it in memory or saving at
-        breakpoints is off. ``need`` is the maximum of all ranks' notices
+        breakpoints is off. ``need`` is the strictest requirement of all ranks' notices
         (``worker/preemption.py``).
         """
         self._snapshots.wait_for_copy()

@@ -13,7 +13,10 @@ _CUDA: Any = torch.cuda
 
 
 def seed_generators(seed: int, *, with_devices: bool = True) -> None:
-    """Seed Python's ``random``, NumPy (if it is imported) and torch with 0 to 2**64 - 1."""
+    """Seed Python's ``random``, NumPy (if it is imported) and torch with 0 to 2**64 - 1.
+
+    ``with_devices`` includes the generators of the GPUs that this process uses.
+    """
     random.seed(seed)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:

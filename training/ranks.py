@@ -59,7 +59,7 @@ class Ranks:
             dist.broadcast(data[start : start + _CHUNK_BYTES], source, group=self.group)
 
     def first_text(self, text: str | None) -> str | None:
-        """Return the string of the lowest rank that has one, cut to 2,000 bytes."""
+        """Return the string of the lowest rank that has one, cut to 2,000 bytes; None if none."""
         first = self.minimum(self.rank if text is not None else self.size)[0]
         if first == self.size:
             return None

@@ -141,7 +141,7 @@ class Interval:
         self._since = number
 
     def is_due(self, number: int, has_elapsed: int) -> bool:
-        """Return whether it is due at a step; ``has_elapsed`` is the result on any rank."""
+        """Return whether it is due at a step; ``has_elapsed``: whether it is true on any rank."""
         if self._steps is not None:
             return number // self._steps > self._since // self._steps
         return bool(has_elapsed)
@@ -256,7 +256,7 @@ class Checkpoints:
         """Reason why this rank no longer waits for the saver; empty if it does."""
 
     def begin(self, step: int) -> bool:
-        """Start a checkpoint after the previous one; return whether it can be written.
+        """Start a checkpoint after the previous one has ended; return whether it can be written.
 
         If not, the failure has been logged.
         """

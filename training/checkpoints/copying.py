@@ -57,7 +57,10 @@ class LateCopy:
     """
 
     def __init__(self, copies: Copies) -> None:
-        """Sources cannot be inference tensors, which have no version."""
+        """Targets have the shapes and types of their sources.
+
+        No source may be an inference tensor, which has no version.
+        """
         self._targets = [to for to, _ in copies]
         self._values = [value for _, value in copies]
         """For version checks: the local part of a DTensor has a different version counter."""
@@ -145,6 +148,7 @@ def _sampled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _sample_index(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """Return the index of one sample per 64 KiB, spread over the first dimensions."""
     left = max(1, tensor.nbytes // _SAMPLE_EVERY_BYTES)
     places = []
     for size in tensor.shape:

@@ -307,7 +307,10 @@ def find_foreign(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def foreign_values(flat: Mapping[str, Any], plain: Container[str]) -> list[str]:
-    """Return path and type of each value in a flat state dict that other hosts cannot receive."""
+    """Return path and type of each value in a flat state dict that other hosts cannot receive.
+
+    ``plain``: names of ``PlainValue`` objects.
+    """
     found = []
     for key, value in flat.items():
         name, *rest = key.split(".")

@@ -229,7 +229,8 @@ class Equality:
     ) -> tuple[Row, int, float, float] | None:
         """Return the first tensor whose values differ, not only their bits (0.0 and -0.0).
 
-        Also return the lowest rank that has it, the largest distance from it, and the precision.
+        Also return the lowest rank that has it, the largest distance from the values there, and the
+        precision.
         """
         for row in differing:
             one = min(row.by_rank)
@@ -245,6 +246,7 @@ class Equality:
         self._log(f"{text}: checkpoints contain that of rank {rank}")
 
     def _gather(self, tensors: CommonTensors) -> tuple[list[Row], list[Row]]:
+        """Return the digests of all ranks by tensor, and the tensors that some ranks lack."""
         mine = [
             (checksum(repr(share.holders)), checksum(key), number)
             for share in tensors.shares

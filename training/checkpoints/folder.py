@@ -99,7 +99,7 @@ class CheckpointFolder:
     def newest(self, *, cleans: bool = True) -> int:
         """Return the step of the newest checkpoint; -1 if there is none.
 
-        ``cleans`` removes leftovers of crashes, so nothing can be writing then.
+        ``cleans`` removes leftovers of crashes; nothing may be writing at that time.
 
         Raises:
             RuntimeError: If the folder cannot be read, or all its checkpoints are damaged.
@@ -251,7 +251,8 @@ class CheckpointFolder:
     def _on_all_ranks(self, step: int, action: Callable[[], object]) -> None:
         """Run an action that reads a checkpoint on each rank.
 
-        Any exception except ``CorruptCheckpointError`` becomes a ``RuntimeError`` on all ranks.
+        An exception on one rank is raised on all: ``CorruptCheckpointError`` if there is no other
+        one, else ``RuntimeError``.
         """
         damage: list[str] = []
 

@@ -62,7 +62,7 @@ class Kinds(NamedTuple):
         }
 
     def check_size(self, saved: Iterable[Place]) -> None:
-        """Raise ``WorldSizeError`` if local objects were saved by another number of ranks."""
+        """Raise ``WorldSizeError`` if local objects were saved with a different number of ranks."""
         for name, rank, size in saved:
             if rank is not None and size != self.size and self.exists(name):
                 raise WorldSizeError(

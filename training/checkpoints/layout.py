@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 
 class Description(NamedTuple):
-    """Turns files into a checkpoint; the layout of the first file contains the metadata."""
+    """Data that turns files into a checkpoint; only the first file's layout has the metadata."""
 
     metadata: bytes = b""
     """Metadata file of ``torch.distributed.checkpoint``; empty until it is built."""

@@ -93,7 +93,7 @@ class Registration:
     """
 
     def __init__(self, memory: torch.Tensor, owner: object) -> None:
-        """Start; until ``wait`` has returned, nothing can be copied between the memory and the GPU.
+        """Start; until ``wait`` has returned, do not copy between the memory and the GPU.
 
         ``memory`` starts at a page boundary; it is unregistered when ``owner`` is collected.
 
@@ -126,7 +126,7 @@ class Registration:
                 self._address = address
 
     def _end(self) -> None:
-        if self._thread is not threading.current_thread():  # false in the garbage collector
+        if self._thread is not threading.current_thread():  # the garbage collector may run in it
             self._thread.join()
         if not self._address or not _CUDA.is_initialized():  # not initialized in a forked child
             return

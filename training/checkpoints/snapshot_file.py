@@ -40,7 +40,7 @@ class SnapshotFile:
         self._fd = fd
         self.items: tuple[Item, ...] = ()
         self.description = Description()
-        """Turns this file, alone or with those of other ranks, into a checkpoint."""
+        """Data that turns this file, alone or with those of other ranks, into a checkpoint."""
         self._keys: tuple[str, ...] = ()
         self._views: list[torch.Tensor | None] = []
         self._pickles: list[bytes] = []

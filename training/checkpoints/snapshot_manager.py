@@ -349,7 +349,8 @@ class SnapshotManager:
     def replicate_now(self, number: int, *, for_other_size: bool = False) -> bool:
         """Send this rank's state of a step to other nodes; return whether they hold it.
 
-        ``for_other_size``: for a different number of ranks, for which replicas cannot be used.
+        ``for_other_size``: for a different number of ranks, which cannot use replicas, so none is
+        sent.
         """
         is_held = self._is_replicated(number)
         if self._replicas is not None and not for_other_size:

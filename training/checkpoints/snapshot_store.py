@@ -129,7 +129,8 @@ class Snapshots:
 
         Raises:
             OSError: If there is not enough memory.
-            Exception: If torch cannot copy the state, or a value cannot be pickled.
+            RuntimeError: If torch cannot copy the state.
+            Exception: If a value cannot be pickled.
         """
         index, newest = self._next(keep)
         file, other = self._files[index], self._files[newest]
@@ -315,7 +316,10 @@ class Snapshots:
         return {**mine, **state}, None if self._rank == 0 else mine.keys()
 
     def use_plans(self, plans: list[Plan | None], step: int) -> None:
-        """Build the metadata of all shards on rank 0, for a complete step and later ones."""
+        """Build the metadata of all shards on rank 0, for a complete step and later ones.
+
+        ``plans`` are those of all ranks; empty on other ranks than 0.
+        """
         known = [plan for plan in plans if plan is not None]
         if not known or len(known) < len(plans):
             return
@@ -361,7 +365,7 @@ class Snapshots:
         self._files, self._last = [], None
 
     def _has_shards(self, flat: Mapping[str, Any]) -> bool:
-        """Return whether the state of this rank differs from that of all ranks."""
+        """Return whether this rank has local objects or shards, unlike a replicated state."""
         return self._kinds.has_local or any(isinstance(value, DTensor) for value in flat.values())
 
     def _now_holds(self, index: int, step: int, *, is_replicated: bool) -> None:

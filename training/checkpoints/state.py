@@ -226,6 +226,7 @@ class State:
         return name in self.objects
 
     def _is_expected(self, name: str) -> bool:
+        """Return whether another rank may have saved an object that this one does not have."""
         return name.startswith(RESERVED) or self.kinds.exists(name)
 
     def _is_of_torch(self, name: str) -> bool:

@@ -89,10 +89,13 @@ class Storage(ABC):
 
     @abstractmethod
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
-        """Write a file of a checkpoint, durably; ``write(file)`` can be called again."""
+        """Write a file of a checkpoint, durably; ``write(file)`` may be called more than once."""
 
     def publish(self, step: int, draft: str, keep: int) -> str:
-        """Make a checkpoint the latest; remove old ones and leftovers, or return why not."""
+        """Make a checkpoint visible and the latest; remove old ones, and leftovers up to it.
+
+        Return why an old checkpoint could not be removed; empty if all were.
+        """
         self._make_latest(step, draft)
         warning = self._retire_old(step, keep)
         self._clean(step)

@@ -11,7 +11,9 @@ class DataRanks:
     """The ranks of data parallelism: all of the job, or those of a mesh."""
 
     def __init__(self, mesh: Any = None) -> None:
-        """Look up this rank, in a ``DeviceMesh`` of the dimensions over which samples differ.
+        """Look up this rank.
+
+        ``mesh``: ``DeviceMesh`` of the dimensions over which samples differ; None for all ranks.
 
         Raises:
             RuntimeError: If the job has several ranks, and no process group was initialized.

@@ -15,7 +15,7 @@ _ERROR: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutO
 def part_memory(samples: int, inner: AbstractContextManager[None] | None = None) -> Iterator[None]:
     """Report the size of a part to ft-run if memory runs out inside.
 
-    ``samples``: maximum of all ranks in the step; 0 reports nothing.
+    ``samples``: size of the part, the maximum of all ranks in the step; 0 to report nothing.
     """
     has_survived()
     try:

@@ -146,7 +146,7 @@ _END = object()
 
 
 def read(loader: Any, position: Position, count: int, begin: Begin) -> Iterator[Any]:
-    """Iterate over the ``count`` batches of a step, with a new iterator if it is elsewhere."""
+    """Iterate over the ``count`` batches of a step; replace an iterator at a different position."""
     reading = _READINGS.pop(loader, None)
     iterator = reading.iterator if reading is not None and reading.position == position else None
     if loader_settings.apply(loader, is_only=not _READINGS):

@@ -69,7 +69,10 @@ class Schedule(NamedTuple):
             epoch, offset = epoch + 1, 0
 
     def alike(self, step: int, limit: int) -> int:
-        """Return how many steps (1 to ``limit``) from ``step`` on have full batches in an epoch."""
+        """Return how many consecutive steps from ``step`` on have full batches of one epoch.
+
+        At least 1, as ``step`` counts in any case; at most ``limit``.
+        """
         row, epoch, offset = self._locate(step)
         whole = (self.size_of(epoch) - offset) // row.global_batch
         others = [other.step - step for other in self.rows if other.step > step]

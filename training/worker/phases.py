@@ -101,7 +101,10 @@ class Phases:
 
 
 def read(page: Any, now_ns: int) -> tuple[str, dict[str, float], float] | None:
-    """Return the phase, seconds per phase, and training since progress; None during a write."""
+    """Return the current phase, the seconds in each phase, and of training since the last progress.
+
+    None if the page was being written.
+    """
     changes = page[CHANGES]
     current, since_ns = page[PHASE], page[SINCE_NS]
     sums, idle_ns = list(page[SUMS : SUMS + PHASES_MAX]), _idle_ns(page, now_ns)
