@@ -11,13 +11,15 @@ service cannot be queried. The polling intervals follow the clouds' recommendati
 """
 
 import asyncio
-import json
 import time
 from calendar import timegm
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TypeVar
 from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
 
 from .metadata import MetadataError, Reply, Service
 
@@ -29,6 +31,23 @@ _LONG_POLL_S = 60
 _TOKEN_S = 21600
 _AZURE_FIRST_S = 150.0
 """The first request enables the service, which takes up to 2 minutes."""
+
+_T = TypeVar("_T")
+
+
+class _Action(Struct, frozen=True):
+    time: str = ""
+
+
+class _Event(Struct, frozen=True, rename="pascal"):
+    event_type: str
+    resources: tuple[str, ...] = ()
+    not_before: str = ""
+
+
+class _Events(Struct, frozen=True, rename="pascal"):
+    events: tuple[_Event, ...] = ()
+
 
 _FLAVOR = {"Metadata-Flavor": "Google"}
 _AZURE = {"Metadata": "true"}
@@ -67,7 +86,7 @@ async def aws(service: Service, every_s: float = 5.0) -> float:
             continue
         if reply.status != 404:
             _expect(reply, 200)
-            return _until(AWS_S, _aws_time, str(_object(reply).get("time")))
+            return _until(AWS_S, _aws_time, _read(reply, _Action).time)
         await asyncio.sleep(every_s)
 
 
@@ -82,16 +101,10 @@ async def azure(service: Service, every_s: float = 1.0) -> float:
         reply = await service.get(path, _AZURE, answer_s)
         answer_s = 5.0
         _expect(reply, 200)
-        events = _object(reply).get("Events")
-        for event in events if isinstance(events, list) else ():
-            if isinstance(event, dict) and _ends(event, name):
-                return _until(AZURE_S, _azure_time, str(event.get("NotBefore")))
+        for event in _read(reply, _Events).events:
+            if event.event_type in _AZURE_ENDS and name in event.resources:
+                return _until(AZURE_S, _azure_time, event.not_before)
         await asyncio.sleep(every_s)
-
-
-def _ends(event: Mapping[str, Any], name: str) -> bool:
-    names = event.get("Resources")
-    return event.get("EventType") in _AZURE_ENDS and isinstance(names, list) and name in names
 
 
 def _expect(reply: Reply, status: int) -> None:
@@ -99,14 +112,11 @@ def _expect(reply: Reply, status: int) -> None:
         raise MetadataError(f"the answer has status {reply.status}, not {status}")
 
 
-def _object(reply: Reply) -> Mapping[str, Any]:
+def _read(reply: Reply, kind: type[_T]) -> _T:
     try:
-        found = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise MetadataError("the answer is not a JSON object")
-    return found
+        return msgspec.json.decode(reply.body, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise MetadataError(f"the answer is invalid: {error}") from None
 
 
 def _aws_time(text: str) -> float:

@@ -13,17 +13,17 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from ...errors import UsageError
 from ...events.record import VERSION, Record
 from ...events.workers import RoundProgressed
 from ..flags.values import shown
 from ..history.accounting import seconds_of
-from .validity import Check, checks
+from .validity import Check, check, checks
 
 _LINE_MAX: Final = 1 << 24
 """Limit for the bytes of a line, longer than any event."""
@@ -32,7 +32,6 @@ _ODD: Final = re.compile(
     rb"NaN|Infinity|(?<![\d.])\d{19}|[\s:,\[]-?\d+(?:\.\d+)?[eE]\+?\d|\\u[dD][89a-fA-F]"
 )
 """Lines with a number that may be too large or not finite, or with half a surrogate pair."""
-_UPTIME_MAX_S: Final = 1e9
 _ALL_MAX_BYTES: Final = 1 << 20
 """Files up to this size keep all progress reports; it is enough for about two days."""
 _READ_BYTES: Final = 1 << 20
@@ -51,6 +50,22 @@ class _Progress(RoundProgressed, frozen=True, kw_only=True):
     kind: str = field(name="name")
     version: int
     node: str
+
+
+class _Event(Struct, frozen=True):
+    """The fields that all events have."""
+
+    time: str
+    uptime_s: Annotated[float, Meta(ge=0, lt=1e9)]
+    name: str
+    version: int
+    job: str
+    attempt: int
+    node: str
+    text: str
+
+
+_is_event = check(_Event)
 
 
 class Reading(Struct):
@@ -222,21 +237,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
         record = _strictly_read(line) if _ODD.search(line) is not None else json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict):
-        return None
-    uptime_s = record.get("uptime_s")
-    is_event = (
-        all(isinstance(record.get(key), str) for key in ("name", "job", "node", "text"))
-        and all(isinstance(record.get(key), int) for key in ("version", "attempt"))
-        and _is_time(record.get("time"))
-        and isinstance(uptime_s, int | float)
-        and 0 <= uptime_s < _UPTIME_MAX_S
-    )
-    return record if is_event else None
+    return record if _is_event(record) and _is_time(record["time"]) else None
 
 
-def _is_time(value: object) -> bool:
-    if not isinstance(value, str) or _TIME.fullmatch(value) is None:
+def _is_time(value: str) -> bool:
+    if _TIME.fullmatch(value) is None:
         return False
     try:
         seconds_of(value)

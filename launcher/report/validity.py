@@ -1,62 +1,64 @@
-"""Checks the types of the fields of events by the schema: compiled, for millions of lines."""
+"""Checks the types of the fields of events, for millions of lines."""
 
+import enum
+import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from types import UnionType
+from typing import Any
 
-from ...events.schema import event_classes, json_schema
+import msgspec
+
+from ...events.schema import event_classes
 
 Check = Callable[[Any], bool]
-_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    "boolean": (bool,),
-    "integer": (int,),
-    "string": (str,),
-    "number": (int, float),
-    "null": (type(None),),
-    "array": (list,),
-    "object": (dict,),
-}
 
 
 def checks() -> dict[str, Check]:
     """Return a check of the fields for each event of this release, by its name."""
-    parts = json_schema()["$defs"]
     return {
-        kind.name: _check(parts[kind.name], is_finite=kind.is_finite) for kind in event_classes()
+        kind.name: check(_fields_of(kind, is_finite=kind.is_finite)) for kind in event_classes()
     }
 
 
-def _check(part: Mapping[str, Any], *, is_finite: bool) -> Check:
-    """Return the check of a part of the schema. Later releases may add members to an ``enum``."""
-    if "anyOf" in part:
-        several = [_check(one, is_finite=is_finite) for one in part["anyOf"]]
-        return lambda value: any(check(value) for check in several)
-    if "enum" in part or "const" in part:
-        return lambda value: isinstance(value, str)
-    names = part["type"] if isinstance(part["type"], list) else [part["type"]]
-    if is_finite and "number" in names:
-        names = ["number"]
-    types = tuple(kind for name in names for kind in _TYPES[name])
-    has_boolean = bool in types
-    if names == ["object"]:
-        return _object(part, is_finite=is_finite)
-    if names == ["array"]:
-        item = _check(part["items"], is_finite=is_finite)
-        return lambda value: isinstance(value, list) and all(map(item, value))
-    return lambda value: isinstance(value, types) and (has_boolean or not isinstance(value, bool))
+def check(kind: type[msgspec.Struct]) -> Check:
+    """Return whether a value of JSON has the fields of a class."""
 
-
-def _object(part: Mapping[str, Any], *, is_finite: bool) -> Check:
-    if "additionalProperties" in part:
-        each = _check(part["additionalProperties"], is_finite=is_finite)
-        return lambda value: isinstance(value, dict) and all(map(each, value.values()))
-    required = frozenset(part["required"])
-    fields = [
-        (name, _check(field, is_finite=is_finite)) for name, field in part["properties"].items()
-    ]
-
-    def check(value: Any) -> bool:
-        if not isinstance(value, dict) or not required <= value.keys():
+    def is_valid(value: Any) -> bool:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
             return False
-        return all(is_valid(value[name]) for name, is_valid in fields if name in value)
+        return True
 
-    return check
+    return is_valid
+
+
+def _fields_of(kind: type[msgspec.Struct], *, is_finite: bool) -> type[msgspec.Struct]:
+    """Return the class of the same fields in JSON; those that older releases lack are optional."""
+    hints = typing.get_type_hints(kind)
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(kind):
+        in_json = _in_json(hints[field.name], is_finite=is_finite)
+        fields.append((field.name, in_json, *(() if field.required else (msgspec.UNSET,))))
+    return msgspec.defstruct(kind.__name__, fields, kw_only=True)
+
+
+def _in_json(hint: Any, *, is_finite: bool) -> Any:
+    """Return a type as it is in JSON. Later releases may add members to an enumeration."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    inner = tuple(_in_json(one, is_finite=is_finite) for one in arguments if one is not ...)
+    if hint is Any:
+        return float | str | bool
+    if hint is float:
+        return float if is_finite else float | None
+    if origin in (UnionType, typing.Union):
+        return typing.Union[inner]  # noqa: UP007 - of a tuple
+    if origin is tuple:
+        return list[inner[0]]  # type: ignore[valid-type]
+    if origin is not None and issubclass(origin, Mapping):
+        return dict[str, inner[1]]  # type: ignore[valid-type]
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return str
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return _fields_of(hint, is_finite=is_finite)
+    return hint

@@ -10,7 +10,6 @@ sets a timer, in Unix time of this host; a negative time cancels it. Other lines
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import stat
@@ -18,6 +17,9 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, MutableMapping
+
+import msgspec
+from msgspec import Struct
 
 from ...errors import UsageError
 
@@ -27,6 +29,13 @@ _READ_BYTES = 65_536
 
 Expired = Callable[[int, str, int], None]
 """Receives the process ID, the name of the timer, and the signal to send (0 for none)."""
+
+
+class _Request(Struct, frozen=True):
+    pid: int
+    scope_id: str
+    expiration_time: float
+    signal: int
 
 
 class FileTimers:
@@ -79,18 +88,17 @@ class FileTimers:
 
     def _request(self, line: bytes) -> None:
         try:
-            request = json.loads(line)
-            pid, scope = int(request["pid"]), str(request["scope_id"])
-            expires, number = float(request["expiration_time"]), int(request["signal"])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            request = msgspec.json.decode(line, type=_Request)
+        except (ValueError, RecursionError):
             return
+        pid, scope, number = request.pid, request.scope_id, request.signal
         if (timer := self._timers.pop((pid, scope), None)) is not None:
             timer.cancel()
         is_known = number <= 0 or number in signal.valid_signals()
-        if not expires >= 0 or not is_known or len(self._timers) >= _MAX_TIMERS:
+        if request.expiration_time < 0 or not is_known or len(self._timers) >= _MAX_TIMERS:
             return
         loop = asyncio.get_running_loop()
-        delay = max(0.0, expires - time.time())
+        delay = max(0.0, request.expiration_time - time.time())
         self._timers[pid, scope] = loop.call_later(delay, self._over, pid, scope, max(0, number))
 
     def _over(self, pid: int, scope: str, number: int) -> None:

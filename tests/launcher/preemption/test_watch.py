@@ -229,6 +229,10 @@ WRONG = {
     "a length that is none": lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
     "a list": lambda _: reply(200, "[1]"),
     "no JSON": lambda _: reply(200, "{" * 10_000),
+    "deep JSON": lambda _: reply(200, '{"Events":' * 10_000),
+    "no list": lambda _: reply(200, '{"Events": 5}'),
+    "no event": lambda _: reply(200, '{"Events": [[]]}'),
+    "no name": lambda _: reply(200, '{"Events": [{"EventType": "Preempt", "Resources": "vm_1"}]}'),
 }
 
 
