@@ -67,8 +67,8 @@ class LibraryBatches:
         self.steps_per_epoch = (samples if last == "drop" else samples - 1 + global_batch) // (
             global_batch
         )
-        """Number of steps that libraries count as an epoch, rounded up; with ``carry``, that can be
-        more than the epoch has."""
+        """Number of steps that libraries count as an epoch; with ``carry``, the number of batches
+        of an epoch rounded up."""
         self._table = self._read_table()
 
     def read(self, step: int, model: nn.Module) -> Iterator[Part]:

@@ -39,7 +39,7 @@ class HangInquiry:
         self._seen_at: dict[int, float] = {}
         """When each suspected rank last made progress, by this host's clock."""
         self._trial = ""
-        """What ``--auto-tune on`` was trying on the suspected ranks."""
+        """Settings that ``--auto-tune on`` was trying on the suspected ranks."""
         self._task: asyncio.Task[None] | None = None
         self._number = -1
         """Round that is examined."""

@@ -113,7 +113,7 @@ class RoundBegan(Struct, frozen=True):
 
     round: int
     members: frozenset[str]
-    """By incarnation."""
+    """Incarnations of its nodes."""
 
 
 class NodeGone(Struct, frozen=True):

@@ -329,6 +329,7 @@ class Takeover:
     # --- messages ----------------------------------------------------------------------------
 
     def _not_back(self, world: ClaimedWorld, gone: int) -> Failure:
+        """Return the failure record of members that have not reconnected, the first by name."""
         # A restarted member has lost its workers, but is connected.
         away = {rank: name for rank, name in world.absent().items() if not self._is_there(name)}
         rank = min(away, default=None)
@@ -341,6 +342,7 @@ class Takeover:
         return node_lost(rank, name.rpartition("/")[0] or name, "", why)
 
     def _who_returned(self, world: ClaimedWorld) -> str:
+        """Return which members are connected without workers of the round, the first by name."""
         named = [(rank, self._roster.get(name)) for rank, name in sorted(world.absent().items())]
         rank, node = next(((rank, node) for rank, node in named if node is not None), (0, None))
         if node is None:

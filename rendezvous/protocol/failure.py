@@ -77,9 +77,9 @@ class Failure(Struct, frozen=True):
     after_stop: bool = False
     """Whether it occurred after the stop of its round was ordered."""
     trial: ShortText = ""
-    """The settings that ``--auto-tune on`` was trying; empty: none."""
+    """Settings that ``--auto-tune on`` was trying; empty if none."""
     proposal: Proposal | None = None
-    """None: the node has none."""
+    """None if the node has none."""
     note: ShortText = ""
     """A clause that another room adds, e.g. what the worker was doing; empty if there is none."""
 

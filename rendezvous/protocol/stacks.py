@@ -96,7 +96,7 @@ class Suspicion(Struct, frozen=True):
     idle_s: Seconds
     """Seconds since the last progress of any of them."""
     trial: ShortText = ""
-    """The settings that ``--auto-tune on`` was trying; empty: none."""
+    """Settings that ``--auto-tune on`` was trying; empty if none."""
 
 
 class NoHang(Struct, frozen=True):

@@ -102,7 +102,7 @@ _TIME = "a time, e.g. '30s', '10min' or '2h', or None"
 
 
 def time_s(name: str, value: str | None) -> float | None:
-    """Return a time such as ``10min`` in seconds; None for no limit. ``name`` is for errors."""
+    """Return a time such as ``10min`` in seconds, or None; ``name`` is for the ``ValueError``."""
     seconds = _time_s(value)
     if seconds is None and value is not None:
         raise ValueError(f"invalid value {value!r} for {name}: expected {_TIME}")
@@ -234,7 +234,10 @@ _RETRY_LIMIT_S = 900.0
 
 
 class Checkpoints:
-    """Tracks the checkpoint that was started last. All ranks call the methods together."""
+    """Tracks the checkpoint that was started last. All ranks call the methods together.
+
+    A step is a number of completed steps.
+    """
 
     def __init__(
         self, folder: CheckpointFolder, ranks: Ranks, rank: int, timeout: StorageTimeout

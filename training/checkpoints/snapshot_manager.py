@@ -58,7 +58,8 @@ class SnapshotManager:
 
     A step consists of ``receive_reports`` (of the previous step), ``apply_reports``, ``take`` and
     ``send_report``. Without memory from an agent it takes no snapshots, but still exchanges
-    reports, because ranks use them to agree on checkpoints and preemption.
+    reports, because ranks use them to agree on checkpoints and preemption. The number of a step is
+    that of the completed steps.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class SnapshotManager:
             self._replicas = Replicas(self._ranks, self._own, self._of_others)
 
     def _request_replica_memory(self) -> None:
+        """Request memory for shards of other ranks, until any rank gets no more."""
         while True:
             memory = request_memory(self._rank, replica=len(self._of_others) + 1)
             found = None
@@ -429,6 +431,7 @@ class SnapshotManager:
             )
 
     def _schedule_replica(self, number: int) -> None:
+        """Schedule this snapshot for other nodes, if all ranks have sent the previous one."""
         if self._replicas is None:
             return
         (state,) = self._ranks.maximum(self._replicas.state)

@@ -39,7 +39,7 @@ _CHANGED = "weights or optimizer state were changed before the optimizer's next 
 
 
 class Snapshots:
-    """The snapshots of this process's rank."""
+    """The snapshots of this process's rank. A step is a number of completed steps."""
 
     def __init__(
         self, memory: Memory, rank: int, world_size: int, owner: int, kinds: Kinds = SAME

@@ -253,7 +253,10 @@ class State:
         return frozenset(name for name in modules if name not in apart)
 
     def collect_buffers(self) -> dict[str, dict[str, Any]]:
-        """Return buffers and extra state of shared modules, except buffers that DDP broadcasts."""
+        """Return buffers and extra state of shared modules, which may differ between ranks.
+
+        Buffers that DDP broadcasts before each forward pass are left out.
+        """
         return {name: _buffers_of(self.objects[name]) for name in self.shared_modules}
 
     def load(self, file: SnapshotFile, *, is_trusted: bool = True) -> "Loading":

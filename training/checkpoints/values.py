@@ -120,7 +120,7 @@ _DIGEST_BYTES = 1 << 26
 
 
 def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return the digest of each tensor, with one transfer from each device."""
+    """Return the ``digest`` of each tensor, which may raise, with one transfer per device."""
     return numbers_of([digest(tensor) for tensor in tensors])
 
 

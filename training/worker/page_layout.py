@@ -83,5 +83,5 @@ def read_text(words: "Any", at: int, size: int) -> str:
 
 
 def write_text(words: "Any", at: int, size: int, text: bytes) -> None:
-    """Write a text to the page, which must be shorter than ``size``."""
+    """Write a text shorter than ``size`` to the page."""
     words.cast("B")[at : at + size] = text.ljust(size, b"\0")
