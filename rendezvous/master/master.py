@@ -170,7 +170,10 @@ class Master:
             self._handle(Detached(link))
 
     async def whereabouts(self, inquiry: int = 0) -> Whereabouts:
-        """Return the round's current stacks from nodes that respond; see ``StackOrder.inquiry``."""
+        """Return the current stacks of the round's workers, from nodes that respond in time.
+
+        ``inquiry`` is as in ``StackOrder``.
+        """
         nodes, away = {}, []
         for node in self.group.roster:
             if node.rank is not None and node.round == self.group.round:

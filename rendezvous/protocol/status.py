@@ -45,14 +45,14 @@ class NodeStatus(Struct, frozen=True):
 
 
 class WorkProgress(Struct, frozen=True):
-    """Progress of something that the job does next to its steps."""
+    """Progress of work that the job does in addition to its steps."""
 
     name: Text
     done: _Amount
     size: _Amount
-    """All there is to do."""
+    """Total amount of work."""
     per_s: Annotated[float, Real(RATE_MAX)]
-    """0 if unknown."""
+    """Recent rate, in units per second; 0 if unknown."""
     left_s: Annotated[float, Real(RATE_MAX)]
     """Time left, in seconds; 0 if unknown."""
     what: Text = ""

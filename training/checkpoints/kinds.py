@@ -110,8 +110,8 @@ def find_kinds(
 ) -> Kinds:
     """Return the kinds of this rank's objects. All ranks call it together.
 
-    Objects that only rank 0 has are not local, so other ranks can still be replaced and their
-    number can change.
+    Objects that only rank 0 has are not local, unless others are, so that other ranks can still be
+    replaced and their number can change.
 
     Args:
         parameters: identities of the parameters of each object, by name.

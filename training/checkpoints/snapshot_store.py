@@ -365,7 +365,7 @@ class Snapshots:
         self._files, self._last = [], None
 
     def _has_shards(self, flat: Mapping[str, Any]) -> bool:
-        """Return whether this rank has local objects or shards, unlike a replicated state."""
+        """Return whether the state is not replicated: it has local objects or shards."""
         return self._kinds.has_local or any(isinstance(value, DTensor) for value in flat.values())
 
     def _now_holds(self, index: int, step: int, *, is_replicated: bool) -> None:

@@ -93,7 +93,7 @@ def packed(step: int, payloads: Sequence[bytes]) -> bytes:
 
 
 def unpacked(slot: torch.Tensor, step: int, rank: int) -> dict[str, Any]:
-    """Return the payload of a rank from the result of ``packed``; empty if it has another step."""
+    """Return a rank's payload in a result of ``packed``; empty if there is none of this step."""
     whole = bytes_of(slot)
     magic, checksum, length, head_length = _HEADER.unpack_from(whole)
     data = whole[_HEADER.size : _HEADER.size + length]
