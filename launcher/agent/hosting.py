@@ -166,8 +166,6 @@ class Hosting(Standalone):
             await self._succession.stop(verdict)
         if self._server is not None:
             await self._server.stop()
-        elif master is not None:
-            master.close()
 
     async def _become_candidate(self, own: Mapping[int, Endpoint]) -> None:
         endpoints = self._options.endpoints
