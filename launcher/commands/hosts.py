@@ -16,8 +16,9 @@ from ... import exit_codes
 from ...errors import RendezvousError, UsageError
 from ...printable import printable
 from ..hosts_options import HostsOptions, NodeCommand
+from ..processes.typed_messages import as_json
 from ..startup import unblock
-from .hosts_node import BEAT_S, CONNECTED, LOST
+from .hosts_node import BEAT_S, CONNECTED, LOST, HostOrder
 
 _SSH_OPTIONS: Final = (
     "-oBatchMode=yes",
@@ -62,13 +63,9 @@ class _Host:
                 f"{start[0]} cannot be started here: {error.strerror}; set --ssh to a program of "
                 "this host."
             ) from error
-        order = {
-            "program": options.program,
-            "argv": command.argv,
-            "folder": options.folder,
-            "environ": dict(options.environ),
-        }
-        self.send(json.dumps(order))
+        environ = dict(options.environ)
+        order = HostOrder(options.program, [*command.argv], options.folder, environ)
+        self.send(json.dumps(as_json(order)))
 
     def send(self, line: str) -> None:
         stream = self._process.stdin

@@ -5,7 +5,6 @@ and heartbeats. Without heartbeats (end of file, or silence) the job gets SIGTER
 not terminate the processes of a lost connection. The first line of output is ``CONNECTED``.
 """
 
-import json
 import os
 import select
 import signal
@@ -13,9 +12,12 @@ import subprocess
 import sys
 from typing import Final
 
+from msgspec import Struct
+
 from ... import exit_codes
 from ...errors import UsageError
 from ..processes.prctl import die_with_parent
+from ..processes.typed_messages import reader
 from ..startup import unblock
 
 SILENCE_S: Final = 60.0
@@ -31,26 +33,41 @@ CONNECTED: Final = b"\0ft-run hosts-node\n"
 """The first line of output."""
 
 
+class HostOrder(Struct, frozen=True):
+    """The command to start on a host."""
+
+    program: str
+    argv: list[str]
+    folder: str
+    environ: dict[str, str]
+
+
 def run_hosts_node() -> int:
     """Start ft-run as specified on the standard input; return its exit code."""
     orders = sys.stdin.fileno()
     os.write(sys.stdout.fileno(), CONNECTED)
     first, rest = _first_line(orders)
-    order = json.loads(first)
     try:
-        os.chdir(order["folder"])
+        order: HostOrder = reader(HostOrder)(first)
+    except ValueError as error:
+        raise UsageError(
+            f"ft-run hosts-node cannot read its order: {error}; use the same release of ft-run on "
+            "all hosts."
+        ) from None
+    try:
+        os.chdir(order.folder)
     except OSError as error:
         raise UsageError(
-            f"the working directory {order['folder']} cannot be used here: {error.strerror}; set "
+            f"the working directory {order.folder} cannot be used here: {error.strerror}; set "
             "--chdir to a directory that exists on every host."
         ) from error
-    command = [order["program"], *order["argv"]]
+    command = [order.program, *order.argv]
     own = os.getpid()
     try:
         job = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            env=os.environ | order["environ"],
+            env=os.environ | order.environ,
             preexec_fn=lambda: die_with_parent(own, signal.SIGTERM),
         )
     except OSError as error:

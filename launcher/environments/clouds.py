@@ -1,6 +1,6 @@
 """SkyPilot, SageMaker training, and multi-node parallel jobs of AWS Batch."""
 
-import json
+import msgspec
 
 from ...errors import UsageError
 from ..flags.values import BadValue, refuse
@@ -45,10 +45,10 @@ def sagemaker(variables: Variables) -> Environment | None:
     if listed is None or own is None:
         return None
     try:
-        hosts = json.loads(listed.text)
-    except ValueError:
-        hosts = None
-    if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
+        hosts = msgspec.json.decode(listed.text, type=list[str])
+    except (ValueError, RecursionError):
+        hosts = []
+    if not hosts:
         right = 'a JSON list of hosts, e.g. ["algo-1","algo-2"], or no --auto-config'
         raise refuse(listed.source, listed.text, BadValue(right))
     if own.text not in hosts:

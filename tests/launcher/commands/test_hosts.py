@@ -1,11 +1,14 @@
 """``ft-run hosts`` where no host can be reached: programs that stand in for ssh."""
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ft_run import exit_codes
 from ft_run.errors import RendezvousError, UsageError
 from ft_run.launcher.commands import hosts
 from ft_run.launcher.hosts_options import HostsOptions, NodeCommand
@@ -97,3 +100,19 @@ def test_the_error_names_every_failed_host(tmp_path: Path, code: int, message: s
 def test_an_ssh_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nosuch cannot be started here: No such file .* --ssh"):
         hosts.run_hosts(options(tmp_path / "nosuch"))
+
+
+@pytest.mark.parametrize("order", ["[3]", '{"program": 1}', "[" * 9999], ids=len)
+def test_an_order_of_another_release_is_one_error(order: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ft_run", "hosts-node"],
+        input=f"{order}\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == exit_codes.USAGE
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ft-run: error: ft-run hosts-node cannot read its order: ")
+    assert line.endswith("; use the same release of ft-run on all hosts.")
