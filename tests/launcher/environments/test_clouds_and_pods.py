@@ -180,6 +180,8 @@ REFUSALS = [
     (sagemaker(1, 0),
      'invalid value \'[]\' for SM_HOSTS: expected a JSON list of hosts, e.g. ["algo-1"'),
     (sagemaker(1, 2) | {"SM_HOSTS": "algo-1"}, "invalid value 'algo-1' for SM_HOSTS"),
+    (sagemaker(1, 2) | {"SM_HOSTS": "[5]"}, "invalid value '[5]' for SM_HOSTS"),
+    (sagemaker(1, 2) | {"SM_HOSTS": "[" * 9999}, "for SM_HOSTS: expected a JSON list"),
     (sagemaker(3, 2), "SM_CURRENT_HOST is algo-3, but SM_HOSTS is"),
     (aws_batch(0, 2, main=1) | {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": ""},
      "--auto-config found no endpoint in AWS Batch"),
