@@ -189,7 +189,7 @@ class Checks:
             node.spec.node_id for node in nodes if node.passed and (node.has_met or len(nodes) == 2)
         ]
         examination = self._examiner(spec, names, vouched)
-        # With the default, the examination decides whether to use all of it: with GPUs.
+        # With the default, the examination decides whether to use all of this time: with GPUs.
         most_s = spec.timeout_s or defaults.CHECK_TIMEOUT_GPUS_S
         self._current = _Current(spec, examination, frozenset(names), now + most_s)
         self._out.note(ChecksBegun(len(names) - len(vouched), len(names)))

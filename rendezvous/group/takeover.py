@@ -110,7 +110,7 @@ class Takeover:
     def __init__(
         self, roster: Roster, now: float, grace_s: float, known: tuple[int, int] = (0, -1)
     ) -> None:
-        """``known`` is the term and number of the newest round, if known."""
+        """``known`` is the term and number of the newest round that listed hosts know."""
         self._known = known
         self._roster = roster
         self._grace_s = grace_s

@@ -135,7 +135,7 @@ class Attend(Struct, frozen=True):
     leaving: ShortText = ""
     """Why the node is leaving, as in ``Leave``; empty if it is not."""
     claims: Count = 0
-    """The number of messages of other rooms that follow directly, with the node's state there."""
+    """Number of messages of other rooms that follow directly, with the node's state there."""
 
 
 class Failed(Struct, frozen=True):

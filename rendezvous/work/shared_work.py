@@ -199,7 +199,7 @@ class SharedWork:
             work.waiting.pop(node, None)
 
     def reported(self, node: str, report: WorkReport, now: float) -> None:
-        """Apply a report, and answer it if pieces are free."""
+        """Apply a report; its request is answered when pieces are free, or all are confirmed."""
         claim, self._now = report.claim, now
         if report.number <= self._numbers.get(node, -1):
             return  # a duplicate

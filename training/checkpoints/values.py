@@ -86,7 +86,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def packed(step: int, payloads: Sequence[bytes]) -> bytes:
-    """Pack the payloads of all ranks, by rank, which come from ``serialized``."""
+    """Pack the payloads of all ranks, results of ``serialized`` by rank."""
     head = json.dumps({"step": step, "lengths": [len(one) for one in payloads]}).encode()
     data = b"".join([head, *payloads])
     return _HEADER.pack(_MAGIC, zlib.crc32(data), len(data), len(head)) + data
@@ -120,7 +120,7 @@ _DIGEST_BYTES = 1 << 26
 
 
 def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return the ``digest`` of each tensor, which may raise, with one transfer per device."""
+    """Return the digest of each tensor, with one transfer per device; raises like ``digest``."""
     return numbers_of([digest(tensor) for tensor in tensors])
 
 
