@@ -105,11 +105,11 @@ def shared_work(name: str, size: SupportsIndex, grain: SupportsIndex = 1) -> Ite
         for piece in shared_work("embed", size, grain=1000):
             write(piece, embed(piece))
 
-    A piece is confirmed when the loop body has ended. After a failure, any rank repeats the
-    unconfirmed pieces: **at least once, confirmed once**, so write results under a temporary name
-    and rename them. A loop that was left by ``break`` or an exception can be entered again. All
-    ranks must use the same size and grain. The call returns immediately; the loop waits for pieces
-    of other ranks, which it gets if they fail.
+    A piece is confirmed when the loop body has ended. After a failure, an unconfirmed piece is
+    repeated, possibly by another rank: **at least once, confirmed once**, so write results under a
+    temporary name and rename them. A loop that was left by ``break`` or an exception can be entered
+    again. All ranks must use the same size and grain. The call returns immediately; the loop waits
+    for pieces of other ranks, which it gets if they fail.
 
     Without ft-run (torchrun, plain Python) pieces are split by rank.
 
