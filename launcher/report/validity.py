@@ -54,9 +54,9 @@ def _in_json(hint: Any, *, is_finite: bool) -> Any:
     if origin in (UnionType, typing.Union):
         return typing.Union[inner]  # noqa: UP007 - of a tuple
     if origin is tuple:
-        return list[inner[0]]  # type: ignore[valid-type]
+        return list[inner[0]]  # type: ignore[valid-type]  # made at run time
     if origin is not None and issubclass(origin, Mapping):
-        return dict[str, inner[1]]  # type: ignore[valid-type]
+        return dict[str, inner[1]]  # type: ignore[valid-type]  # made at run time
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return str
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
