@@ -24,6 +24,19 @@ def test_the_agent_of_one_node_loads_no_large_library() -> None:
     assert not loaded & large
 
 
+def test_launch_loads_no_grpc_before_it_forks() -> None:
+    program = (
+        "import sys\n"
+        "import ft_run.launcher.commands.launch\n"
+        "from ft_run.rendezvous.trust.source import TrustOptions, read_trust\n"
+        "from ft_run.rendezvous.trust.token import new_token\n"
+        "assert read_trust(TrustOptions(token=new_token())) is not None\n"
+        "print({'grpc', 'google.protobuf', 'cryptography', 'torch'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.stdout, done.stderr) == (b"set()\n", b"")
+
+
 @pytest.mark.parametrize(
     ("module", "function", "arguments"),
     [(master, "run_master", ["master"]), (status, "show_status", ["status"])],
