@@ -58,7 +58,7 @@ class Reading(NamedTuple):
     steps: int
     """Completed steps."""
     values: Values
-    """The settings in effect; empty if the script uses nothing that can be tuned."""
+    """The settings in effect; empty if the script reads no loader with processes."""
     waited_s: float = 0.0
     """Total time that training has waited for data."""
     disturbed: float = 0.0
@@ -79,7 +79,7 @@ class Order(NamedTuple):
 
 
 class Budget:
-    """The time that tuning may cost, and has cost."""
+    """The time that trials may cost, and have cost."""
 
     def __init__(self) -> None:
         self.trained_s = 0.0

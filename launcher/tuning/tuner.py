@@ -17,7 +17,7 @@ _IDLE_S = 60.0
 
 
 class Knob(NamedTuple):
-    """A setting of the loader that can be tuned."""
+    """A setting of the loader."""
 
     name: str
     candidates: Callable[[int], Sequence[int]]
