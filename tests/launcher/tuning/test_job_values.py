@@ -5,7 +5,8 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from ft_run.events.event import Event
@@ -15,6 +16,7 @@ from ft_run.launcher.tuning.loader_trials import LoaderTrials
 from ft_run.launcher.tuning.tune_file import TunedValues, TuneFile, fingerprint
 from ft_run.launcher.workers.smaller_parts import NAME, propose
 from ft_run.launcher.workers.worker_command import WorkerCommands
+from ft_run.launcher.workers.worker_group import WorkerGroup
 from ft_run.rendezvous.protocol.carried import CarriedValue
 from ft_run.rendezvous.protocol.claim import Past
 from ft_run.rendezvous.protocol.messages import Assignment
@@ -151,6 +153,27 @@ def test_a_change_is_reported_once_and_kept_by_rank_0(tmp_path: Path) -> None:
     assert TuneFile(str(path), JOB).values == TunedValues(2)
     assert tuning.carried == two.carried
     assert Tuning(TuneFile(str(path), JOB)).carried == (CarriedValue(NAME, 2),)
+
+
+def test_an_ignored_file_is_reported_and_no_value_of_it_is_used(tmp_path: Path) -> None:
+    path, events = tmp_path / "tuned.json", list[Event]()
+    begin(path, TunedValues(4, ("torch",)), script="b.py")
+    tuning = Tuning(file := TuneFile(str(path), JOB))
+    tuning.listen(events.append)
+    assert events == [file.ignored]
+    assert (tuning.carried, tuning.preload) == ((), ())
+
+
+@pytest.mark.parametrize("auto_tune", ["off", "advise", "on"])
+def test_each_value_of_auto_tune_has_its_reports(auto_tune: str) -> None:
+    events: list[Event] = []
+    tuning = Tuning.of(LaunchOptions("a.py", RendezvousOptions(), auto_tune=auto_tune), 2, {})
+    tuning.listen(events.append)
+    tuning.begin(FIRST)
+    tuning.progressed(cast(WorkerGroup, SimpleNamespace(assignment=FIRST, watches=[None])), 5.0, 3)
+    tuning.close()
+    expected = {"off": [], "advise": ["tuning.measured"], "on": ["tuning.ended"]}
+    assert [event.name for event in events] == expected[auto_tune]
 
 
 def test_settings_of_a_file_are_offered_only_with_auto_tune(tmp_path: Path) -> None:
