@@ -163,6 +163,28 @@ def test_what_fails_is_rolled_back_and_what_only_ends_too(loop: asyncio.Abstract
     ]
 
 
+def test_values_of_a_step_that_ends_during_the_read_are_not_used(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+
+    def test(node: Node) -> None:
+        node.begin()
+        node.train(1)
+        found = node.watch.phases(time.monotonic())
+
+        def phases_at_the_end_of_a_step(_: float) -> Any:
+            node.train(1)
+            return found
+
+        monkeypatch.setattr(node.watch, "phases", phases_at_the_end_of_a_step)
+        monkeypatch.setattr(node.auto._tuner, "read", read.append)
+        node.auto._look()
+
+    run(loop, test)
+    assert not read
+
+
 @pytest.mark.parametrize("is_checkpoint", [True, False])
 def test_a_checkpoint_or_an_activity_disturbs(
     loop: asyncio.AbstractEventLoop, *, is_checkpoint: bool

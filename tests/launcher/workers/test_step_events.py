@@ -43,7 +43,13 @@ class Node:
         )
         self.held: Snapshots | None = None
         self.stepped: list[object] = []
-        self.steps = StepEvents(self.events.append, lambda: self.held, stepped=self.stepped.append)
+        self.progressed: list[tuple[object, ...]] = []
+        self.steps = StepEvents(
+            self.events.append,
+            lambda: self.held,
+            lambda *arguments: self.progressed.append(arguments),
+            self.stepped.append,
+        )
         for watch in filter(None, self.watches):
             watch._page[layout.SINCE_NS] = int(self.now * 1e9)
         self._due: Any = None
@@ -92,6 +98,16 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     for watch in node.watches:
         assert watch is not None
         watch.close()
+
+
+def test_a_report_of_progress_is_followed_by_the_first_workers_training(node: Node) -> None:
+    node.begin()
+    node.does(0, ticks=3)
+    node.spends(phases.TRAINING, 1.0)
+    node.spends(phases.SAVING, 4.0)
+    node.watches[0]._page[layout.STEPS] = 6  # type: ignore[union-attr]
+    node.waits()
+    assert node.progressed == [(node.group, 4.0, 6)]
 
 
 def test_the_first_step_of_any_worker_starts_the_training(node: Node) -> None:

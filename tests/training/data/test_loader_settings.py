@@ -124,7 +124,8 @@ def test_a_worker_that_is_not_tuned_reports_nothing(page: Any) -> None:
     data = ElasticBatches(Noisy(), 4)
     loader: DataLoader[Any] = DataLoader(Noisy(), batch_sampler=data, num_workers=1)
     list(data.parts(loader, 0))
-    assert page[layout.IN_EFFECT] == 0
+    loader_settings.record_step(1, is_disturbed=True)
+    assert page[layout.IN_EFFECT] == page[layout.STEP] == page[layout.DISTURBED] == 0
 
 
 def test_numbers_of_settings() -> None:
