@@ -727,10 +727,17 @@ _OF_GROWTH: dict[Callable[[Simulation, int], None], int] = {
     Simulation._kill_master: 1,
     Simulation._start_master: 3,
 }
-STEPS_OF_GROWTH = tuple(
+_STEPS_OF_GROWTH = tuple(
     _ACTIONS.index(action) for action, weight in _OF_GROWTH.items() for _ in range(weight)
 )
 """What happens while worlds grow, as first bytes of the steps of a history."""
+
+
+def growing_history(data: bytes) -> bytes:
+    """Return the bytes of a history, changed so that only what is of growing worlds happens."""
+    steps = bytearray(data)
+    steps[::2] = (_STEPS_OF_GROWTH[step % len(_STEPS_OF_GROWTH)] for step in steps[::2])
+    return bytes(steps)
 
 
 def growing_setup(data: bytes) -> bytes:

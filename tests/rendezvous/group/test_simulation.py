@@ -11,7 +11,7 @@ import random
 import pytest
 from ft_run.tests.harness.simulation import (
     SETUP_BYTES,
-    STEPS_OF_GROWTH,
+    growing_history,
     growing_setup,
     live_through,
 )
@@ -61,13 +61,9 @@ def test_invariants_hold_while_worlds_grow(chunk):
     )
     @given(
         setup=st.binary(min_size=SETUP_BYTES, max_size=SETUP_BYTES),
-        steps=st.lists(
-            st.tuples(st.sampled_from(STEPS_OF_GROWTH), st.integers(0, 255)),
-            min_size=20,
-            max_size=100,
-        ),
+        history=st.binary(min_size=40, max_size=200),
     )
-    def histories(setup: bytes, steps: list[tuple[int, int]]) -> None:
-        live_through(growing_setup(setup) + bytes(byte for step in steps for byte in step))
+    def histories(setup: bytes, history: bytes) -> None:
+        live_through(growing_setup(setup) + growing_history(history))
 
     histories()
