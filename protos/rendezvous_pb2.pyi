@@ -416,18 +416,20 @@ class WorkClaim(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., grain: _Optional[int] = ..., confirmed: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkReport(_message.Message):
-    __slots__ = ("round", "number", "claim", "rate", "idle")
+    __slots__ = ("round", "number", "claim", "rate", "idle", "others")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     round: int
     number: int
     claim: WorkClaim
     rate: float
     idle: int
-    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ..., claim: _Optional[_Union[WorkClaim, _Mapping]] = ..., rate: _Optional[float] = ..., idle: _Optional[int] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[WorkClaim]
+    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ..., claim: _Optional[_Union[WorkClaim, _Mapping]] = ..., rate: _Optional[float] = ..., idle: _Optional[int] = ..., others: _Optional[_Iterable[_Union[WorkClaim, _Mapping]]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("round", "failure")

@@ -20,6 +20,7 @@ from ..group.events import (
     Send,
 )
 from ..group.group import Group
+from ..group.phases import Running
 from ..protocol.messages import Attend, Failed
 from ..work.messages import WorkReport
 from ..work.shared_work import SharedWork
@@ -49,7 +50,9 @@ class Job:
         return [*commands, *self._outputs()]
 
     def _outputs(self) -> Iterator[Command]:
-        for output in self.work.take():
+        # Workers of a round that ends can outlive it on a node that is lost, with their pieces.
+        is_running = isinstance(self.group.state.phase, Running)
+        for output in self.work.take(grants=is_running):
             if isinstance(output, tuple):
                 node, grant = output
                 yield Send(self._links[node], grant)

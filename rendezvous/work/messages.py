@@ -4,7 +4,7 @@ Pieces are numbered from 0. A set of them is sent as the bounds of its intervals
 (``intervals.Intervals``).
 
 A node reports, and the master grants. Directly after ``Attend``, which contains their number, a
-node sends a report for each name: its claim. Pieces that the workers of a round confirmed before
+node sends reports of all names: its claim. Pieces that the workers of a round confirmed before
 they died are reported before ``Stopped``. The note of a worker's ``Failure`` names its piece.
 """
 
@@ -76,6 +76,8 @@ class WorkReport(RoomMessage, frozen=True):
     """Pieces that this node's workers confirm per second; 0 if unknown."""
     idle: Workers
     """Number of workers that wait for a piece; 0 if this is not a request."""
+    others: Annotated[tuple[WorkClaim, ...], Length(NAMES_MAX)] = ()
+    """Claims of more names, of which this node holds nothing: most names are complete."""
 
 
 class WorkGrant(RoomMessage, frozen=True):

@@ -188,9 +188,19 @@ class NodeWork:
 
     def claims(self, now: float) -> list[WorkReport]:
         """Return the claim for a new stream, which replaces all earlier reports."""
+        reports: list[WorkReport] = []
+        left = 0
         for work in self._names.values():
             work.unsent.bounds[:] = work.confirmed.bounds
-        return [self._new_report(work, now) for work in self._names.values()]
+            report = self._new_report(work, now)
+            left -= len(report.claim.confirmed)
+            if reports and left >= 0 and not report.idle and not report.claim.held:
+                others = (*reports[-1].others, report.claim)
+                reports[-1] = replace(reports[-1], others=others)
+            else:
+                reports.append(report)
+                left = BOUNDS_MAX - len(report.claim.confirmed)
+        return reports
 
     def granted(self, grant: WorkGrant, now: float) -> None:
         """Hand out the pieces of a grant."""

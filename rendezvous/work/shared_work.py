@@ -118,7 +118,7 @@ class SharedWork:
     def __init__(self) -> None:
         self.names: dict[str, Work] = {}
         self._now = 0.0
-        self._round, self._members = -1, frozenset[str]()
+        self._round, self._members = -1, set[str]()
         """Round in which pieces are granted, and its nodes."""
         self._unclaimed: dict[str, int] = {}
         """Number of outstanding reports of a node's claim."""
@@ -149,9 +149,11 @@ class SharedWork:
             for name, work in self.names.items()
         )
 
-    def take(self) -> list[Output]:
-        """Return grants and events since the last call, in order."""
-        self._hand_out_due()
+    def take(self, *, grants: bool) -> list[Output]:
+        """Return events and, if wanted, grants since the last call, in order."""
+        if grants and self._round >= 0 and not self._awaited:
+            while self._due:
+                self._hand_out(self.names[self._due.pop()])
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -159,7 +161,7 @@ class SharedWork:
 
     def round_began(self, number: int, members: frozenset[str]) -> None:
         """Free all held pieces, except those claimed in a round that was taken over."""
-        self._round, self._members = number, members
+        self._round, self._members = number, set(members)
         self._awaited = {node for node in self._unclaimed if node in members}
         for work in self.names.values():
             work.rates.clear()
@@ -174,6 +176,7 @@ class SharedWork:
         self.disconnected(node)
         self._unclaimed.pop(node, None)
         self._awaited.discard(node)
+        self._members.discard(node)
         self._claimed.pop(node, None)
         self._numbers.pop(node, None)
         for work in self.names.values():
@@ -200,11 +203,17 @@ class SharedWork:
 
     def reported(self, node: str, report: WorkReport, now: float) -> None:
         """Apply a report; its request is answered when pieces are free, or all are confirmed."""
-        claim, self._now = report.claim, now
+        self._now = now
         if report.number <= self._numbers.get(node, -1):
             return  # a duplicate
         self._numbers[node] = report.number
         is_claim = self._is_claim(node)
+        for claim in report.others:
+            self._take(node, WorkReport(report.round, report.number, claim, 0.0, 0), is_claim)
+        self._take(node, report, is_claim)
+
+    def _take(self, node: str, report: WorkReport, is_claim: bool) -> None:
+        claim = report.claim
         work = self._of(claim)
         if not isinstance(work, Work):
             refusal = WorkGrant(report.number, claim.name, (), 0, refusal=work)
@@ -257,11 +266,6 @@ class SharedWork:
         return replace(failure, note=note)
 
     # --- grants ------------------------------------------------------------------------------
-
-    def _hand_out_due(self) -> None:
-        if self._round >= 0 and not self._awaited:
-            while self._due:
-                self._hand_out(self.names[self._due.pop()])
 
     def _hand_out(self, work: Work) -> None:
         while work.waiting and (work.free or work.is_over):

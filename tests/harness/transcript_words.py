@@ -86,8 +86,9 @@ def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
             return "is here"
         case Heard():
             return "heard the verdict"
-        case WorkReport(_, _, claim, _, idle):
-            return f"{_work(claim)}; " + (f"{idle} idle" if idle else "none idle")
+        case WorkReport(_, _, claim, _, idle, others):
+            parts = [_work(claim), f"{idle} idle" if idle else "none idle", *map(_work, others)]
+            return "; ".join(parts)
         case CheckResult(number, report):
             return f"check {number}: {report}"
         case _:

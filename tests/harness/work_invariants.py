@@ -30,8 +30,9 @@ class WorkWatch:
     def look(self, rules: Job, event: Event, commands: Sequence[Command]) -> None:
         """Check what the master does with an event."""
         match event:
-            case Received(link, WorkReport(claim=claim)) if rules.group.roster.by_link(link):
-                self._known |= {(claim.name, piece) for piece in _numbers(claim.confirmed)}
+            case Received(link, WorkReport() as report) if rules.group.roster.by_link(link):
+                for claim in (report.claim, *report.others):
+                    self._known |= {(claim.name, piece) for piece in _numbers(claim.confirmed)}
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, WorkGrant):
                 self._granted(command.message)

@@ -66,6 +66,7 @@ IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, takeover_gr
 NO_BOUND = {"protocol"}
 """It is compared before anything else, and never kept."""
 
+_CLAIM = WorkClaim("w", 1, 1, (0, 1), (1, 2))
 MESSAGES: list[NodeMessage] = [
     Attend(
         protocol=1,
@@ -85,7 +86,7 @@ MESSAGES: list[NodeMessage] = [
         leaving="x",
         claims=1,
     ),
-    WorkReport(0, 1, WorkClaim("w", 1, 1, (0, 1), (1, 2)), 1.0, 1),
+    WorkReport(0, 1, _CLAIM, 1.0, 1, (_CLAIM,)),
     Failed(0, FAILURE),
     Done(0),
     Loaded(OFFER),

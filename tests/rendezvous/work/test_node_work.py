@@ -215,6 +215,27 @@ def test_the_last_piece_is_reported_at_once_and_again_to_another_master(node: No
     assert claim.claim.confirmed == (0, 10)
 
 
+def test_names_of_which_a_node_holds_nothing_share_a_claim(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_work, "BOUNDS_MAX", 8)
+    for name in ("idle", "held", "u", "v", "x", "y"):
+        taker = Taker(4, ord(name[0]))
+        node.ask(taker, of=WorkClaim(name, 10, 1))
+        if name != "idle":
+            grant = WorkGrant(node.sent[-1].number, name, (1, 2, 3, 4), 0)
+            node.work.granted(grant, 0.0)
+        if len(name) == 1:
+            node.ask(taker, of=WorkClaim(name, 10, 1))
+            node.ask(taker, of=WorkClaim(name, 10, 1))
+            node.work.give_back(taker, name, 0.0)
+    found = [
+        (report.claim.name, report.idle, [one.name for one in report.others])
+        for report in node.work.claims(0.0)
+    ]
+    assert found == [("idle", 1, []), ("held", 0, ["u", "v"]), ("x", 0, ["y"])]
+
+
 def test_more_than_a_claim_can_contain_is_reported_after_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

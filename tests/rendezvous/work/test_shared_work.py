@@ -92,6 +92,7 @@ def test_the_next_round_repeats_what_is_not_confirmed(scene: Scene, report: Repo
     report("b", idle=4)
     scene.fail("b")
     report("a", (1, 2), (0, 1, 2, 4), idle=0)  # also while the round is being stopped
+    assert report("a", (), (0, 1, 2, 4)) is None
     scene.stopped("a", "b")
     assert report("b", idle=4) == (0, 1, 2, 5)
 
@@ -211,6 +212,19 @@ def test_nothing_is_granted_until_the_last_claim_of_every_member_has_come() -> N
     assert scene.last("c", WorkGrant).pieces == (9, 10)
 
 
+def test_a_report_claims_other_names_as_well() -> None:
+    scene = Scene()
+    report = claim(1, (0, 2), (2, 5), round_number=4)
+    report = replace(report, others=(WorkClaim("v", 9, 1, (0, 4)), WorkClaim("u", 9, 1, (0, 9))))
+    scene.attend("a", claim=claim_of(4, 0), work=(report,))
+    scene.attend("b", claim=claim_of(4, 1))
+    assert [work.done for work in scene.rules.work.names.values()] == [4, 9, 2]
+    scene.say("b", WorkReport(4, 1, WorkClaim("v", 9, 1), 0.0, 9))
+    assert scene.last("b", WorkGrant).pieces == (4, 9)
+    scene.wait(100)
+    assert {one.per_s for one in scene.rules.work.progress(scene.now)} == {0.0}
+
+
 def test_what_a_node_held_that_is_gone_before_it_has_claimed_is_free() -> None:
     scene = Scene(2, 3, restarts=1)
     scene.attend("a", claim=claim_of(4, 0, nodes=3))
@@ -221,12 +235,27 @@ def test_what_a_node_held_that_is_gone_before_it_has_claimed_is_free() -> None:
     scene.wait(0.1)
     assert not scene.all_told("a", WorkGrant)  # it may come back
     scene.wait(60)
-    assert scene.last("a", WorkGrant).pieces == (0, 10)
     scene.stopped("a", "b")
     scene.wait(60)
     assert scene.group.round == 5
     scene.say("a", WorkReport(5, 2, W, 0.0, 10))
     assert scene.last("a", WorkGrant) == WorkGrant(2, "w", (0, 10), 0)
+
+
+def test_a_member_that_has_succeeded_and_is_gone_is_not_awaited(
+    scene: Scene, report: Reports
+) -> None:
+    done = claim_of(0, 0, state=ClaimState.DONE)
+    report("a", idle=5)
+    scene.detach("a")
+    scene.attend("a", claim=done, claims=1)
+    scene.detach("a")
+    assert report("b") is None
+    scene.wait(5)
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert scene.last("b", WorkGrant).pieces == (0, 1)
+    scene.attend("a", claim=done)
+    assert report("a") is None
 
 
 def test_a_member_that_reconnects_has_to_claim_again(scene: Scene, report: Reports) -> None:
