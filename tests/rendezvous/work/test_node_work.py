@@ -219,7 +219,7 @@ def test_names_of_which_a_node_holds_nothing_share_a_claim(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_work, "BOUNDS_MAX", 8)
-    for name in ("idle", "held", "u", "v", "x", "y"):
+    for name in ("held", "idle", "u", "v", "x", "y"):
         taker = Taker(4, ord(name[0]))
         node.ask(taker, of=WorkClaim(name, 10, 1))
         if name != "idle":
@@ -233,7 +233,7 @@ def test_names_of_which_a_node_holds_nothing_share_a_claim(
         (report.claim.name, report.idle, [one.name for one in report.others])
         for report in node.work.claims(0.0)
     ]
-    assert found == [("idle", 1, []), ("held", 0, ["u", "v"]), ("x", 0, ["y"])]
+    assert found == [("held", 0, []), ("idle", 1, ["u", "v"]), ("x", 0, ["y"])]
 
 
 def test_more_than_a_claim_can_contain_is_reported_after_it(
