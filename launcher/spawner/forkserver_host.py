@@ -134,7 +134,7 @@ class ForkServerHost:
             messages = self._incoming.receive()
         except ValueError as error:
             self.kill()
-            self._give_up(f"the process that imports {self._modules} sends: {error}")
+            self._give_up(f"importing {self._modules} writes to ft-run's socket ({error})")
             return
         if messages is None:
             self._hang_up()

@@ -105,7 +105,8 @@ def test_a_report_of_progress_is_followed_by_the_first_workers_training(node: No
     node.does(0, ticks=3)
     node.spends(phases.TRAINING, 1.0)
     node.spends(phases.SAVING, 4.0)
-    node.watches[0]._page[layout.STEPS] = 6  # type: ignore[union-attr]
+    assert node.watches[0] is not None
+    node.watches[0]._page[layout.STEPS] = 6
     node.waits()
     assert node.progressed == [(node.group, 4.0, 6)]
 
