@@ -85,7 +85,6 @@ from ..version import VERSION
 from ..workers.hangs import Hangs
 from ..workers.orphans import adopt_orphans, kill_orphans
 from ..workers.preload import Preload
-from ..workers.room import Room
 from ..workers.shared_work import SharedWork
 from ..workers.snapshots import HeldSnapshots, NodeOffers
 from ..workers.step_events import StepEvents
@@ -182,7 +181,7 @@ class Agent:
 
         # The workers of a round: their requests and reports.
         self._draining = Draining(self._send, saves=options.save_on_exit)
-        self._room: Room = SharedWork(size, self._send)
+        self._room = SharedWork(size, self._send)
         self._reports = NodeReports(
             self._claim,
             self._life,

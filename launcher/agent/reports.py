@@ -1,18 +1,31 @@
 """Reports of this node's workers to the master: sent immediately, and repeated in every claim."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from ...rendezvous.protocol.claim import ClaimState, Progress
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment, Done, Failed, Stopped
-from ..workers.room import Room
 from ..workers.snapshots import NodeOffers
 from .claim import OwnClaim
 from .lifecycle import Lifecycle
 
 Report = Failed | Done | Stopped
+
+
+class Room(Protocol):
+    """Other work of a node than the training, with its own messages, e.g. shared work."""
+
+    def succeeded(self, rank: int) -> None:
+        """Record that a worker has exited with 0."""
+
+    def note_of(self, rank: int) -> str:
+        """Return the note of a worker's failure; empty if there is none."""
+
+    def end(self) -> None:
+        """End a round, after the end of its workers and before the master is informed of it."""
 
 
 class NodeReports:
