@@ -35,7 +35,8 @@ class Tuning:
         values = file.values if file is not None else TunedValues()
         self.preload = values.preload
         """The modules that an earlier start of the job has found for ``--preload auto``."""
-        of_file = {NAME: values.micro_batch} | dict(values.settings if trials is not None else ())
+        settings = values.settings.by_name() if trials is not None else {}
+        of_file = {NAME: values.micro_batch} | settings
         self._carried = tuple(CarriedValue(*one) for one in of_file.items() if one[1])
 
     @classmethod

@@ -18,7 +18,7 @@ from ...training.worker import page_layout as layout
 from ..processes.worker_watch import WorkerWatch
 from ..workers.worker_group import WorkerGroup, WorkerGroupState
 from .trial import Reading
-from .tune_file import TuneFile
+from .tune_file import Settings, TuneFile
 from .tuner import NUM_WORKERS, PREFETCH, SETTINGS, Tried, Tuner, of_loader
 
 _FIRST_LOOK_S = 1.0
@@ -40,7 +40,7 @@ class LoaderTrials:
 
         ``cpus`` is the CPU limit of this node, which its ``workers`` share.
         """
-        kept = dict(file.values.settings) if file is not None else {}
+        kept = file.values.settings.by_name() if file is not None else {}
         self._tuner = Tuner(of_loader(cpus, workers), kept)
         self._file = file
         self._note: Callable[[Event], None] = lambda _: None
@@ -174,8 +174,9 @@ class LoaderTrials:
                 )
             )
         if self._file is not None and any(one.outcome.is_accepted for one in ended):
-            settings = tuple(self._tuner.kept.items())
-            values = replace(self._file.values, settings=settings, gain=self._gain)
+            values = replace(
+                self._file.values, settings=Settings(**self._tuner.kept), gain=self._gain
+            )
             self._file.keep(values, self._note)
 
 

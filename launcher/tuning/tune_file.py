@@ -23,7 +23,6 @@ from ..machine.cpu_limit import read_cpu_limit
 from ..options import LaunchOptions, ScriptMode
 from ..processes.regular_file import head_of_file
 
-_VERSION = 1
 _READ_MAX_BYTES = 1 << 20
 
 
@@ -31,37 +30,35 @@ _Setting = Annotated[int, Meta(ge=1, le=1000)]
 _Module = Annotated[str, Meta(pattern=r"\A[^\W\d]\w*(\.[^\W\d]\w*)*\Z")]
 
 
-class _Settings(Struct, frozen=True):
+class Settings(Struct, frozen=True):
     """Loader settings of ``--auto-tune on``; others, of earlier versions, are ignored."""
 
     num_workers: _Setting | UnsetType = UNSET
     prefetch_factor: _Setting | UnsetType = UNSET
 
-
-class _Values(Struct, frozen=True):
-    micro_batch: Annotated[int, Meta(ge=0, le=10**9)] = 0
-    preload: Annotated[tuple[_Module, ...], Meta(max_length=100)] = ()
-    settings: _Settings = _Settings()
-    gain: float = 0.0
-
-
-class _Content(Struct, frozen=True):
-    version: Literal[1]
-    fingerprint: dict[str, Any]
-    values: _Values
+    def by_name(self) -> dict[str, int]:
+        """Return the settings that have a value."""
+        found: dict[str, int] = msgspec.to_builtins(self)
+        return found
 
 
 class TunedValues(Struct, frozen=True):
     """The values that a job has found."""
 
-    micro_batch: int = 0
+    micro_batch: Annotated[int, Meta(ge=0, le=10**9)] = 0
     """Value of ``--on-failure device-oom=shrink``; 0 if none."""
-    preload: tuple[str, ...] = ()
+    preload: Annotated[tuple[_Module, ...], Meta(max_length=100)] = ()
     """Modules of ``--preload auto``."""
-    settings: tuple[tuple[str, int], ...] = ()
-    """Loader settings of ``--auto-tune on``, by name."""
+    settings: Settings = Settings()
     gain: float = 0.0
-    """Increase in steps per second with them, as a share."""
+    """Increase in steps per second with the settings, as a share."""
+
+
+class _Content(Struct, frozen=True):
+    version: Literal[1]
+    fingerprint: dict[str, Any]
+    values: TunedValues
+    date: str = ""
 
 
 class TuneFile:
@@ -92,27 +89,15 @@ class TuneFile:
             why = f"it is of a job with another value for: {', '.join(differing)}"
             self.ignored = TuneFileIgnored(self._path, why)
             return TunedValues()
-        values = found.values
-        settings = {name: getattr(values.settings, name) for name in _Settings.__struct_fields__}
-        used = tuple((name, value) for name, value in settings.items() if value is not UNSET)
-        return TunedValues(values.micro_batch, values.preload, used, values.gain)
+        return found.values
 
     def keep(self, values: TunedValues, note: Callable[[Event], None]) -> None:
         """Write the values if they are new; atomically, and readable only by the owner."""
         if values == self.values:
             return
         self.values = values
-        content = {
-            "version": _VERSION,
-            "fingerprint": self._fingerprint,
-            "values": {
-                "micro_batch": values.micro_batch,
-                "preload": list(values.preload),
-                "settings": dict(values.settings),
-                "gain": values.gain,
-            },
-            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
+        date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        content = msgspec.to_builtins(_Content(1, self._fingerprint, values, date))
         draft = f"{self._path}.{os.getpid()}"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

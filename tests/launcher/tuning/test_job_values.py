@@ -13,7 +13,7 @@ from ft_run.events.event import Event
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions, ScriptMode
 from ft_run.launcher.tuning.job_values import Tuning
 from ft_run.launcher.tuning.loader_trials import LoaderTrials
-from ft_run.launcher.tuning.tune_file import TunedValues, TuneFile, fingerprint
+from ft_run.launcher.tuning.tune_file import Settings, TunedValues, TuneFile, fingerprint
 from ft_run.launcher.workers.smaller_parts import NAME, propose
 from ft_run.launcher.workers.worker_command import WorkerCommands
 from ft_run.launcher.workers.worker_group import WorkerGroup
@@ -103,7 +103,7 @@ def test_settings_that_earlier_versions_tuned_are_ignored(tmp_path: Path) -> Non
     content = json.loads(path.read_text())
     content["values"]["settings"] = settings
     path.write_text(json.dumps(content))
-    assert TuneFile(str(path), JOB).values == TunedValues(4, settings=(("prefetch_factor", 4),))
+    assert TuneFile(str(path), JOB).values == TunedValues(4, settings=Settings(prefetch_factor=4))
 
 
 def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_each_value_of_auto_tune_has_its_reports(auto_tune: str) -> None:
 
 def test_settings_of_a_file_are_offered_only_with_auto_tune(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
-    begin(path, TunedValues(4, settings=(("num_workers", 2),)))
+    begin(path, TunedValues(4, settings=Settings(num_workers=2)))
     file = TuneFile(str(path), JOB)
     assert Tuning(file).carried == (CarriedValue(NAME, 4),)
     offered = Tuning(file, trials=LoaderTrials(2, 1, file)).carried

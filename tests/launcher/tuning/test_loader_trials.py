@@ -14,7 +14,7 @@ from ft_run.launcher.tuning import trial, tuner
 from ft_run.launcher.tuning.job_values import Tuning
 from ft_run.launcher.tuning.loader_trials import LoaderTrials
 from ft_run.launcher.tuning.trial import Rules
-from ft_run.launcher.tuning.tune_file import TunedValues, TuneFile
+from ft_run.launcher.tuning.tune_file import Settings, TunedValues, TuneFile
 from ft_run.launcher.workers.worker_group import WorkerGroupState
 from ft_run.rendezvous.protocol.carried import Carried, CarriedValue
 from ft_run.rendezvous.protocol.claim import Past
@@ -36,7 +36,7 @@ class Node:
         self.watch = WorkerWatch()
         self.group: Any = SimpleNamespace(watches=(self.watch,), state=WorkerGroupState.RUNNING)
         self.lines: list[str] = []
-        self.values = TunedValues(settings=tuple(kept.items()))
+        self.values = TunedValues(settings=Settings(**kept))
         self.kept: list[tuple[dict[str, int], float]] = []
         self.auto = LoaderTrials(2, 1, cast(TuneFile, self))
         self.auto.listen(self.note, None)
@@ -46,7 +46,7 @@ class Node:
 
     def keep(self, values: TunedValues, _: object) -> None:
         """Keep values, as a tune file does."""
-        self.kept.append((dict(values.settings), values.gain))
+        self.kept.append((values.settings.by_name(), values.gain))
 
     def note(self, event: Event) -> None:
         self.lines.append(str(event).removeprefix("round=0 node_rank=0 "))
