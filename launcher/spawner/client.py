@@ -164,7 +164,7 @@ class SpawnerClient:
 
     def signal(self, number: int) -> None:
         """Send a signal to the processes of workers that handle it, but not to services."""
-        self._send(messages.SignalWorkers(int(number)))
+        self._send(messages.Command("signal", int(number)))
 
     def stop(self, number: int) -> None:
         """Send workers the signal to end; workers that wait for the fork server end immediately.
@@ -172,17 +172,17 @@ class SpawnerClient:
         SIGTERM is not sent to the children of a process that handles it.
         """
         self._thaw()
-        self._send(messages.StopAll(int(number)))
+        self._send(messages.Command("stop", int(number)))
 
     def terminate_all(self) -> None:
         """Send SIGTERM to all descendants of workers; ``Empty`` follows when they have exited."""
         self._thaw()
-        self._send(messages.TerminateAll(self._next_clearing()))
+        self._send(messages.Command("terminate", self._next_clearing()))
 
     def kill(self) -> None:
         """Send SIGKILL to all descendants of workers; ``Empty`` follows when they have exited."""
         self._thaw()
-        self._send(messages.KillAll(self._next_clearing()))
+        self._send(messages.Command("kill", self._next_clearing()))
         kill_all(self.left())  # even if the spawner does not respond
 
     def fence(self, at: float) -> None:

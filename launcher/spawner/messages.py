@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -32,27 +33,13 @@ class Spawn(Struct, frozen=True, tag=True):
     workers: list[Worker]
 
 
-class SignalWorkers(Struct, frozen=True, tag=True):
-    """Send a signal to the processes of workers that handle it."""
+class Command(Struct, frozen=True, tag=True):
+    """Send a signal to workers that handle it, tell them to end, or end all descendants.
 
-    number: int
+    The number is the signal or, to end all (SIGTERM, SIGKILL), that of the ``Empty`` to follow.
+    """
 
-
-class StopAll(Struct, frozen=True, tag=True):
-    """Send workers the signal to end."""
-
-    signal: int
-
-
-class TerminateAll(Struct, frozen=True, tag=True):
-    """Send SIGTERM to all descendants; ``Empty`` with the number of the request follows."""
-
-    number: int
-
-
-class KillAll(Struct, frozen=True, tag=True):
-    """Send SIGKILL to all descendants; ``Empty`` with the number of the request follows."""
-
+    do: Literal["signal", "stop", "terminate", "kill"]
     number: int
 
 
@@ -68,7 +55,7 @@ class LastWords(Struct, frozen=True, tag=True):
     text: str
 
 
-Request = Preload | Spawn | SignalWorkers | StopAll | TerminateAll | KillAll | Fence | LastWords
+Request = Preload | Spawn | Command | Fence | LastWords
 
 # --- to the agent ----------------------------------------------------------------------------
 

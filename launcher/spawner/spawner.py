@@ -153,19 +153,19 @@ class Spawner:
                 self._fork_server.preload(request)
             case messages.Spawn():
                 self._spawn(request)
-            case messages.SignalWorkers(number):
+            case messages.Command("signal", number):
                 for pid in self._workers.keys() - self._services:
                     signal_handlers(pid, number, os.getpid())
-            case messages.StopAll(number):
+            case messages.Command("stop", number):
                 self._cancel(number)
                 self._stop(number)
-            case messages.TerminateAll(number):
+            case messages.Command("terminate", number):
                 self._watching = True
                 self._clearing = number
                 for pid in self._left():
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGTERM)
-            case messages.KillAll(number):
+            case messages.Command("kill", number):
                 self._cancel(signal.SIGKILL)
                 self._killing = self._watching = True
                 self._clearing = number
