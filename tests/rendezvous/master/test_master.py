@@ -33,6 +33,7 @@ from ft_run.rendezvous.protocol.stacks import (
     Suspicion,
 )
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
+from ft_run.rendezvous.work.messages import WorkClaim, WorkReport
 from msgspec.structs import replace
 
 PATIENT = GroupSettings(join_timeout_s=3600.0, node_grace_s=3600.0)
@@ -97,6 +98,21 @@ class Node:
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+def test_claims_follow_the_first_message_of_a_local_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        claims = [WorkReport(0, n, WorkClaim(f"w{n}", 9, 1), 0.0, 0) for n in (1, 2)]
+        master = Master(PATIENT, lambda _: None)
+        received: list[Any] = []
+        monkeypatch.setattr(master, "receive", lambda _, message: received.append(message))
+        link = LocalLink(master, lambda: attend(0), lambda _: None, claims=lambda: claims)
+        link.send(Done(0))
+        await link.close()
+        assert received == [replace(attend(0), claims=2), *claims, Done(0)]
+        master.close()
+
+    run(test)
 
 
 def test_nodes_form_a_world_and_the_master_ends_when_all_have_heard() -> None:

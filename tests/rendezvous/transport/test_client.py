@@ -33,6 +33,7 @@ from ft_run.rendezvous.transport.codec import encode_master
 from ft_run.rendezvous.transport.grpc_errors import in_words, is_foreign
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust import wire
+from ft_run.rendezvous.work.messages import WorkClaim, WorkReport
 from ft_run.tests.harness import ports
 from ft_run.tests.harness.link_events import plain
 from msgspec.structs import replace
@@ -107,6 +108,28 @@ def test_a_job_from_the_first_word_to_the_last() -> None:
         node.link.send(Heard())
         await node.link.close()  # delivers what was sent
         assert await master.finished() == verdict
+        await server.stop()
+
+    run(test)
+
+
+def test_claims_follow_the_first_message_before_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        reports = [WorkReport(0, n, WorkClaim(f"w{n}", 9, 1), 0.0, 0) for n in (1, 2)]
+        master, server, endpoint = await serve()
+        received: list[Any] = []
+        monkeypatch.setattr(master, "receive", lambda _, message: received.append(message))
+
+        def claims() -> list[WorkReport]:
+            node.link.send(Done(0))  # while the connection is being opened
+            return reports
+
+        node = Node(endpoint, attend, claims=claims)
+        await node.next(LinkUp)
+        await node.link.close()
+        assert received == [replace(attend(), claims=2), *reports, Done(0)]
         await server.stop()
 
     run(test)
