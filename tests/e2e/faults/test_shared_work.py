@@ -82,7 +82,7 @@ class WorkSoak(Soak):
         """Let the faults happen while pieces are left."""
         for number in range(FAULTS):
             self.wait_for_progress()
-            if len(self.times()) > PIECES - 1500:
+            if len(self.times()) > PIECES - 4000:  # three hosts do 600 a second while one is lost
                 break
             fault = self.faults()[number % len(self.faults())]
             at = time.monotonic()
