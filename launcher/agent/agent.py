@@ -62,7 +62,6 @@ from ..machine.network import PortReservation
 from ..options import LaunchOptions
 from ..preemption.draining import Draining
 from ..preemption.notice import PreemptionNotice
-from ..preemption.watch import watch
 from ..preflight.crew import CheckCrew
 from ..preflight.session import CheckSession
 from ..preflight.show import show_finding, unfit
@@ -271,6 +270,8 @@ class Agent:
         loop.call_soon(partial(adopt_orphans, loop, spare=spawner.siblings))
 
     def _watch_for_notices(self, source: str, loop: asyncio.AbstractEventLoop) -> None:
+        from ..preemption.watch import watch  # http.client and email are 10 ms of each start
+
         self._watching = loop.create_task(watch(source, os.environ, self.post, self._event))
         self._watching.add_done_callback(partial(show_bug, "--preemption-notice"))
 

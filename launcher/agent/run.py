@@ -28,7 +28,6 @@ from ..machine.network import (
 )
 from ..machine.worker_count import WorkerCount
 from ..metrics.node_metrics import NodeEndpoint
-from ..metrics.trainjob import trainjob_progress
 from ..options import LaunchOptions, RendezvousOptions
 from ..preflight.crew import CheckCrew
 from ..reporting.display import Display
@@ -177,6 +176,8 @@ async def _shown_in_trainjob(agent: Agent, display: Display) -> AsyncIterator[No
     if "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ:
         yield
         return
+    from ..metrics.trainjob import trainjob_progress  # urllib is 10 ms of each start
+
     progress = trainjob_progress(os.environ, agent, display.event)
     try:
         yield

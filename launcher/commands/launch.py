@@ -29,7 +29,6 @@ from ..machine.nvml import has_driver
 from ..machine.shortage import require_grpc_threads, too_few_files
 from ..machine.worker_count import WorkerCount, resolve_worker_count
 from ..metrics.node_metrics import NodeEndpoint
-from ..metrics.opening import open_metrics
 from ..options import LaunchOptions, ScriptMode
 from ..preflight.report_file import check_report_path
 from ..processes.tree import require_own_proc
@@ -238,6 +237,8 @@ def _event_files(
 def _metrics(options: LaunchOptions, display: Display) -> NodeEndpoint | None:
     if options.logs.metrics is None:
         return None
+    from ..metrics.opening import open_metrics  # http.server is 15 ms of each start
+
     server = open_metrics(options.logs.metrics, options.rendezvous.trust, display.event)
     return NodeEndpoint(server) if server is not None else None
 

@@ -37,8 +37,9 @@ from ..history.recorder import Recorder, attempt_of
 from ..machine.network import own_endpoints
 from ..metrics.job_metrics import JobMetrics
 from ..metrics.master_metrics import master_samples
+from ..metrics.on_loop import on_loop
 from ..metrics.opening import open_metrics
-from ..metrics.server import MetricsServer, on_loop
+from ..metrics.server import MetricsServer
 from ..reporting.display import Display
 from ..reporting.event_files import EventFiles
 from ..version import VERSION

@@ -1,7 +1,5 @@
 """The HTTP endpoint of ``--metrics``. Scrapes run in threads, so they do not delay the job."""
 
-import asyncio
-import concurrent.futures
 import hmac
 import http.server
 import socket
@@ -9,51 +7,22 @@ import socketserver
 import ssl
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ...rendezvous.protocol.endpoint import Endpoint, join_host_port
 from .catalogue import Samples
+from .on_loop import NotReadyError
 
-T = TypeVar("T")
 PATH: Final = "/metrics"
 _CLIENT_S: Final = 5.0
 """Time limit for each read from a client."""
 _CLIENTS_MAX: Final = 8
 """Maximum number of connections. A new one replaces the oldest with an incomplete request."""
-_LOOP_S: Final = 3.0
-"""Time limit for the loop, which answers within a millisecond unless it is overloaded."""
 
 Collect = Callable[[], Samples]
 """Returns the current values, called in a thread; raises ``NotReadyError``."""
-
-
-class NotReadyError(Exception):
-    """Raised if the values cannot be read in time; the message is the response."""
-
-
-def on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a coroutine function that runs on a loop.
-
-    Raises:
-        NotReadyError: If the loop has ended, or there is no result in time.
-    """
-    result: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    async def call() -> None:
-        try:
-            result.set_result(await read())
-        except Exception as error:
-            result.set_exception(error)
-
-    try:
-        loop.call_soon_threadsafe(lambda: loop.create_task(call()))
-        return result.result(_LOOP_S)
-    except concurrent.futures.TimeoutError:
-        raise NotReadyError("this process is overloaded") from None
-    except RuntimeError:  # the loop is closed
-        raise NotReadyError("this process ends") from None
 
 
 class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):

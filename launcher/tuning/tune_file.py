@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib import metadata
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -138,6 +137,8 @@ def _hash_of(options: LaunchOptions) -> str:
 
 
 def _version_of(package: str) -> str:
+    from importlib import metadata  # with email and zipfile, 10 ms of each start
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -14,7 +14,7 @@ def test_its_error_is_shown_when_it_comes(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("ft_run.launcher.agent.agent.watch", broken)
+    monkeypatch.setattr("ft_run.launcher.preemption.watch.watch", broken)
     shown: list[object] = []
 
     async def test(here: Node) -> None:

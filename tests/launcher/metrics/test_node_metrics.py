@@ -126,7 +126,7 @@ class Job:
         self.recorder.add(self.history.add)
         self.recorder.add(self.written.append)
         self.is_training = False
-        self.endpoint = NodeEndpoint(SimpleNamespace())  # type: ignore[arg-type]  # it does not serve
+        self.endpoint = NodeEndpoint(SimpleNamespace())
 
     def scrape(self) -> Samples:
         agent: Any = SimpleNamespace(

@@ -15,7 +15,8 @@ from ft_run.events.metrics import MetricsListening
 from ft_run.launcher.metrics import catalogue as c
 from ft_run.launcher.metrics import opening, server
 from ft_run.launcher.metrics.catalogue import Samples
-from ft_run.launcher.metrics.server import MetricsServer, NotReadyError
+from ft_run.launcher.metrics.on_loop import NotReadyError
+from ft_run.launcher.metrics.server import MetricsServer
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.key_pair import WIRE_NAME
