@@ -38,8 +38,8 @@ class Acceptor:
         """When the last accepted lease expires, by this host's clock."""
         self.formed = NO_ROUND
         """Term and number of the newest round that a leader has announced: it may have started."""
-        self._first_term = 0
-        """The lowest term of such a round; 0 if there is none."""
+        self._lowest_term = self._highest_term = 0
+        """Of the terms of which a round may have started; 0 if there is none."""
 
     def leader(self, now: float) -> tuple[int, int] | None:
         """Return host and term of the valid lease; None if there is none."""
@@ -56,12 +56,25 @@ class Acceptor:
     def learn_round(self, term: int, number: int) -> None:
         """Record a round that a leader has announced; term 0 for none."""
         self.formed = max(self.formed, (term, number))
+        self._learn_term(term)
+
+    def learn_followed(self, term: int) -> None:
+        """Record a term that a node has followed: a round of it may run there.
+
+        Only the node knows it if all listed hosts were started again since.
+        """
+        self.learn(term)
+        self._learn_term(term)
+
+    def _learn_term(self, term: int) -> None:
         if term:
-            self._first_term = min(self._first_term or term, term)
+            self._lowest_term = min(self._lowest_term or term, term)
+            self._highest_term = max(self._highest_term, term)
 
     def ask(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
         """Answer a proposer."""
-        knows_earlier = 0 < self._first_term < ask.term
+        # A majority can elect a leader of a lower term than the highest that this host knows.
+        knows_earlier = not {self._lowest_term, self._highest_term} <= {0, ask.term}
         is_taken = False
         if self.is_plausible(ask.number):
             self.learn(ask.number)

@@ -81,7 +81,7 @@ class Elector:
 
     @property
     def is_first(self) -> bool:
-        """Whether all listed hosts have answered, and none knows a round of an earlier leader.
+        """Whether all listed hosts have answered, and none knows of a round of an earlier leader.
 
         A leader announces a round to a majority before the first worker starts.
         """
@@ -118,7 +118,7 @@ class Elector:
         """Record that a node follows a leader of this term; a leader of a lower one resigns."""
         if not self.acceptor.is_plausible(term):
             return None
-        self.acceptor.learn(term)
+        self.acceptor.learn_followed(term)
         return self.give_back(now) if self.leads(now) and term > self.term else None
 
     def announce(self, newest: tuple[int, int], now: float) -> LeaseAsk | None:

@@ -85,7 +85,7 @@ class LeaseAnswer(Struct, frozen=True):
     highest: Ballot
     """Highest number that this host knows."""
     knows_earlier: bool = False
-    """Whether this host knows a round of a lower term than the requested one."""
+    """Whether this host knows of a round of another term than the requested one."""
     round_term: Ballot = 0
     """With ``round``: the newest round that this host knows."""
     round: CountOrNone = -1

@@ -315,6 +315,19 @@ def test_next_leader_waits_only_if_a_round_was_announced(is_announced: bool) -> 
     assert elector.is_first is not is_announced
 
 
+@pytest.mark.parametrize("followed", [0, 1, 4, 100])
+def test_leader_waits_if_a_node_followed_a_leader_that_no_host_remembers(followed: int) -> None:
+    hosts = Hosts()
+    hosts.electors[1].observe(followed, hosts.now)
+    hosts.run(6)
+    (leader,) = hosts.leaders()
+    elector = hosts.electors[leader]
+    assert elector.is_first is not bool(followed)
+    hosts.say(leader, elector.announce((elector.term, 0), hosts.now))
+    hosts.run(3)
+    assert elector.is_first is not bool(followed)
+
+
 def test_a_host_that_was_cut_off_does_not_unseat_the_leader() -> None:
     hosts = Hosts()
     hosts.run(6)
