@@ -4,15 +4,18 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ft_run.events.event import Event, Severity
 from ft_run.events.metrics import ProgressUnsent
+from ft_run.launcher.agent import run as agent_run
 from ft_run.launcher.metrics import trainjob
 from ft_run.launcher.metrics.status_server import NotSentError, Request, StatusServer
 from ft_run.launcher.metrics.trainjob import Status, trainjob_progress
 from ft_run.launcher.processes.worker_watch import Progress
+from ft_run.rendezvous.protocol.messages import Outcome, Verdict
 from ft_run.tests.harness.status_server import KubeflowServer, problem
 
 
@@ -190,6 +193,32 @@ def test_a_node_with_rank_0_shows_the_progress(kubeflow: KubeflowServer) -> None
     assert all(0 < one < 100 for one in before)
     assert last == 100
     assert {"name": "restarts", "value": "2"} in shown[-1]["metrics"]
+
+
+@pytest.mark.parametrize("is_trainjob", [True, False])
+def test_node_reports_its_progress_only_in_a_trainjob(
+    kubeflow: KubeflowServer, monkeypatch: pytest.MonkeyPatch, is_trainjob: bool
+) -> None:
+    for name, value in kubeflow.environ().items():
+        if is_trainjob:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name, raising=False)
+    node: Any = Node(0, 1)
+    node.verdict = Verdict(Outcome.SUCCEEDED, 0, "", 0, 1, None, (), 0)
+    node.running[0].watch.total, node.running[0].watch.steps = 20, 3
+
+    async def test() -> None:
+        events: list[Event] = []
+        display: Any = SimpleNamespace(event=events.append)
+        async with agent_run._shown_in_trainjob(node, display):
+            if is_trainjob:
+                await asyncio.to_thread(kubeflow.await_requests, lambda: bool(kubeflow.received))
+        assert events == []
+
+    asyncio.run(test())
+    shown = [status["progressPercentage"] for _, status in kubeflow.received]
+    assert shown == ([15, 100] if is_trainjob else [])
 
 
 def test_a_job_that_fails_does_not_arrive(kubeflow: KubeflowServer) -> None:
