@@ -54,6 +54,8 @@ class Joining:
         """Processes that have been in this job."""
         self._given = Incarnations()
         """Processes that received a different identity from the proposed one."""
+        self._learned = (-1, False)
+        """Newest round of which a claim was learned, and whether the claim has its end."""
 
     def attend(self, link: int, attend: Attend, now: float) -> None:
         """Admit a node on a new stream, refuse it, or let it wait."""
@@ -285,8 +287,10 @@ class Joining:
         if claim.clear and claim.clear == self._state.settings.quorum_term:
             self._state.starts_from = -math.inf  # nor has any leader in between started a round
         self._state.aftermath.carry(past.carried)
-        if claim.round > self._state.highest:
-            self._state.highest = claim.round
+        self._state.highest = max(self._state.highest, claim.round)  # other hosts may have told it
+        newest = claim.round, bool(claim.ended)
+        if newest > max(self._learned, (self._state.round, True)):
+            self._learned = newest
             self._state.aftermath.ledger.learn_failures(past.failures, past.since_s, now)
             if past.progress is not None:
                 self._state.aftermath.progress.past = past.progress

@@ -4,6 +4,7 @@ It looks at the assignments that nodes get, at the verdict, and at what ``Status
 group; it works out for itself what the job's rules say.
 """
 
+import math
 from collections import defaultdict
 
 from ft_run.rendezvous.group.group import Group, GroupPhase
@@ -57,6 +58,9 @@ class PolicyWatch:
         """The same, also as nodes said that were not, or went with the same message."""
         self._blamed: defaultdict[str, list[float]] = defaultdict(list)
         self._told_blames: defaultdict[str, list[float]] = defaultdict(list)
+        self._newest: tuple[int, Past, float] | None = (-1, Past(), 0.0)
+        """The highest round that an admitted node told of before this master had formed one: its
+        number, the past of the job, and when it was told."""
         self._times: list[float] = []
         self._total = 0
         self._told: dict[int, list[float]] = {}
@@ -84,6 +88,8 @@ class PolicyWatch:
             self._told_blames[node.node_id] = max(self._told_blames[node.node_id], told, key=len)
         if is_admitted:
             self._learned.update(past.excluded)
+            if self._newest is not None and claim.round > self._newest[0]:
+                self._newest = claim.round, past, now
 
     def hear_offer(self, offer: Offer) -> None:
         """A node offers what it knows."""
@@ -138,6 +144,7 @@ class PolicyWatch:
             raise PolicyError(
                 f"{before - now_excluded} excluded, and a later master would not know"
             )
+        self._goes_on(assignment.past or Past(), now)
         if shrinks:
             is_counted, self._was_slip = False, False
         elif cause is not None:
@@ -164,6 +171,23 @@ class PolicyWatch:
         self.excluded |= now_excluded
         self._members, self._formed_at, self._was_counted = members, now, False
         return is_counted
+
+    def _goes_on(self, past: Past, now: float) -> None:
+        """Check that the first round of a master goes on with the counts of the ones before."""
+        newest, self._newest = self._newest, None
+        if newest is None:
+            return
+        _, told, told_at = newest
+        counts = {node.node_id: len(node.ages_s) for node in past.failures}
+        age_max = (self._policy.restart_window_s or math.inf) - told.since_s - _ROUNDED_S
+        for node in told.failures:
+            count = sum(age + now - told_at < age_max for age in node.ages_s)
+            if counts.get(node.node_id, 0) < count and node.node_id not in past.excluded:
+                raise PolicyError(f"{node} is known, and a later master would not know")
+        if told.progress is not None and (
+            past.progress is None or past.progress.furthest < told.progress.furthest
+        ):
+            raise PolicyError(f"{told.progress} became {past.progress}")
 
     def _may_go_on(self, action: str, cause: Failure) -> None:
         if action == "fail":

@@ -32,15 +32,18 @@ from ft_run.rendezvous.protocol.carried import value_of
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ft_run.rendezvous.protocol.claim import Progress
 from ft_run.rendezvous.protocol.failure import FailureKind, hung
+from ft_run.rendezvous.protocol.lease_messages import NO_ROUND
 from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec
 from ft_run.rendezvous.work.node_work import Taker
 from ft_run.tests.harness.invariants import InvariantError, Invariants
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.work_invariants import LOOPS, WorkWatch
+from msgspec.structs import replace
 
 _T = TypeVar("_T")
 SETUP_BYTES = 6
 _SETTLE_STEPS = 3000
+_WAIT_S = 11.9
 _NODES_BEYOND_MAX = 2
 _SEGMENTS = ("east", "west", "east", "east", "", "west", "west")
 
@@ -65,6 +68,8 @@ class Setup:
     """Nodes that fail the checks by themselves."""
     bad: frozenset[str] = frozenset()
     """Nodes that fail the checks with every partner."""
+    has_terms: bool = False
+    """Several hosts may lead: each master has a term, and waits for what an earlier one left."""
 
     @classmethod
     def decode(cls, data: bytes) -> "Setup":
@@ -91,6 +96,7 @@ class Setup:
             # None more often than not.
             bad_alone=frozenset(names[bad_alone : bad_alone + 1]),
             bad=frozenset(names[bad : bad + 1]),
+            has_terms=bool(options & 128),
         )
 
 
@@ -151,7 +157,10 @@ class Simulation:
         """The master's own link is down: no stream lives, and no node gets to it."""
         self.trace: list[str] = []
         self._group_factory = group_factory
-        self._settings = GroupSettings(rescale_delay_s=setup.rescale_delay_s)
+        self._settings = GroupSettings(
+            rescale_delay_s=setup.rescale_delay_s, wait_s=_WAIT_S if setup.has_terms else 0.0
+        )
+        self._term, self._known = 0, NO_ROUND
         self._numbers = 1000
         self._meetings: dict[tuple[int, int], set[NodeSpec]] = {}
         """Which nodes were told to meet, by number of the order and port of the store."""
@@ -204,7 +213,17 @@ class Simulation:
 
     def _new_master(self) -> None:
         master = f"master-{self._number()}"
-        self.group = self._group_factory(self._settings, master, self._examine)
+        settings = self._settings
+        if self.setup.has_terms:
+            is_first, self._term = not self._term, self._term + 1
+            settings = replace(
+                settings,
+                term=self._term,
+                known=self._known,
+                quorum_term=self._known[0] * (self._number() % 2),
+                starts_from=-math.inf if is_first else self.now + settings.wait_s,
+            )
+        self.group = self._group_factory(settings, master, self._examine)
         self.rules = Job(self.group)
         self.has_finished = False
         self._checks.new_master()
@@ -220,10 +239,34 @@ class Simulation:
         if self.group is None:
             return
         self._log("the master is killed")
+        self._learn_round(choice)
         self.group = None
         for number, stream in self.streams.items():
             stream.cut(0, (choice + number) % 3)
             stream.up.clear()
+
+    def _resign(self, choice: int) -> None:
+        """A leader gives its lease back, and says what it has decided."""
+        if self.group is None or not self.setup.has_terms or self.group.verdict is not None:
+            return
+        self._log("the leader resigns")
+        for command in self.group.resign(self.now):
+            assert isinstance(command, Send)
+            self._stream_of(command.link).send_down(command.message)
+        self._learn_round(choice)
+        self.group = None
+        for stream in self.streams.values():
+            stream.end_down()
+            stream.is_up_open = False
+            stream.up.clear()
+        if choice & 64:
+            self._new_master()
+
+    def _learn_round(self, choice: int) -> None:
+        """The listed hosts know the round that may have started, perhaps that the next is due."""
+        assert self.group is not None
+        state = self.group.state
+        self._known = max(self._known, state.newest if choice & 32 else state.formed)
 
     def _start_master(self, _who: int) -> None:
         if self.group is None:
@@ -701,6 +744,7 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._replicate: 5,
     Simulation._check: 10,
     Simulation._kill_master: 2,
+    Simulation._resign: 2,
     Simulation._start_master: 4,
     Simulation._cut_off_master: 1,
     Simulation._mend_master: 3,
@@ -725,6 +769,7 @@ _OF_GROWTH: dict[Callable[[Simulation, int], None], int] = {
     Simulation._finish_stop: 4,
     Simulation._take_snapshots: 2,
     Simulation._kill_master: 1,
+    Simulation._resign: 1,
     Simulation._start_master: 3,
 }
 _STEPS_OF_GROWTH = tuple(

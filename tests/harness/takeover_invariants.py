@@ -30,6 +30,8 @@ class _Judgement:
     """Identities of the nodes that attended."""
     failures: list[Failure]
     """Of the members that attended, those that must be answered."""
+    has_ended: bool
+    """The leader before has told a member what it had decided."""
 
 
 @dataclass(slots=True)
@@ -121,7 +123,8 @@ class TakeoverWatch:
             for failure in taken.failures[name]
             if evidence(failure) is Evidence.OWN or (is_whole and not failure.after_stop)
         ]
-        self._judged = _Judgement(world, restarts, set(there.values()), failures)
+        has_ended = any(claims[name].ended for name in members)
+        self._judged = _Judgement(world, restarts, set(there.values()), failures, has_ended)
 
     # --- what follows ------------------------------------------------------------------------
 
@@ -136,9 +139,10 @@ class TakeoverWatch:
         taken = self._rounds[judged.world]
         if cause is not None and "did not reconnect" in cause.message:
             self._was_away(taken, judged, cause)
-        if assignment.restarts > judged.restarts + 1:
+        if assignment.restarts > judged.restarts + (not judged.has_ended):
             raise TakeoverError(f"{assignment.restarts} restarts after {judged.restarts}")
-        if judged.failures and cause is None and not taken.is_free:
+        is_answered = taken.is_free or judged.has_ended
+        if judged.failures and cause is None and not is_answered:
             raise TakeoverError(f"{judged.world} was taken over as if not: {judged.failures}")
 
     def _happened(self, cause: Failure) -> None:

@@ -445,12 +445,14 @@ def test_a_later_master_knows_who_is_excluded_whoever_comes_first() -> None:
     assert scene.rounds("x") == []
 
 
-def test_a_later_master_knows_which_nodes_have_failed() -> None:
+@pytest.mark.parametrize("known", [(0, -1), (1, 5)])
+def test_a_later_master_knows_which_nodes_have_failed(known: tuple[int, int]) -> None:
     past = Past(failures=(NodeFailures("b", (40, 5)), NodeFailures("a", (7,))), since_s=50)
     for window_s, is_excluded in ((0.0, True), (100.0, True), (90.0, False)):
-        scene = Scene(2, restarts=9, policy=PolicySpec(restart_window_s=window_s))
+        policy = PolicySpec(restart_window_s=window_s)
+        scene = Scene(2, restarts=9, policy=policy, known=known)  # other hosts know the round, too
         for rank, name in enumerate("ab"):
-            scene.attend(name, claim=claim_of(5, rank, restarts=3, past=past))
+            scene.attend(name, claim=claim_of(5, rank, restarts=3, past=past, term=known[0]))
         scene.attend("s", claim=SPARE)
         scene.say("b", Failed(5, worker_failure(1, code=7)))
         scene.stopped("a", "b")
@@ -784,22 +786,33 @@ def test_what_workers_of_a_round_long_over_have_done_does_not_count() -> None:
     assert "1 restart without a step" in scene.last("a", Verdict).sentence
 
 
-def test_a_later_master_goes_on_with_the_count() -> None:
+@pytest.mark.parametrize("known", [(0, -1), (1, 2)])
+def test_a_later_master_goes_on_with_the_count(known: tuple[int, int]) -> None:
     scene = running(2, restarts=9, policy=PolicySpec(max_no_progress=2))
     fail_after(scene, Progress(12, True), Progress())
     fail_after(scene, Progress(), Progress())
     past = scene.assignment("a").past
     assert past is not None
     assert past.progress == PastProgress(12, 1)
-    later = Scene(2, restarts=9, policy=PolicySpec(max_no_progress=2))
+    later = Scene(2, restarts=9, policy=PolicySpec(max_no_progress=2), known=known)
     for rank, name in enumerate("ab"):
-        later.attend(name, claim=claim_of(2, rank, restarts=2, past=past))
+        later.attend(name, claim=claim_of(2, rank, restarts=2, past=past, term=known[0]))
     assert later.group.phase is GroupPhase.RUNNING
     later.say("a", Failed(2, worker_failure(0)))
     later.stopped("a", "b", progress=Progress(12, True))
     assert (
         "2 consecutive restarts without a step beyond step 12" in later.last("a", Verdict).sentence
     )
+
+
+def test_a_later_leader_counts_what_only_some_nodes_know_of_the_end_of_a_round() -> None:
+    scene = Scene(2, restarts=9, policy=PolicySpec(max_no_progress=3), known=(1, 2), term=2)
+    for rank, (name, ended) in enumerate({"a": "", "b": "a failure"}.items()):
+        failures = (NodeFailures("a", (0,) * (1 + bool(ended))),)
+        past = Past(failures=failures, progress=PastProgress(12, 1 + bool(ended)))
+        claim = claim_of(2, rank, state=ClaimState.STOPPED, restarts=2, past=past, term=1)
+        scene.attend(name, claim=replace(claim, ended=ended))
+    assert scene.group.state.aftermath.past(scene.group.state.policy, scene.now) == past
 
 
 def test_it_costs_nothing_where_it_is_not_asked_for() -> None:
