@@ -261,7 +261,7 @@ def test_two_nodes_resume_the_second_phase(
         hosted.wait()
         hosted = ft.start(*master)
         for one in both:
-            one.expect("connected again|reconnected|is back", timeout_s=60)
+            one.expect("connected again|reconnected|is back")
         os.kill(pid, signal.SIGKILL)
     else:
         os.kill(pid, signal.SIGKILL)
