@@ -94,6 +94,8 @@ class TakeoverWatch:
             self._claims.pop(attend.node.incarnation, None)
             return
         self._claims[attend.node.incarnation] = claim
+        if claim.ended:
+            self.ended_freely((claim.round, claim.formed_by))  # answered by the leader before
         for failure in claim.failures:
             self.failed(attend.node.incarnation, (claim.round, claim.formed_by), failure)
 
@@ -141,8 +143,7 @@ class TakeoverWatch:
             self._was_away(taken, judged, cause)
         if assignment.restarts > judged.restarts + (not judged.has_ended):
             raise TakeoverError(f"{assignment.restarts} restarts after {judged.restarts}")
-        is_answered = taken.is_free or judged.has_ended
-        if judged.failures and cause is None and not is_answered:
+        if judged.failures and cause is None and not taken.is_free:
             raise TakeoverError(f"{judged.world} was taken over as if not: {judged.failures}")
 
     def _happened(self, cause: Failure) -> None:
