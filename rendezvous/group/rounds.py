@@ -100,9 +100,11 @@ class Rounds:
         if progress is not None and not was_stale:
             self.postmortem.progress[node.spec.node_id] = progress
         if node.phase in (NodePhase.RUNNING, NodePhase.DONE):
-            self.stop_round(
-                f"node {node.rank} ({node.spec.host}) stopped its workers", counted=True
-            )
+            # If several hosts can lead, the fence may have been killing them as the node connected.
+            was_fenced = self._state.settings.term > 0
+            why = " while there was no leader" if was_fenced else ""
+            where = f"node {node.rank} ({node.spec.host})"
+            self.stop_round(f"{where} stopped its workers{why}", counted=not was_fenced)
         self._roster.move(node, NodePhase.READY)
         node.offer = offer
         if node.leaving:

@@ -645,3 +645,18 @@ def test_what_may_follow_from_a_member_that_leaves_costs_nothing(state, message)
     scene.stopped("b")
     assert scene.assignment("b").restarts == (1 if message else 0)
     assert scene.assignment("b").cause == (failure if message else None)
+
+
+@pytest.mark.parametrize("term", [0, 2])
+def test_kill_by_the_fence_that_ends_after_the_takeover_costs_no_restart(term: int) -> None:
+    scene = Scene(2, term=term, known=(term // 2, 4 if term else -1))
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(4, rank, term=term // 2))
+    assert scene.group.phase is GroupPhase.RUNNING
+    scene.stopped("b")
+    assert scene.stops("a") == [4]
+    scene.stopped("a")
+    assignment = scene.assignment("a")
+    assert assignment.restarts == (0 if term else 1)
+    why = " while there was no leader" if term else ""
+    assert assignment.reason == f"node 1 (b) stopped its workers{why}"
