@@ -1088,20 +1088,22 @@ class LeaseAsk(_message.Message):
     def __init__(self, step: _Optional[_Union[LeaseStep, str]] = ..., host: _Optional[int] = ..., process: _Optional[str] = ..., number: _Optional[int] = ..., term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., round: _Optional[int] = ..., exit_code: _Optional[int] = ..., round_term: _Optional[int] = ...) -> None: ...
 
 class LeaseAnswer(_message.Message):
-    __slots__ = ("accepted", "highest", "knows_earlier", "round_term", "round", "host")
+    __slots__ = ("accepted", "highest", "knows_earlier", "round_term", "round", "host", "announced_term")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_FIELD_NUMBER: _ClassVar[int]
     KNOWS_EARLIER_FIELD_NUMBER: _ClassVar[int]
     ROUND_TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_TERM_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     highest: int
     knows_earlier: bool
     round_term: int
     round: int
     host: int
-    def __init__(self, accepted: bool = ..., highest: _Optional[int] = ..., knows_earlier: bool = ..., round_term: _Optional[int] = ..., round: _Optional[int] = ..., host: _Optional[int] = ...) -> None: ...
+    announced_term: int
+    def __init__(self, accepted: bool = ..., highest: _Optional[int] = ..., knows_earlier: bool = ..., round_term: _Optional[int] = ..., round: _Optional[int] = ..., host: _Optional[int] = ..., announced_term: _Optional[int] = ...) -> None: ...
 
 class StacksRequest(_message.Message):
     __slots__ = ("ranks",)

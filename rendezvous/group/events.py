@@ -31,7 +31,8 @@ class GroupSettings(Timeouts, frozen=True):
     """Earliest time to start workers, by the group's clock: before it, workers of an earlier leader
     may still run. Does not delay the takeover of a complete round."""
     quorum_term: int = 0
-    """Term of the newest round that each host of the electing majority knew; 0 if they differ."""
+    """Term of the newest round that was announced to each host of the electing majority; 0 if they
+    differ."""
     wait_s: float = 0.0
     """How long workers that this master cannot reach can live."""
     succession: SuccessionSpec | None = None

@@ -8,6 +8,8 @@ the leader does not disturb the lease.
 
 import math
 
+from msgspec.structs import replace
+
 from ..protocol.lease_messages import NO_HOST, NO_ROUND, LeaseAnswer, LeaseAsk, LeaseStep
 
 _JUMP_MAX = 1_000_000
@@ -38,6 +40,8 @@ class Acceptor:
         """When the last accepted lease expires, by this host's clock."""
         self.formed = NO_ROUND
         """Term and number of the newest round that a leader has announced: it may have started."""
+        self._announced_term = 0
+        """Term of the newest round that a leader has announced to this process itself."""
         self._lowest_term = self._highest_term = 0
         """Of the terms of which a round may have started; 0 if there is none."""
 
@@ -79,7 +83,8 @@ class Acceptor:
         if self.is_plausible(ask.number):
             self.learn(ask.number)
             is_taken = self._take(ask, now)
-        return LeaseAnswer(is_taken, self.highest, knows_earlier, *self.formed)
+        answer = LeaseAnswer(is_taken, self.highest, knows_earlier, *self.formed)
+        return replace(answer, announced_term=self._announced_term)
 
     def _take(self, ask: LeaseAsk, now: float) -> bool:
         is_own = ask.process == self._process
@@ -110,5 +115,6 @@ class Acceptor:
         self._host, self._term = ask.host, ask.term
         self.until = now + self._lease_s
         self.learn_round(ask.round_term, ask.round)
+        self._announced_term = max(self._announced_term, ask.round_term)
         self.learn(max(ask.number, ask.term))
         return True

@@ -32,8 +32,8 @@ class _Attempt(Struct):
     """When it was sent; a lease that it wins counts from this time."""
     accepted: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
-    known_terms: set[int] = field(default_factory=set)
-    """Terms of the newest rounds known to the hosts that accepted it."""
+    announced_terms: set[int] = field(default_factory=set)
+    """Terms of the newest rounds that were announced to the hosts that accepted it."""
 
 
 class Elector:
@@ -70,8 +70,9 @@ class Elector:
         self.known = NO_ROUND
         """Newest round of an earlier leader when this one was elected."""
         self.quorum_term = 0
-        """Term of the newest round that each host of the electing majority knew; 0 if they differ.
-        A restarted host knows none."""
+        """Term of the newest round that was announced to each host of the electing majority; 0 if
+        they differ. What a restarted host has learned from another one does not count: a round
+        between may have been announced to it before."""
 
     # --- state -------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class Elector:
             is_over = len(attempt.refused) > self._hosts // 2
             return self._give_up_attempt(now) if is_over else None
         attempt.accepted.add(host)
-        attempt.known_terms.add(answer.round_term)
+        attempt.announced_terms.add(answer.announced_term)
         if len(attempt.accepted) <= self._hosts // 2:
             return None
         if ask.step is LeaseStep.PREPARE:
@@ -208,7 +209,7 @@ class Elector:
             self._attempt, self._next_at = None, now + self._pause_s()
             return None
         self._attempt.accepted.add(self._own)
-        self._attempt.known_terms.add(own.round_term)
+        self._attempt.announced_terms.add(own.announced_term)
         if ask.step is LeaseStep.PROPOSE and not own.knows_earlier:
             self._vouch(self._own, ask.term)
         return ask
@@ -245,8 +246,8 @@ class Elector:
     def _win(self, attempt: _Attempt, now: float) -> LeaseAsk | None:
         if not self.leads(now):
             self.term, self.known = attempt.ask.term, self.acceptor.formed
-            terms = attempt.known_terms
-            self.quorum_term = next(iter(terms)) if len(terms) == 1 else 0
+            is_known_to_all = attempt.announced_terms == {self.known[0]}
+            self.quorum_term = self.known[0] if is_known_to_all else 0
         self._number, self._is_outbid = attempt.ask.number, False
         self._held_until = attempt.since + self._times.held_s
         self._next_at = attempt.since + self._times.renew_s

@@ -91,6 +91,9 @@ class LeaseAnswer(Struct, frozen=True):
     round: CountOrNone = -1
     host: CountOrNone = NO_HOST
     """Position of the sender in the list of endpoints."""
+    announced_term: Ballot = 0
+    """Term of the newest round that a leader has announced to this process. What it knows of a
+    newer one comes from other hosts, as after its restart; then leaders may be unknown."""
 
 
 def check(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:

@@ -328,6 +328,29 @@ def test_leader_waits_if_a_node_followed_a_leader_that_no_host_remembers(followe
     assert elector.is_first is not bool(followed)
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_restarted_host_does_not_vouch_for_a_round_of_which_another_host_has_told(
+    is_restarted: bool,
+) -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    hosts.say(first, hosts.electors[first].announce((hosts.electors[first].term, 0), hosts.now))
+    hosts.deaf = {first}
+    hosts.run(8)
+    (second,) = hosts.leaders()
+    last = 3 - first - second
+    if is_restarted:  # only the last host, which is cut off then, knows the round of the second
+        elector = hosts.electors[second]
+        hosts.say(second, elector.announce((elector.term, 1), hosts.now))
+        hosts.electors[second] = hosts.new(second)
+    hosts.deaf = {last}
+    hosts.run(8)
+    (leader,) = (hosts.electors[place] for place in hosts.leaders())
+    assert leader.known == (hosts.electors[first].acceptor.formed)
+    assert leader.quorum_term == (0 if is_restarted else leader.known[0])
+
+
 def test_a_host_that_was_cut_off_does_not_unseat_the_leader() -> None:
     hosts = Hosts()
     hosts.run(6)
