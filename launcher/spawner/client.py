@@ -209,7 +209,9 @@ class SpawnerClient:
         with suppress(OSError):  # later forks may hold the socket open too
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
-        with suppress(ProcessLookupError, ChildProcessError):  # reaped as an unknown child
+        if self.pid not in children(os.getpid()):
+            return  # it was killed and reaped: its PID may be that of another process
+        with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGCONT)  # the guard ensures that the spawner ends
             self._reap_guard()
 

@@ -354,3 +354,36 @@ def test_a_forked_worker_that_cannot_be_bound_to_its_cpus_says_so() -> None:
         "ft-run: the worker cannot be started: it cannot be bound to its CPUs (--numa-binding):"
         " Invalid argument\n"
     )
+
+
+REUSED = """
+import asyncio, os, signal, subprocess
+from ft_run.launcher.spawner.client import SpawnerClient
+from ft_run.launcher.workers.orphans import adopt_orphans
+
+start = ("sh", "-c", "sleep 60 >/dev/null & echo $!")
+client, bystander = SpawnerClient(), int(subprocess.check_output(start))
+
+async def main():
+    client.listen(lambda event: None)
+    adopt_orphans(asyncio.get_running_loop(), spare=client.siblings)
+    await asyncio.sleep(0)
+    os.kill(client.pid, signal.SIGKILL)
+    while os.path.exists(f"/proc/{client.pid}"):
+        await asyncio.sleep(0.01)
+
+asyncio.run(main())
+client.pid = bystander  # the kernel has given the number to another process
+client.close()
+with open(f"/proc/{bystander}/stat") as file:
+    print(file.read().split()[2])
+os.kill(bystander, signal.SIGKILL)
+"""
+
+
+def test_process_with_the_pid_of_a_killed_guard_survives() -> None:
+    """The agent has reaped the guard, so the kernel may give its PID to any process."""
+    done = subprocess.run(
+        [sys.executable, "-c", REUSED], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "S\n"
