@@ -32,6 +32,8 @@ from .guard import MOST_S, guard_main
 
 _SEND_S = 5.0
 """Time limit for the spawner to read messages when the buffer of the socket is full."""
+_THAW_AGAIN_S = 1.0
+"""The interval at which the spawner is woken until it has started the workers."""
 _STUCK_S = 0.5
 """Time between two checks of the guard, which exits within milliseconds."""
 
@@ -97,6 +99,8 @@ class SpawnerClient:
         self._exits = ExitWatch(self._thaw, self._report_exit)
         self._on_event: Callable[[messages.SpawnerEvent], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thawing: asyncio.TimerHandle | None = None
+        """Set until the ordered workers have been started."""
 
     def listen(self, on_event: Callable[[messages.SpawnerEvent], None]) -> None:
         """Call ``on_event`` for each event, on the running event loop."""
@@ -139,7 +143,7 @@ class SpawnerClient:
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
         """Start the workers of a round; ``Spawned`` follows. The positions are the local ranks."""
-        self._thaw()
+        self._thaw_again()
         requests: list[Worker] = []
         fds: list[int] = []
         for index, worker in enumerate(workers):
@@ -206,6 +210,7 @@ class SpawnerClient:
         """End the spawner, which kills the remaining processes. Returns when it has been reaped."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._channel.fileno())
+        self._stop_thawing()
         with suppress(OSError):  # later forks may hold the socket open too
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
@@ -239,6 +244,17 @@ class SpawnerClient:
             with suppress(ProcessLookupError):
                 os.kill(self._spawner_pid, signal.SIGCONT)
 
+    def _thaw_again(self) -> None:
+        """Wake the spawner until it has started the workers, which may wait for an import."""
+        self._stop_thawing()
+        self._thaw()
+        if self._loop is not None:
+            self._thawing = self._loop.call_later(_THAW_AGAIN_S, self._thaw_again)
+
+    def _stop_thawing(self) -> None:
+        if self._thawing is not None:
+            self._thawing.cancel()
+
     def _next_clearing(self) -> int:
         self._clearings += 1
         return self._clearings
@@ -265,6 +281,7 @@ class SpawnerClient:
         if events is None:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
             self._exits.close()
+            self._stop_thawing()
             self._spawner_pid = 0
             self._on_event(messages.SpawnerGone())
             return
@@ -275,7 +292,10 @@ class SpawnerClient:
                     continue
                 case messages.Empty(number) if number != self._clearings:
                     continue
+                case messages.Empty():
+                    self._stop_thawing()
                 case messages.Spawned(number, pids):
+                    self._stop_thawing()
                     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
                     for index, pid in enumerate(pids):
                         self._exits.started((number, index), pid, limit)

@@ -356,6 +356,47 @@ def test_a_forked_worker_that_cannot_be_bound_to_its_cpus_says_so() -> None:
     )
 
 
+STOPPED = """
+import asyncio, os, signal, sys
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.messages import Exited, ForkServerEvent
+
+client = SpawnerClient()
+heard = asyncio.Queue()
+WORKER = (sys.executable, "-u", "-c", "import sys; sys.exit('slow' in sys.modules)")
+
+async def main():
+    client.listen(heard.put_nowait)
+    client.preload(["slow"], WORKER, {})
+    client.spawn(0, [WorkerCommand(WORKER, {})])
+    while not isinstance(event := await heard.get(), ForkServerEvent):
+        pass
+    os.kill(client._spawner_pid, signal.SIGSTOP)
+    with open("gate", "w"):
+        pass
+    while not isinstance(event, Exited):
+        event = await heard.get()
+    print("warm" if event.exit_code else "cold")
+
+asyncio.run(main())
+client.close()
+"""
+
+
+def test_spawner_that_is_stopped_while_workers_wait_for_an_import_is_woken(tmp_path: Path) -> None:
+    wait = "import os, time\nwhile not os.path.exists('gate'): time.sleep(0.01)\n"
+    (tmp_path / "slow.py").write_text(wait)
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout == "warm\n"
+
+
 REUSED = """
 import asyncio, os, signal, subprocess
 from ft_run.launcher.spawner.client import SpawnerClient
