@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_termination_message(error.sentence, error.exit_code)
         return error.exit_code
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and _is_working_directory_gone():
+            say_last("ft-run: error: the working directory is gone; expected absolute paths.")
+            return exit_codes.USAGE
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         say_last(f"ft-run: error: {explained(error)}.")
@@ -88,3 +91,11 @@ def _command(name: str) -> Callable[..., int]:
         import_module(f"{__package__}.commands.{module}"), function
     )
     return command
+
+
+def _is_working_directory_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

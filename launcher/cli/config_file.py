@@ -48,7 +48,7 @@ def read_config(given: Given) -> ConfigFile:
             content = tomllib.load(file)
     except OSError as error:
         raise refuse(name, path, BadValue(_RIGHT, str(error.strerror))) from None
-    except ValueError as error:  # including text that is not UTF-8
+    except (ValueError, RecursionError) as error:  # including text that is not UTF-8
         first = str(error).splitlines()[0][:200]
         raise refuse(name, path, BadValue(_RIGHT, f"not TOML: {first}")) from None
     tables = {key: content.pop(key) for key in ("rule", "checks") if key in content}

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ft_run.launcher import main
@@ -63,3 +64,14 @@ def test_no_words_show_the_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert out == ""
     assert err.startswith("Usage: ft-run [OPTIONS] SCRIPT [ARGS]...\n")
     assert "ft-run help COMMAND" in err
+
+
+@pytest.mark.parametrize("flag", ["--log-dir=logs", "--events=events", "--tune-file=tuned"])
+def test_relative_path_in_a_working_directory_that_is_gone_is_refused(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main.main(["--no-python", flag, "true"]) == 2
+    error = capfd.readouterr().err
+    assert error == "ft-run: error: the working directory is gone; expected absolute paths.\n"

@@ -201,6 +201,7 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
         ("restart-window = 'x'", f"invalid value 'x' for restart-window in FILE: expected {TIME}"),
         ("restart-window = true", "'True' for restart-window in FILE: expected text or a number"),
         ("restart-window = ", "(not TOML: "),
+        (f"restart-window = {'[' * 3000}", "(not TOML: "),
         ("checks = 3", "checks is not a table; expected [checks]"),
         ("[checks]\nlevel = 'full'",
          "unknown key 'level' in [checks] of FILE; did you mean check-level?"),
