@@ -47,6 +47,11 @@ class Target(Struct, frozen=True):
             async with MasterCalls(self.endpoint, options.trust, options.timeout_s) as master:
                 yield master
         except RendezvousError as error:
+            if options.may_be_job and self.endpoint == options.endpoint:
+                raise RendezvousError(
+                    "no job of this user on this host has the ID"
+                    f" {shown(options.may_be_job)}, and {error.sentence}"
+                ) from error
             if not self.is_guess:
                 raise
             raise RendezvousError(
