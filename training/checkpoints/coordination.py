@@ -6,7 +6,7 @@ import json
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -167,6 +167,8 @@ class Bodies:
         """Without optimizers in ``objects``, training can resume after every body."""
         self._optimizers = [one for one in objects.values() if isinstance(one, Optimizer)]
         self._scalers = [one for one in objects.values() if isinstance(one, GradScaler)]
+        modules = [one for one in objects.values() if isinstance(one, nn.Module)]
+        self._fsdp2 = [part for one in modules for part in one.modules() if _is_fsdp2(part)]
         self._is_logging = is_logging
         self._warned: set[str] = set()
         self._has_stepped = False
@@ -185,17 +187,22 @@ class Bodies:
         scales, self._scales = self._scales, self._versions_of_scales()
         has_stepped |= scales != self._scales  # even if the scaler skipped the step
         is_clean = True
-        for optimizer in self._optimizers:
-            for parameter in parameters_of(optimizer):
-                gradient = parameter.grad
-                if gradient is None:
-                    continue
-                versions = gradient._version, getattr(gradient, "_local_tensor", gradient)._version
-                if getattr(gradient, _SEEN, None) != versions:
-                    is_clean = has_stepped
-                    setattr(gradient, _SEEN, versions)
+        for gradient in self._gradients() if self._optimizers else ():
+            if gradient is None:
+                continue
+            versions = gradient._version, getattr(gradient, "_local_tensor", gradient)._version
+            if getattr(gradient, _SEEN, None) != versions:
+                is_clean = has_stepped
+                setattr(gradient, _SEEN, versions)
         self.is_clean = is_clean
         return is_clean
+
+    def _gradients(self) -> Iterator[Any]:
+        for optimizer in self._optimizers:
+            for parameter in parameters_of(optimizer):
+                yield parameter.grad
+        for module in self._fsdp2:
+            yield from _unreduced(module)
 
     def _versions_of_scales(self) -> list[int]:
         """Return counters that change with each update; reading a scale would wait for the GPU."""
@@ -223,6 +230,21 @@ class Bodies:
         if self._is_logging and words not in self._warned:
             log(f"{text}; to accumulate gradients within one body, use parts: docs/guide/data.md")
         self._warned.add(words)
+
+
+def _is_fsdp2(module: nn.Module) -> bool:
+    return hasattr(module, "set_requires_gradient_sync") and hasattr(module, "_get_fsdp_state")
+
+
+def _unreduced(module: Any) -> Iterator[Any]:
+    """Yield gradients that FSDP2 has not reduced, which its parameters do not have."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    for group in groups if groups is not None else (state._fsdp_param_group,):
+        yield getattr(group, "_partial_reduce_output", None)  # reduced in one dimension of HSDP
+        for parameter in getattr(group, "fsdp_params", ()):
+            yield getattr(parameter, "unsharded_accumulated_grad", None)
+            yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
 
 
 # --- results of checkpoints ----------------------------------------------------------------------

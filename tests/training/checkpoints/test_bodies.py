@@ -14,6 +14,8 @@ from ft_run.training.checkpoints.coordination import Bodies
 from ft_run.training.worker import preemption
 from ft_run.training.worker.preemption import Notice
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import SGD, Adam
 
 Given = Callable[..., memoryview]
@@ -98,6 +100,27 @@ def test_body_is_clean_without_optimizers_in_the_state() -> None:
     judge = Bodies({"one": training.one}, is_logging=False)
     gathers(training)
     assert judge.end()
+
+
+@pytest.mark.parametrize("reduced_in", [None, torch.float64])
+def test_gradients_that_fsdp2_has_not_reduced_count(
+    mesh: DeviceMesh, reduced_in: torch.dtype | None
+) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    for part in (model[0], model):
+        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduced_in))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    judge = Bodies({"model": model, "optimizer": optimizer}, is_logging=False)
+    found = []
+    for number in range(6):
+        is_last = number % 3 == 2
+        model.set_requires_gradient_sync(is_last)
+        model(torch.ones(1, 2)).sum().backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(judge.end())
+    assert found == [False, False, True] * 2
 
 
 class Script:
