@@ -317,9 +317,11 @@ class Checkpointer:
         if saves:
             self._save(number)
         self._delayed_notice = merged.notice
-        if merged.notice and self._ranks.all_true(is_clean):
-            self._delayed_notice = 0
-            self._drain(number, merged.notice)
+        if merged.notice:
+            self._snapshots.wait_for_copy()  # its thread then sends the report, before all_true
+            if self._ranks.all_true(is_clean):
+                self._delayed_notice = 0
+                self._drain(number, merged.notice)
         self._position.check()
         self.seed_step(number)
         loader_settings.record_step(number, is_disturbed=saves or bool(merged.saver_is_busy))
@@ -459,7 +461,7 @@ class Checkpointer:
             RuntimeError: If it could not be written.
         """
         try:
-            self._snapshots.receive_reports()
+            self._snapshots.wait_for_reports()
             self._snapshots.wait_for_replicas()
             self._checkpoints.wait_or_raise()
             self._ranks.all_true(True)

@@ -289,6 +289,56 @@ def test_what_is_on_storage_before_all_nodes_are_gone(
         assert found == (expected if step >= 3 else set())
 
 
+def test_a_wait_after_each_step_hides_no_report(
+    tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reports say that a time is over, and that a notice has come."""
+    now_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    memory(-1)
+    words = given_notice(monkeypatch, saves=1)
+    script = Script(tmp_path, checkpoint_every="10s")
+    script.checkpointer.restore()
+    found = []
+    for step in range(1, 8):
+        if step == 6:
+            words[preemption.IS_WHOLE] = words[preemption.UNTIL_NS] = 1
+        now_s[0] += 6
+        script.checkpointer.step(step)
+        script.checkpointer.wait()
+        found += [name for name in os.listdir(tmp_path) if name not in ("latest", *found)]
+    assert found == [f"step-{number:08}" for number in (3, 6, 7)]
+
+
+def test_report_of_a_step_comes_before_the_drain(
+    tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks must call collectives in one order, however long their copies take."""
+    called, exchanges, run = threading.Event(), list[str](), LateCopy.run
+    begin = PendingMaximum.__init__
+
+    def late_run(self: LateCopy) -> bool:
+        called.clear()
+        called.wait(0.2)  # time for the other thread to begin an exchange, which it must not
+        return run(self)
+
+    def noted(self: PendingMaximum, *arguments: Any) -> None:
+        exchanges.append(threading.current_thread().name.rpartition("_")[0])
+        called.set()
+        begin(self, *arguments)
+
+    memory(-1)
+    words = given_notice(monkeypatch, saves=1)
+    script = Script(tmp_path, checkpoint_every=100)
+    script.train(2, until=1)
+    words[preemption.IS_WHOLE] = words[preemption.UNTIL_NS] = 1
+    script.checkpointer.step(2)
+    monkeypatch.setattr(LateCopy, "run", late_run)
+    monkeypatch.setattr(PendingMaximum, "__init__", noted)
+    script.checkpointer.step(3)
+    assert exchanges[0] == "ft-run-snapshots"
+
+
 @pytest.mark.parametrize(("has_memory", "expected"), [(True, set()), (False, {3})])
 def test_what_is_on_storage_before_the_number_of_ranks_changes(
     tmp_path: Path,
