@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -51,8 +52,21 @@ def has_shards(value: Any) -> bool:
     return any(isinstance(one, DTensor) for one in leaves(value))
 
 
+class _Pickler(pickle.Pickler):
+    """Pickles tensors by their bytes: torch's pickles contain the address of the storage."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) not in (torch.Tensor, nn.Parameter) or not _is_dense(value):
+            return NotImplemented
+        part = value.detach().resolve_conj().resolve_neg()
+        about = (str(value.dtype), value.device.type, value.requires_grad, tuple(value.shape))
+        return type(value), (*about, bytes_of(part.cpu()))
+
+
 def pickled(value: Any) -> bytes:
     """Return the pickle of a value, the same on all ranks for equal values of plain types.
+
+    It is only for comparisons: it cannot be loaded if there are tensors.
 
     Without the memo of ``pickle.dumps``, it does not depend on which parts are the same object.
     Sets are sorted, because their order depends on the process.
@@ -60,7 +74,7 @@ def pickled(value: Any) -> bytes:
     if type(value) in (set, frozenset):
         value = (type(value).__name__, sorted(value, key=repr))
     data = io.BytesIO()
-    pickler = pickle.Pickler(data)
+    pickler = _Pickler(data)
     pickler.fast = True
     try:
         pickler.dump(value)
@@ -154,7 +168,7 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     if is_traceable_wrapper_subclass(any_tensor):  # e.g. quantized: its parts hold the data
         parts = [digest(getattr(any_tensor, name)) for name in any_tensor.__tensor_flatten__()[0]]
         return torch.stack([part.to(parts[0].device) for part in parts]).sum()
-    if tensor.layout is not torch.strided or tensor.is_quantized or not _has_data(tensor):
+    if not _is_dense(tensor):
         raise ValueError(
             f"invalid tensor of type {type(tensor).__name__} ({tensor.layout}, {tensor.device}): "
             "expected a dense one that has data"
@@ -173,7 +187,10 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     ).sum()
 
 
-def _has_data(tensor: torch.Tensor) -> bool:
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is an array that has data."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
     if tensor.is_meta:
         return False
     return not tensor.numel() or bool(tensor.untyped_storage().nbytes() and tensor.data_ptr())

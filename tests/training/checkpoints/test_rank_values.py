@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 from ft_run.training.checkpoints.checkpoint_files import serialized
-from ft_run.training.checkpoints.encoding import PlainValue, flatten
+from ft_run.training.checkpoints.encoding import PlainValue, encode, flatten
 from ft_run.training.checkpoints.layout import Description
 from ft_run.training.checkpoints.rank_state import Generators, RankRecord, RankState
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
@@ -22,6 +22,7 @@ from ft_run.training.checkpoints.values import (
     unpacked,
 )
 from ft_run.training.ranks import Ranks
+from torch import nn
 
 
 def digest(value: Any) -> int:
@@ -151,11 +152,29 @@ def test_another_generator_of_numpy_is_left_alone() -> None:
         chance.set_bit_generator(present)
 
 
+def kept() -> dict[str, Any]:
+    """Return what a script may have in a dictionary, equal at each call."""
+    parts = torch.tensor([1 + 2j, 3 - 1j])
+    return {
+        "loss": torch.tensor(1.0),
+        "weights": nn.Parameter(torch.ones(2)),
+        "conjugate": parts.conj(),
+        "column": torch.arange(6.0).view(2, 3)[:, 1],
+        "generator": torch.Generator().manual_seed(1),
+    }
+
+
 def test_equal_values_have_equal_pickles() -> None:
     word = "".join(["wo", "rd"])
     assert pickled(("word", word)) == pickled((word, word))
     assert pickled({"b", "a", "c"}) == pickled({"c", "b", "a"}) != pickled({"a", "b"})
     assert len({pickled(1), pickled(1.0), pickled(True)}) == 3
+    one, same = ((encode(value),) for value in (kept(), kept()))
+    assert pickled(one) == pickled(same)
+    for name in kept():
+        other = kept()
+        other[name] = nn.Parameter(torch.ones(2)) if name == "generator" else other[name] + 1
+        assert pickled((encode(other),)) != pickled(one)
     itself: list[Any] = []
     itself.append(itself)
     assert pickled(itself)
