@@ -5,13 +5,14 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 
 from ..ranks import Ranks
@@ -286,7 +287,7 @@ def _placeholder(value: Any) -> Any:
 
 
 class _Shard:
-    """The values that this rank writes; one of the ranks writes a value that several have."""
+    """The values that this rank writes; of a value that several ranks have, the lowest one's."""
 
     def __init__(self, ranks: Ranks, state: Mapping[str, Any]) -> None:
         """Divide the state among the ranks. All ranks call it together."""
@@ -313,6 +314,15 @@ class _Shard:
         self._plan = self._planner.create_local_plan()
 
     def _agree(self, plans: list[SavePlan]) -> None:
+        holders: dict[MetadataIndex, int] = {}
+        for rank, plan in enumerate(plans):
+            for item in plan.items:
+                holders.setdefault(item.index, rank)
+        # Otherwise the planner would choose any rank, also for values that differ (buffers).
+        plans = [
+            replace(plan, items=[item for item in plan.items if holders[item.index] == rank])
+            for rank, plan in enumerate(plans)
+        ]
         self._plans, _ = self._planner.create_global_plan(plans)
 
     @property
