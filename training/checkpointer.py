@@ -224,6 +224,7 @@ class Checkpointer:
         self._position.resumed(done, is_logging=self._ranks.rank == 0)
         self.seed_step(done)
         self._snapshots.end_resuming()
+        self._bodies.end()  # a step of an optimizer before is not one of the first body
         self._ranks.all_true(True)  # no rank continues while another still has older snapshots
         now = time.monotonic()
         self._snapshot_every.restart(done, now)

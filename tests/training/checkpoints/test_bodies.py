@@ -172,6 +172,13 @@ def test_snapshots_move_to_bodies_with_a_step(
     assert (second.first, second.everything()) == (4, expected)
 
 
+def test_optimizer_step_before_the_loop_is_not_one_of_its_first_body(tmp_path: Path) -> None:
+    script = Script(tmp_path, checkpoint_every=1)
+    script.optimizer.step()
+    script.train(1)
+    assert saved_in(tmp_path) == []
+
+
 @pytest.mark.parametrize(("every", "expected"), [(1, [4, 8, 12, 16]), (3, [4, 8, 12, 16])])
 @pytest.mark.parametrize("has_memory", [False, True])
 def test_checkpoints_move_to_bodies_with_a_step(
