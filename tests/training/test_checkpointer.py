@@ -25,7 +25,8 @@ from ft_run.training.checkpoints import copying, storage
 from ft_run.training.checkpoints.copying import Background, LateCopy
 from ft_run.training.checkpoints.layout import tag_of
 from ft_run.training.checkpoints.replication import Replicas
-from ft_run.training.checkpoints.storage import OLD_S
+from ft_run.training.checkpoints.storage import OLD_S, of_bytes
+from ft_run.training.checkpoints.storage_backends import LocalStorage
 from ft_run.training.ranks import PendingMaximum, Ranks
 from ft_run.training.worker import preemption
 from ft_run.training.worker import snapshot_page as page
@@ -856,11 +857,51 @@ def test_the_last_checkpoint_stays_where_the_next_does_not_fit(
     assert "checkpoint of step 4 not saved: " in capfd.readouterr().err
 
 
+def test_checkpoint_is_visible_before_the_older_one_of_its_step_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise KilledError
+
+    store = LocalStorage(tmp_path)
+    for words in (b"older", b"newer"):
+        draft = store.draft(2)
+        store.begin(draft)
+        store.put(draft, "words", of_bytes(words))
+        with suppress(KilledError):
+            store.publish(2, draft, keep=1)
+        monkeypatch.setattr(shutil, "rmtree", killed)
+    assert store.steps() == [2]
+    assert store.read(2, "words") == b"newer"
+
+
 def test_a_checkpoint_that_cannot_be_read_is_no_fresh_start(tmp_path: Path) -> None:
     Script(tmp_path, checkpoint_every=2).train(2)
     (tmp_path / "step-00000002" / "__0_0.distcp").unlink()
     with pytest.raises(RuntimeError, match=r"step-00000002 cannot be loaded: .*No such file"):
         Script(tmp_path).train(4)
+
+
+def test_names_that_a_checkpoint_lacks_or_only_has_are_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def resumed(**objects: Any) -> list[str]:
+        state = {"model": nn.Linear(2, 2), **objects}
+        for _ in Checkpointer(tmp_path, state, snapshot_every=None, position="step").steps(2):
+            pass
+        return [line for line in logged(capfd) if "lacks" in line or "not in" in line]
+
+    assert resumed(stats={}, sampler=Sampler()) == []
+    assert resumed(stats={}, sampler=Sampler()) == []
+    at = f"checkpoint {tmp_path}/step-00000002"
+    assert resumed(sampler=Sampler()) == [f"{at} has 'stats', not in the script's state"]
+    found = resumed(progress={}, best=[], sampler=Sampler())
+    assert found == [
+        f"{at} lacks 'best', 'progress', not restored; it has 'stats', not in the script's state"
+    ]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

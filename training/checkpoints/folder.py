@@ -4,6 +4,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from math import inf
@@ -29,6 +30,7 @@ from .checkpoint_files import (
 from .encoding import put
 from .kinds import place_of
 from .layout import RECORD_NAME, Checksum, checksums_of, record_of, tag_of, this_job
+from .rank_state import RESERVED
 from .state import Select, State
 from .storage import METADATA, StorageThread, StorageTimeout, file_of, of_bytes, one_line
 from .storage_backends import is_url, open_storage
@@ -226,6 +228,7 @@ class CheckpointFolder:
         loaded: list[dict[str, Any]] = []
         self._on_all_ranks(step, read)
         (nested,) = loaded
+        self._log_other_names(step, state, {place_of(str(p[0])).name for p in saved_paths.values()})
         self._on_all_ranks(step, lambda: state.apply(nested, select(nested)))
         found = reader.record if self._ranks.rank == 0 else None
         if found is not None and found.job != self._job and found.time > job_began:
@@ -234,6 +237,18 @@ class CheckpointFolder:
                 f"job ({found.job} on {found.host}) after this one ({self._job}) began; expected "
                 "a folder for each job"
             )
+
+    def _log_other_names(self, step: int, state: State, saved: AbstractSet[str]) -> None:
+        """Log which objects only the script has, or only the checkpoint."""
+        mine, known = state.objects.keys(), state.kinds
+        lacks = sorted(name for name in mine - saved if not name.startswith(RESERVED))
+        others = saved - mine
+        others = sorted(n for n in others if not (n.startswith(RESERVED) or known.exists(n)))
+        parts = [f"lacks {', '.join(map(repr, lacks))}, not restored"] if lacks else []
+        if others:
+            parts.append(f"has {', '.join(map(repr, others))}, not in the script's state")
+        if parts and self._ranks.rank == 0:
+            log(f"checkpoint {self._storage.path(step)} {'; it '.join(parts)}")
 
     def _read_metadata(self, step: int) -> CheckpointReader:
         """Return a reader on each rank; raises like ``load``, e.g. if ranks read different data."""

@@ -84,19 +84,24 @@ class LocalStorage(Storage):
     def _make_latest(self, step: int, draft: str) -> None:
         path = Path(self.path(step))
         _sync(draft)
-        if os.path.lexists(path):  # an older checkpoint of the same step
-            self._retire(step)
+        older = self._hide(step)  # of the same step; it takes long to remove
         os.rename(draft, path)
         _sync(self._root)
+        with suppress(OSError):  # the next checkpoint tries again
+            self._remove(older)
         self.put(self._root, LATEST, of_bytes(f"{path.name}\n".encode()))
         _sync(self._root)
 
     def _retire(self, step: int) -> None:
+        self._remove(self._hide(step))
+
+    def _hide(self, step: int) -> str:
+        """Rename a checkpoint, if there is one, so that it is not visible; return its path."""
         hidden = self._hidden(step, "", "removing")
         self._remove(hidden)
-        with suppress(FileNotFoundError):  # another writer has removed it
+        with suppress(FileNotFoundError):  # another writer may also have removed it
             os.rename(self.path(step), hidden)
-        self._remove(hidden)
+        return hidden
 
     def _names(self, at: str) -> Sequence[str]:
         try:
