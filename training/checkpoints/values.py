@@ -55,12 +55,12 @@ def has_shards(value: Any) -> bool:
 class _Pickler(pickle.Pickler):
     """Pickles tensors by their bytes: torch's pickles contain the address of the storage."""
 
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) not in (torch.Tensor, nn.Parameter) or not _is_dense(value):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) not in (torch.Tensor, nn.Parameter) or not _is_dense(obj):
             return NotImplemented
-        part = value.detach().resolve_conj().resolve_neg()
-        about = (str(value.dtype), value.device.type, value.requires_grad, tuple(value.shape))
-        return type(value), (*about, bytes_of(part.cpu()))
+        part = obj.detach().resolve_conj().resolve_neg()
+        about = (str(obj.dtype), obj.device.type, obj.requires_grad, tuple(obj.shape))
+        return type(obj), (*about, bytes_of(part.cpu()))
 
 
 def pickled(value: Any) -> bytes:
