@@ -56,7 +56,9 @@ class Command:
         with self._changed:
             return "".join(self._lines["stderr"])
 
-    def expect(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
+    def expect(
+        self, pattern: str, count: int = 1, timeout_s: float | None = None
+    ) -> list[re.Match[str]]:
         """Wait until ``count`` lines of either output match; return the matches."""
         found: list[re.Match[str]] = []
 
@@ -66,7 +68,7 @@ class Command:
             return len(found) >= count or not self._open
 
         with self._changed:
-            self._changed.wait_for(enough, TIMEOUT_S)
+            self._changed.wait_for(enough, timeout_s or TIMEOUT_S)
         if len(found) < count:
             pytest.fail(
                 f"{len(found)} of {count} lines match {pattern!r}\n"
