@@ -300,7 +300,7 @@ def test_a_wait_after_each_step_hides_no_report(
     words = given_notice(monkeypatch, saves=1)
     script = Script(tmp_path, checkpoint_every="10s")
     script.checkpointer.restore()
-    found = []
+    found: list[str] = []
     for step in range(1, 8):
         if step == 6:
             words[preemption.IS_WHOLE] = words[preemption.UNTIL_NS] = 1

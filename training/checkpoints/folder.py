@@ -242,8 +242,9 @@ class CheckpointFolder:
         """Log which objects only the script has, or only the checkpoint."""
         mine, known = state.objects.keys(), state.kinds
         lacks = sorted(name for name in mine - saved if not name.startswith(RESERVED))
-        others = saved - mine
-        others = sorted(n for n in others if not (n.startswith(RESERVED) or known.exists(n)))
+        others = sorted(
+            name for name in saved - mine if not (name.startswith(RESERVED) or known.exists(name))
+        )
         parts = [f"lacks {', '.join(map(repr, lacks))}, not restored"] if lacks else []
         if others:
             parts.append(f"has {', '.join(map(repr, others))}, not in the script's state")
