@@ -84,11 +84,13 @@ class LocalStorage(Storage):
     def _make_latest(self, step: int, draft: str) -> None:
         path = Path(self.path(step))
         _sync(draft)
-        older = self._hide(step)  # of the same step; it takes long to remove
+        # An older one of the same step takes long to remove.
+        older = self._hide(step) if os.path.lexists(path) else None
         os.rename(draft, path)
         _sync(self._root)
-        with suppress(OSError):  # the next checkpoint tries again
-            self._remove(older)
+        if older is not None:
+            with suppress(OSError):  # the next checkpoint tries again
+                self._remove(older)
         self.put(self._root, LATEST, of_bytes(f"{path.name}\n".encode()))
         _sync(self._root)
 
