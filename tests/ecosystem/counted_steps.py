@@ -15,6 +15,7 @@ from typing import Any
 import plain
 import torch
 import torch.distributed as dist
+from ft_run.training.worker.page_layout import STEPS
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -344,9 +345,9 @@ def main() -> None:
         dist.init_process_group("gloo")
     found = {}
     for name, case in cases(library).items():
-        before = page()[1]
+        before = page()[STEPS]
         own = case()
-        found[name] = [page()[1] - before, own]
+        found[name] = [page()[STEPS] - before, own]
         # The next one is as a script of its own, in which these optimizers never were.
         torch.compiler.reset()
         gc.collect()

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 from ft_run.training import Checkpointer
 torch.set_num_threads(1)
-model = nn.Linear(1, 1)
+model = nn.Linear(1, 1, bias=False)
 nn.init.zeros_(model.weight)
 state = {"model": model}
 rank, world = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
