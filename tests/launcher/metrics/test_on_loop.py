@@ -22,10 +22,8 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     yield loop
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
-    left = asyncio.all_tasks(loop)  # of a scrape that nobody waits for any more
-    for task in left:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    for task in asyncio.all_tasks(loop):  # of a scrape that nobody waits for any more
+        loop.run_until_complete(task)
     loop.close()
 
 
