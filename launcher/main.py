@@ -58,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except OSError as error:
         if isinstance(error, FileNotFoundError) and _is_working_directory_gone():
-            say_last("ft-run: error: the working directory is gone; expected absolute paths.")
+            say_last(
+                "ft-run: error: the working directory is gone; start ft-run in one that exists, "
+                "or give absolute paths."
+            )
             return exit_codes.USAGE
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise

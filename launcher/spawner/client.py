@@ -100,7 +100,7 @@ class SpawnerClient:
         self._on_event: Callable[[messages.SpawnerEvent], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thawing: asyncio.TimerHandle | None = None
-        """Set until the ordered workers have been started."""
+        """The next wake-up of the spawner while it starts workers."""
 
     def listen(self, on_event: Callable[[messages.SpawnerEvent], None]) -> None:
         """Call ``on_event`` for each event, on the running event loop."""
@@ -246,7 +246,6 @@ class SpawnerClient:
 
     def _thaw_again(self) -> None:
         """Wake the spawner until it has started the workers, which may wait for an import."""
-        self._stop_thawing()
         self._thaw()
         if self._loop is not None:
             self._thawing = self._loop.call_later(_THAW_AGAIN_S, self._thaw_again)

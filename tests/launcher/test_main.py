@@ -73,5 +73,18 @@ def test_relative_path_in_a_working_directory_that_is_gone_is_refused(
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     assert main.main(["--no-python", flag, "true"]) == 2
-    error = capfd.readouterr().err
-    assert error == "ft-run: error: the working directory is gone; expected absolute paths.\n"
+    assert capfd.readouterr().err == (
+        "ft-run: error: the working directory is gone; start ft-run in one that exists, "
+        "or give absolute paths.\n"
+    )
+
+
+def test_another_missing_file_is_not_said_to_be_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: object) -> int:
+        raise FileNotFoundError("lost")
+
+    monkeypatch.setattr(status, "show_status", fail)
+    with pytest.raises(FileNotFoundError, match="lost"):
+        main.main(["status"])

@@ -397,6 +397,50 @@ def test_spawner_that_is_stopped_while_workers_wait_for_an_import_is_woken(tmp_p
     assert done.stdout == "warm\n"
 
 
+WOKEN = """
+import asyncio, sys
+from ft_run.launcher.spawner import client as module
+from ft_run.launcher.spawner.client import SpawnerClient, WorkerCommand
+
+module._THAW_AGAIN_S = 0.001
+client, end, heard, woken = SpawnerClient(), sys.argv[1], asyncio.Queue(), []
+
+async def main():
+    client.listen(heard.put_nowait)
+    if end != "Spawned":
+        client.preload(["slow"], ["slow"], {})
+    client.spawn(0, [WorkerCommand((sys.executable, "-u", "-c", "pass"), {})])
+    if end == "Empty":
+        client.kill()
+    elif end == "SpawnerGone":
+        client.give_up()
+    if end == "close":
+        client.close()
+    else:
+        while type(await heard.get()).__name__ != end:
+            pass
+    client._thaw = lambda: woken.append(None)
+    await asyncio.sleep(0.05)  # a timer of 1 ms comes before
+    print(len(woken))
+
+asyncio.run(main())
+if end != "close":
+    client.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["Spawned", "Empty", "SpawnerGone", "close"])
+def test_spawner_is_not_woken_when_workers_have_been_started_or_ended(
+    tmp_path: Path, end: str
+) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
+    words = [sys.executable, "-c", WOKEN, end]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "0\n"
+
+
 REUSED = """
 import asyncio, os, signal, subprocess
 from ft_run.launcher.spawner.client import SpawnerClient
