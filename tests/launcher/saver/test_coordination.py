@@ -134,7 +134,7 @@ def test_a_node_that_does_not_come_is_named(folder: str, nodes: list[Node]) -> N
 def test_invalid_marks_are_ignored(folder: str, nodes: list[Node], mark: str) -> None:
     storage = open_storage(folder)
     saver = Coordination(storage, nodes[0].order(), 0.1)
-    saver.begin("draft")
+    saver.begin(storage.draft(7))
     saver.report_written_files({0: "a"}, 9, {})
     storage.mark(7, "a", "1", mark.encode())
     with pytest.raises(IncompleteCheckpointError, match="no response from rank 1 within 0 s"):

@@ -805,14 +805,29 @@ def test_a_later_master_goes_on_with_the_count(known: tuple[int, int]) -> None:
     )
 
 
-def test_a_later_leader_counts_what_only_some_nodes_know_of_the_end_of_a_round() -> None:
+@pytest.mark.parametrize("ends", [("", "a failure"), ("a failure", "")])
+def test_a_later_leader_counts_what_only_some_nodes_know_of_the_end_of_a_round(
+    ends: tuple[str, str],
+) -> None:
     scene = Scene(2, restarts=9, policy=PolicySpec(max_no_progress=3), known=(1, 2), term=2)
-    for rank, (name, ended) in enumerate({"a": "", "b": "a failure"}.items()):
+    for rank, (name, ended) in enumerate(zip("ab", ends, strict=True)):
         failures = (NodeFailures("a", (0,) * (1 + bool(ended))),)
         past = Past(failures=failures, progress=PastProgress(12, 1 + bool(ended)))
         claim = claim_of(2, rank, state=ClaimState.STOPPED, restarts=2, past=past, term=1)
         scene.attend(name, claim=replace(claim, ended=ended))
-    assert scene.group.state.aftermath.past(scene.group.state.policy, scene.now) == past
+    newest = replace(past, failures=(NodeFailures("a", (0, 0)),), progress=PastProgress(12, 2))
+    assert scene.group.state.aftermath.past(scene.group.state.policy, scene.now) == newest
+
+
+def test_counts_of_an_own_round_are_not_replaced_by_those_of_a_member_that_reconnects() -> None:
+    scene = running(2, restarts=9, policy=PolicySpec(max_no_progress=3))
+    fail_after(scene, Progress(12, True), Progress())
+    fail_after(scene, Progress(), Progress())
+    assignment = scene.assignment("b")
+    earlier = Past(progress=PastProgress(12, 0))
+    scene.attend("b", claim=claim_of(assignment.round, 1, restarts=2, past=earlier))
+    state = scene.group.state
+    assert state.aftermath.past(state.policy, scene.now).progress == PastProgress(12, 1)
 
 
 def test_it_costs_nothing_where_it_is_not_asked_for() -> None:

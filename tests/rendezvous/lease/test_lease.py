@@ -351,6 +351,20 @@ def test_restarted_host_does_not_vouch_for_a_round_of_which_another_host_has_tol
     assert leader.quorum_term == (0 if is_restarted else leader.known[0])
 
 
+def test_hosts_do_not_vouch_for_a_newer_round_than_the_one_announced_to_them() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    hosts.say(first, hosts.electors[first].announce((hosts.electors[first].term, 0), hosts.now))
+    newer = hosts.electors[first].term + 30, 1
+    for elector in hosts.electors:
+        elector.acceptor.learn_round(*newer)
+    hosts.deaf = {first}
+    hosts.run(8)
+    (leader,) = (hosts.electors[place] for place in hosts.leaders())
+    assert (leader.known, leader.quorum_term) == (newer, 0)
+
+
 def test_a_host_that_was_cut_off_does_not_unseat_the_leader() -> None:
     hosts = Hosts()
     hosts.run(6)
