@@ -827,7 +827,9 @@ def test_counts_of_an_own_round_are_not_replaced_by_those_of_a_member_that_recon
     earlier = Past(progress=PastProgress(12, 0))
     scene.attend("b", claim=claim_of(assignment.round, 1, restarts=2, past=earlier))
     state = scene.group.state
-    assert state.aftermath.past(state.policy, scene.now).progress == PastProgress(12, 1)
+    past = state.aftermath.past(state.policy, scene.now)
+    assert past is not None
+    assert past.progress == PastProgress(12, 1)
 
 
 def test_it_costs_nothing_where_it_is_not_asked_for() -> None:
