@@ -462,7 +462,7 @@ class Checkpointer:
             RuntimeError: If it could not be written.
         """
         try:
-            self._snapshots.wait_for_reports()
+            self._snapshots.wait_for_copy()
             self._snapshots.wait_for_replicas()
             self._checkpoints.wait_or_raise()
             self._ranks.all_true(True)

@@ -315,18 +315,22 @@ def test_report_of_a_step_comes_before_the_drain(
     tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks must call collectives in one order, however long their copies take."""
-    called, exchanges, run = threading.Event(), list[str](), LateCopy.run
-    begin = PendingMaximum.__init__
+    exchanges, gates = list[str](), list[threading.Event]()
+    begin, wait, exchange = Background.begin, Background.wait, PendingMaximum.__init__
 
-    def late_run(self: LateCopy) -> bool:
-        called.clear()
-        called.wait(0.2)  # time for the other thread to begin an exchange, which it must not
-        return run(self)
+    def begin_late(self: Background, function: Callable[[], object]) -> None:
+        gate = threading.Event()
+        gates.append(gate)
+        begin(self, lambda: (gate.wait(60), function()))
+
+    def release(self: Background) -> None:
+        for gate in gates:
+            gate.set()
+        wait(self)
 
     def noted(self: PendingMaximum, *arguments: Any) -> None:
         exchanges.append(threading.current_thread().name.rpartition("_")[0])
-        called.set()
-        begin(self, *arguments)
+        exchange(self, *arguments)
 
     memory(-1)
     words = given_notice(monkeypatch, saves=1)
@@ -334,7 +338,8 @@ def test_report_of_a_step_comes_before_the_drain(
     script.train(2, until=1)
     words[preemption.IS_WHOLE] = words[preemption.UNTIL_NS] = 1
     script.checkpointer.step(2)
-    monkeypatch.setattr(LateCopy, "run", late_run)
+    monkeypatch.setattr(Background, "begin", begin_late)
+    monkeypatch.setattr(Background, "wait", release)
     monkeypatch.setattr(PendingMaximum, "__init__", noted)
     script.checkpointer.step(3)
     assert exchanges[0] == "ft-run-snapshots"

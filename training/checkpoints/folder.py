@@ -240,11 +240,9 @@ class CheckpointFolder:
 
     def _log_other_names(self, step: int, state: State, saved: AbstractSet[str]) -> None:
         """Log which objects only the script has, or only the checkpoint."""
-        mine, known = state.objects.keys(), state.kinds
+        mine = state.objects.keys()
         lacks = sorted(name for name in mine - saved if not name.startswith(RESERVED))
-        others = sorted(
-            name for name in saved - mine if not (name.startswith(RESERVED) or known.exists(name))
-        )
+        others = sorted(name for name in saved - mine if not state.is_expected(name))
         parts = [f"lacks {', '.join(map(repr, lacks))}, not restored"] if lacks else []
         if others:
             parts.append(f"has {', '.join(map(repr, others))}, not in the script's state")

@@ -249,12 +249,6 @@ class SnapshotManager:
         self._rank_state.receive(numbers[count:])
         return StepReport(*numbers[:count])
 
-    def wait_for_reports(self) -> None:
-        """Wait until all ranks have sent their reports, which stay for ``receive_reports``."""
-        self.wait_for_copy()
-        if self._pending is not None:
-            self._pending.wait()
-
     def apply_reports(self, merged: StepReport) -> None:
         """Discard the newest snapshot if a rank lacks its shard; make plans if one lacks them."""
         if merged.missing and self._own is not None:

@@ -225,7 +225,7 @@ class State:
             return _is_extra(path[1])
         return name in self.objects
 
-    def _is_expected(self, name: str) -> bool:
+    def is_expected(self, name: str) -> bool:
         """Return whether another rank may have saved an object that this one does not have."""
         return name.startswith(RESERVED) or self.kinds.exists(name)
 
@@ -274,7 +274,7 @@ class State:
                 values[key] = file.read(index, is_trusted=is_trusted)
                 if self.has_groups(one.path):
                     put(groups, one.path, values[key])
-            elif one.path[0] not in self.objects and not self._is_expected(str(one.path[0])):
+            elif one.path[0] not in self.objects and not self.is_expected(str(one.path[0])):
                 raise LayoutMismatchError(f"{key} is in the snapshot, but not in the script")
         present = {one.path[0] for one in saved.values()}
         for name in self.kinds.partial - present:

@@ -58,9 +58,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) not in (torch.Tensor, nn.Parameter) or not _is_dense(obj):
             return NotImplemented
-        part = obj.detach().resolve_conj().resolve_neg()
-        about = (str(obj.dtype), obj.device.type, obj.requires_grad, tuple(obj.shape))
-        return type(obj), (*about, bytes_of(part.cpu()))
+        about = (str(obj.dtype), obj.device.type, tuple(obj.shape))
+        return type(obj), (*about, bytes_of(obj.cpu()))
 
 
 def pickled(value: Any) -> bytes:
@@ -95,7 +94,7 @@ def _bytes_of(value: Any, *, is_exact: bool) -> bytes:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor on the CPU."""
-    tensor = tensor.contiguous()
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 

@@ -175,6 +175,9 @@ def test_equal_values_have_equal_pickles() -> None:
         other = kept()
         other[name] = nn.Parameter(torch.ones(2)) if name == "generator" else other[name] + 1
         assert pickled((encode(other),)) != pickled(one)
+    parts = torch.tensor([1 + 2j, 3 - 1j])
+    views = (parts, parts.conj(), parts.imag, parts.conj().imag)
+    assert len({pickled((view,)) for view in views}) == len(views)
     itself: list[Any] = []
     itself.append(itself)
     assert pickled(itself)
