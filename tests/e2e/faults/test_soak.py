@@ -231,12 +231,12 @@ def test_training_with_random_faults_ends_as_if_there_had_been_none(ft, network,
     )
     assert [agent.wait() for agent in last] == [0, 0, 0, 0], last[0].stderr
     if kind is Soak:
-        assert soak.master.wait() == 0
+        assert soak.master.wait() == 0, soak.master.stderr
     print(last[0].stderr.splitlines()[-1])
 
     undisturbed = ft.start("--standalone", "--nproc-per-node", 4, *options, *ARGUMENTS)
     ft.wait_until(lambda: undisturbed.process.poll() is not None, "the job ends", PROGRESS_S)
-    assert undisturbed.wait() == 0
+    assert undisturbed.wait() == 0, undisturbed.stderr
     assert len(digest(*last)) == 1
     assert digest(*last) == digest(undisturbed)
 

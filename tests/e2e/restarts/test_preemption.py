@@ -141,7 +141,7 @@ def test_all_nodes_are_preempted_at_once(ft: "Launcher", free_port: int) -> None
 
 STALLS = """
 from ft_run.training.checkpointer import Checkpointer
-Checkpointer.save = lambda *_: threading.Event().wait()
+Checkpointer._save = lambda *_, **__: threading.Event().wait()
 """
 
 

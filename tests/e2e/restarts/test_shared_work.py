@@ -161,8 +161,8 @@ def test_a_body_that_hangs_is_found_and_those_that_wait_for_it_are_not_blamed(ft
     assert command.wait() == 0, command.stderr
     assert re.search(
         r"restart 1/1: rank \d on node 0 \(\S+\) hangs in <module> at hangs.py:8; 1 other rank "
-        r"waits for it in shared_work at hangs.py:5; no step for \d+ s \(step [45]\), while doing "
-        r"item 9 of 'w'",
+        r"waits for it in shared_work_piece at hangs.py:5; no step for \d+ s \(step [45]\), "
+        r"while doing item 9 of 'w'",
         command.stderr,
     ), command.stderr
     assert sorted(map(int, re.findall(r"did (\d)", command.stdout))) == list(range(10))
