@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import uuid
@@ -206,6 +207,7 @@ def host_base(path: Path) -> None:
         "/etc/group",
         "/etc/nsswitch.conf",
         "/etc/ssl/certs/ca-certificates.crt",
+        sysconfig.get_config_var("WHEEL_PKG_DIR") or "",  # pip for ensurepip, on Debian
     )
     with tarfile.open(path, "w", dereference=True) as tar:
         for name in (*sorted(libraries), *filter(os.path.exists, files)):
