@@ -105,15 +105,26 @@ def _loop(name: str, size: int, grain: int) -> Iterator[range]:
 
 
 def _connect(name: str, size: int, grain: int) -> socket.socket | None:
-    """Connect to the agent and request a piece; return None if there is no agent."""
+    """Connect to the agent and request a piece; return None if there is no agent.
+
+    Raises:
+        ConnectionError: If there is one that does not answer. Other ranks may do this rank's own
+            share.
+    """
     rank = int(os.environ.get("RANK", "0"))
     request = messages.OPEN.pack(messages.MAGIC, rank, size, grain) + name.encode()
     for pid in ancestors():
-        with suppress(OSError):
+        try:
             channel = connect(messages.SOCKET, pid)
             channel.settimeout(None)  # a piece may become free only when another rank has failed
             channel.send(request)
-            return channel
+        except (ConnectionRefusedError, PermissionError):  # no agent, or none for this user
+            continue
+        except OSError as error:
+            raise ConnectionError(
+                f"the ft-run agent of this node (process ID {pid}) does not answer: {error}"
+            ) from error
+        return channel
     return None
 
 

@@ -4,6 +4,9 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .log import log
 
 _ANSWER_S = 10.0
 _CREDENTIALS = struct.Struct("3i")
@@ -31,6 +34,21 @@ def connect(what: str, pid: int) -> socket.socket:
         channel.close()
         raise
     return channel
+
+
+@contextmanager
+def no_agent(pid: int, lost: str) -> Iterator[None]:
+    """Suppress the ``OSError`` of a process that is not an agent, or does not answer.
+
+    The latter is logged with ``lost``, what this worker does without: nothing listens in a process
+    that is not an agent, so a connection to it is refused.
+    """
+    try:
+        yield
+    except ConnectionRefusedError:
+        pass
+    except OSError as error:
+        log(f"the ft-run agent of this node (process ID {pid}) does not answer: {error}; {lost}")
 
 
 def is_trusted(channel: socket.socket) -> bool:

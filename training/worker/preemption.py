@@ -11,7 +11,7 @@ import struct
 import time
 from functools import cache
 
-from .agent_socket import ancestors, connect
+from .agent_socket import ancestors, connect, no_agent
 
 SOCKET = "notices"
 """Socket at which an agent hands out the page."""
@@ -71,7 +71,8 @@ class Notice:
     def report_saved(self, step: int) -> None:
         """Report to the agent that this rank has saved its shard of a step."""
         self._obeyed_ns = self._page[UNTIL_NS]
-        _request(self._pid, self._rank, LEFT, step)
+        with no_agent(self._pid, "it is not told that this rank has saved its state"):
+            _request(self._pid, self._rank, LEFT, step)
 
     def wait(self, done: int) -> bool:
         """Wait to be stopped, until the deadline of the notice that ``report_saved`` has obeyed.
@@ -93,7 +94,9 @@ def find_notice(rank: int, *, will_save: bool, is_fixed: bool = False) -> Notice
     ranks can load its state.
     """
     for pid in ancestors():
-        fds = _request(pid, rank, KEEP if will_save else ASK, int(is_fixed))
+        fds: list[int] = []
+        with no_agent(pid, "this rank sees no preemption notices in this round"):
+            fds = _request(pid, rank, KEEP if will_save else ASK, int(is_fixed))
         if fds:
             notice = Notice(pid, fds[0], rank)
             for fd in fds:
@@ -103,13 +106,14 @@ def find_notice(rank: int, *, will_save: bool, is_fixed: bool = False) -> Notice
 
 
 def _request(pid: int, rank: int, kind: int, step: int) -> list[int]:
-    """Send a request to an agent; return the descriptors of its answer, if any."""
-    try:
-        with connect(SOCKET, pid) as channel:
-            channel.send(REQUEST.pack(MAGIC, rank, kind, step))
-            data, fds, _, _ = socket.recv_fds(channel, len(MAGIC), 1)
-    except OSError:
-        return []
+    """Send a request to an agent; return the descriptors of its answer, if any.
+
+    Raises:
+        OSError: If there is no agent, or it does not answer.
+    """
+    with connect(SOCKET, pid) as channel:
+        channel.send(REQUEST.pack(MAGIC, rank, kind, step))
+        data, fds, _, _ = socket.recv_fds(channel, len(MAGIC), 1)
     if data != MAGIC:
         for fd in fds:
             os.close(fd)

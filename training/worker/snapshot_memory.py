@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 
 from . import snapshot_page as page
-from .agent_socket import ancestors, connect
+from .agent_socket import ancestors, connect, no_agent
 
 
 class Memory:
@@ -159,7 +159,7 @@ def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
     if replica:
         request = page.REPLICA.pack(page.MAGIC, rank, replica)
     for pid in ancestors():
-        with suppress(OSError):
+        with no_agent(pid, "no snapshots are taken in this round"):
             channel = connect(page.SOCKET, pid)
             memory = _receive_memory(channel, request)
             if memory is not None:
@@ -167,7 +167,6 @@ def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
                 if memory.buffer_fds:
                     _given[key] = memory
                 return memory
-            channel.close()
     return None
 
 
@@ -194,9 +193,11 @@ def _receive_memory(channel: socket.socket, request: bytes) -> Memory | None:
         channel.send(request)
         data, fds, _, _ = socket.recv_fds(channel, page.REPLY.size, 1 + page.BUFFERS)
     except OSError:
-        return None
+        channel.close()
+        raise
     if len(data) != page.REPLY.size or len(fds) not in (0, 1 + page.BUFFERS):
         _close(fds)
+        channel.close()
         return None
     _, step, owner, held, is_first_round = page.REPLY.unpack(data)
     if not fds:
