@@ -484,9 +484,11 @@ class Checkpointer:
         is_held = need < DURABLE and self._snapshots.replicate_now(
             number, for_other_size=saves and need == RESIZABLE
         )
-        if saves and not self._ranks.all_true(is_held):
-            self._save_and_wait(number)
+        is_saved = not saves or self._ranks.all_true(is_held) or self._save_and_wait(number)
         if self._notice is None:
+            return
+        if not is_saved:  # the node leaves at its deadline, and training goes on until then
+            self._notice.give_up()
             return
         self._notice.report_saved(number)
         if self._notice.wait(need):
@@ -494,9 +496,10 @@ class Checkpointer:
                 self._save_and_wait(number)
             self._notice.wait(DURABLE)
 
-    def _save_and_wait(self, number: int) -> None:
+    def _save_and_wait(self, number: int) -> bool:
         self._checkpoints.wait_for_result()
         if number != self._checkpoints.newest:
-            self._save(number)
+            self._checkpoints.write_last(number, self._save)
             self._checkpoints.wait_for_result()
         self._ranks.all_true(True)
+        return number == self._checkpoints.newest

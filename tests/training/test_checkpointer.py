@@ -21,8 +21,9 @@ import torch
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer, checkpointer
-from ft_run.training.checkpoints import copying, storage
+from ft_run.training.checkpoints import coordination, copying, storage
 from ft_run.training.checkpoints.copying import Background, LateCopy
+from ft_run.training.checkpoints.folder import CheckpointFolder
 from ft_run.training.checkpoints.layout import tag_of
 from ft_run.training.checkpoints.replication import Replicas
 from ft_run.training.checkpoints.storage import OLD_S, of_bytes
@@ -288,6 +289,32 @@ def test_what_is_on_storage_before_all_nodes_are_gone(
         script.checkpointer.step(step)
         found = {int(name[5:]) for name in os.listdir(tmp_path) if name.startswith("step-")}
         assert found == (expected if step >= 3 else set())
+
+
+@pytest.mark.parametrize(("failures", "reported"), [(0, [3]), (2, [3]), (9, [])])
+def test_a_drain_reports_what_is_on_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, reported: list[int]
+) -> None:
+    saved, attempts, save = list[int](), list[int](), CheckpointFolder.save
+
+    def fails_at_first(folder: CheckpointFolder, step: int, state: Any) -> str | None:
+        attempts.append(step)
+        return "no space left" if len(attempts) <= failures else save(folder, step, state)
+
+    monkeypatch.setattr(coordination, "_RETRIES_S", (0, 0))
+    monkeypatch.setattr(CheckpointFolder, "save", fails_at_first)
+    words = given_notice(monkeypatch, saves=1)
+    report = Notice.report_saved
+    monkeypatch.setattr(
+        Notice, "report_saved", lambda one, step: (saved.append(step), report(one, step))
+    )
+    script = Script(tmp_path, checkpoint_every=100)
+    script.train(9, until=1)
+    words[preemption.IS_WHOLE] = words[preemption.UNTIL_NS] = 1
+    for step in range(2, 7):
+        script.checkpointer.step(step)
+    assert attempts == [3] * min(failures + 1, 3)  # the notice is obeyed once
+    assert saved == reported
 
 
 def test_a_wait_after_each_step_hides_no_report(

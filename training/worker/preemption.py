@@ -68,6 +68,10 @@ class Notice:
             return DURABLE
         return RESIZABLE if self._page[RESIZES] else SNAPSHOT
 
+    def give_up(self) -> None:
+        """Obey the notice without a report: the state could not be saved."""
+        self._obeyed_ns = self._page[UNTIL_NS]
+
     def report_saved(self, step: int) -> None:
         """Report to the agent that this rank has saved its shard of a step."""
         self._obeyed_ns = self._page[UNTIL_NS]
