@@ -337,7 +337,12 @@ class Checkpointer:
         if not self._bodies.is_clean and (saves or (takes_snapshot and self._snapshots.is_enabled)):
             self._bodies.warn_of_delay(number)
         saves = saves and self._ranks.all_true(self._bodies.is_clean)
-        if takes_snapshot and self._bodies.is_clean:
+        # All ranks take the next one at the same step, since taking one is a call of all ranks.
+        if (
+            takes_snapshot
+            and not self._snapshot_every.is_each_step
+            and self._ranks.all_true(self._bodies.is_clean)
+        ):
             self._snapshot_every.restart(number, now)
         if saves:
             self._checkpoint_every.restart(number, now)

@@ -26,6 +26,7 @@ from ft_run.training.checkpoints.copying import Background, LateCopy
 from ft_run.training.checkpoints.folder import CheckpointFolder
 from ft_run.training.checkpoints.layout import tag_of
 from ft_run.training.checkpoints.replication import Replicas
+from ft_run.training.checkpoints.snapshot_manager import StepReport
 from ft_run.training.checkpoints.storage import OLD_S, of_bytes
 from ft_run.training.checkpoints.storage_backends import LocalStorage
 from ft_run.training.ranks import PendingMaximum, Ranks
@@ -221,6 +222,42 @@ def test_weights_that_something_else_changes(
         "next step; training waits for each copy from now on"
     ]
     assert held(given) == {7, 8}
+
+
+def test_ranks_take_the_next_snapshot_at_one_step_even_if_a_body_was_clean_on_some_only(
+    tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank whose body was clean cannot count on its own interval: taking one is a collective."""
+    given, own = memory(-1), Ranks.all_true
+    script = Script(tmp_path, checkpoint_every=None, snapshot_every=3)
+    script.train(20, until=2)
+    for step, has_unclean_peer in ((3, True), (4, False), (5, False), (6, False), (7, False)):
+        monkeypatch.setattr(
+            Ranks,
+            "all_true",
+            lambda self, value, bad=has_unclean_peer: own(self, value and not bad),
+        )
+        script.checkpointer.step(step)
+        script.checkpointer.wait()
+        assert max(held(given)) == {5: 4, 7: 6}.get(step, step)
+
+
+def test_a_rank_without_snapshots_takes_part_in_plans(
+    tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own copy has failed twice, while another rank asks for metadata."""
+    gathered: list[Any] = []
+    monkeypatch.setattr(Ranks, "gather", lambda _, plan: gathered.append(plan) or [plan])
+    memory(-1)
+    script = Script(tmp_path, checkpoint_every=None)
+    script.train(9, until=3)
+    snapshots = script.checkpointer._snapshots
+    for _ in range(2):
+        snapshots._error = "no memory"
+        snapshots.wait_for_copy()
+    assert not snapshots.is_enabled
+    snapshots.apply_reports(StepReport(lacks_plan=1))
+    assert gathered == [None]
 
 
 @pytest.mark.parametrize(("why", "expected", "goes_on"), [(1, {4, 6}, True), (2, {4}, False)])

@@ -132,6 +132,11 @@ class Interval:
     def __bool__(self) -> bool:
         return self._steps is not None or self._time_s is not None
 
+    @property
+    def is_each_step(self) -> bool:
+        """Whether it is due after every step."""
+        return self._steps == 1
+
     def restart(self, number: int, now: float) -> None:
         """Restart the interval after something was done at this step and time."""
         self._since, self._since_s = number, now

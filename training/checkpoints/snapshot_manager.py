@@ -388,13 +388,18 @@ class SnapshotManager:
         return self._ranks.all_true(self._own is not None and self._own.is_planned(number))
 
     def _make_plans(self) -> None:
-        """Let rank 0 build the metadata of all shards, for the newest snapshot and later ones."""
-        if self._own is None:
-            return
+        """Let rank 0 build the metadata of all shards, for the newest snapshot and later ones.
+
+        All ranks call it together, also those that have disabled snapshots.
+        """
         if self._replicas is not None:
             self._replicas.wait()  # they are sent from the file that the metadata is appended to
-        plan = self._own.plan(self._state.collect(), self._flat_state.collect())
+        plan = None
+        if self._own is not None:
+            plan = self._own.plan(self._state.collect(), self._flat_state.collect())
         plans = self._ranks.gather(plan)
+        if self._own is None:
+            return
         try:
             self._own.use_plans(plans, self._taken)
         except OSError as error:
