@@ -36,8 +36,12 @@ class WorkerAnswer(Struct, frozen=True):
         """How likely the failure is this worker's own."""
         if self.held_up:
             return Blame.HELD_UP
-        lost_peer = blames_peer(self.failure) or "timed out" in self.failure.lower()
-        return Blame.PEER if lost_peer else Blame.OWN
+        return Blame.PEER if has_lost_peer(self.failure) else Blame.OWN
+
+
+def has_lost_peer(failure: str) -> bool:
+    """Return whether a worker has failed because it lost another one, or waited for it."""
+    return blames_peer(failure) or "timed out" in failure.lower()
 
 
 def merge(node: str, phase: Phase, answers: list[WorkerAnswer], workers: int) -> Record:

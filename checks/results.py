@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from .. import defaults
 from ..rendezvous.protocol.check_messages import CheckSpec
+from .merge import has_lost_peer
 from .records import LOWER_IS_BETTER, METRICS, Fact, Metrics, Phase, Record
 from .worker_config import NO_ANSWER, NOT_CARRIED_OUT
 
@@ -179,9 +180,9 @@ class Results(Struct, frozen=True, dict=True):
         return MeetingOutcome.FAILED if failed else MeetingOutcome.PASSED
 
     def reason(self, answered: Answered, meeting: Meeting) -> str:
-        """Return why a meeting failed, according to the first node that reports a reason."""
+        """Return why a meeting failed: the first reason, if possible not that the other is lost."""
         reasons = (answered.records[node].failure for node in meeting if node in answered.records)
-        return next((words for words in reasons if words), "")
+        return min(filter(None, reasons), key=has_lost_peer, default="")
 
     @cached_property
     def meetings(self) -> tuple[tuple[Meeting, MeetingOutcome, str], ...]:

@@ -326,6 +326,20 @@ APART = (step_of(Phase.FACTS, *ALONE), step_of(Phase.SOLO, *ALONE))
 FAILED = (*APART, step_of(Phase.PAIR, ("a", "b"), a="no", b="no"))
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ("", "broken", "broken"),
+        ("broken", "no answer", "broken"),
+        ("all-reduce: RuntimeError: Timed out waiting 8495ms", "no answer", "no answer"),
+        ("all-reduce: Timed out", "all-reduce: Connection closed by peer", "all-reduce: Timed out"),
+    ],
+)
+def test_the_reason_of_a_meeting_is_not_that_a_node_waited_for_the_other(a, b, said):
+    step = step_of(Phase.PAIR, ("a", "b"), a=a, b=b)
+    assert Results(("a", "b"), steps=(step,)).failures == {("a", "b"): said}
+
+
 @pytest.mark.parametrize("reason", [NO_TIME, f"{NO_ANSWER} 4 s (memory)"])
 def test_a_node_that_passed_alone_does_not_fail_for_having_no_time_to_do_so_again(reason):
     steps = (*FAILED, step_of(Phase.SOLO, *ALONE, a=reason, b=reason))
