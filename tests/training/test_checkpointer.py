@@ -247,7 +247,12 @@ def test_a_rank_without_snapshots_takes_part_in_plans(
 ) -> None:
     """Its own copy has failed twice, while another rank asks for metadata."""
     gathered: list[Any] = []
-    monkeypatch.setattr(Ranks, "gather", lambda _, plan: gathered.append(plan) or [plan])
+
+    def gather(_: Ranks, plan: Any) -> list[Any]:
+        gathered.append(plan)
+        return [plan]
+
+    monkeypatch.setattr(Ranks, "gather", gather)
     memory(-1)
     script = Script(tmp_path, checkpoint_every=None)
     script.train(9, until=3)
@@ -342,9 +347,12 @@ def test_a_drain_reports_what_is_on_storage(
     monkeypatch.setattr(CheckpointFolder, "save", fails_at_first)
     words = given_notice(monkeypatch, saves=1)
     report = Notice.report_saved
-    monkeypatch.setattr(
-        Notice, "report_saved", lambda one, step: (saved.append(step), report(one, step))
-    )
+
+    def noted_report(notice: Notice, step: int) -> None:
+        saved.append(step)
+        report(notice, step)
+
+    monkeypatch.setattr(Notice, "report_saved", noted_report)
     script = Script(tmp_path, checkpoint_every=100)
     script.train(9, until=1)
     words[preemption.IS_WHOLE] = words[preemption.UNTIL_NS] = 1
