@@ -122,6 +122,20 @@ class Soak:
 
         self.ft.wait_until(has_progressed, "another epoch is finished", PROGRESS_S)
 
+    def wait_for_end(self, *commands: "Command") -> None:
+        """Wait until these have ended, as long as training makes progress."""
+
+        def have_ended() -> bool:
+            return all(command.process.poll() is not None for command in commands)
+
+        while not have_ended():
+            before = self.finished_epochs()
+            self.ft.wait_until(
+                lambda before=before: have_ended() or self.finished_epochs() > before,
+                "another epoch is finished, or the job ends",
+                PROGRESS_S,
+            )
+
     def run(self) -> None:
         """Let all faults happen, each kind at least once if there are enough."""
         faults = list(self.faults())
@@ -226,16 +240,14 @@ def test_training_with_random_faults_ends_as_if_there_had_been_none(ft, network,
     soak = kind(ft, network, SEED, options)
     soak.run()
     last = [soak.agents[name] for name in NAMES]
-    ft.wait_until(
-        lambda: all(agent.process.poll() is not None for agent in last), "the job ends", PROGRESS_S
-    )
+    soak.wait_for_end(*last)
     assert [agent.wait() for agent in last] == [0, 0, 0, 0], last[0].stderr
     if kind is Soak:
         assert soak.master.wait() == 0, soak.master.stderr
     print(last[0].stderr.splitlines()[-1])
 
     undisturbed = ft.start("--standalone", "--nproc-per-node", 4, *options, *ARGUMENTS)
-    ft.wait_until(lambda: undisturbed.process.poll() is not None, "the job ends", PROGRESS_S)
+    soak.wait_for_end(undisturbed)
     assert undisturbed.wait() == 0, undisturbed.stderr
     assert len(digest(*last)) == 1
     assert digest(*last) == digest(undisturbed)
