@@ -294,6 +294,30 @@ def test_what_another_rank_has_not_is_forgotten(
     assert (snapshots._replicas is not None) == goes_on
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_ranks_exchange_replicas_all_or_none_even_if_the_copy_of_one_failed(
+    tmp_path: Path,
+    memory: Given,
+    mesh: object,
+    monkeypatch: pytest.MonkeyPatch,
+    is_sharded: bool,
+) -> None:
+    """An exchange of a state that others do not send would never end."""
+    exchanged: list[object] = []
+    monkeypatch.setattr(Replicas, "_exchange", lambda _, *what: exchanged.append(what))
+    memory(-1)
+    script = Script(tmp_path, checkpoint_every=None, local=["model"] if is_sharded else [])
+    script.train(9, until=1)
+    snapshots = script.checkpointer._snapshots
+    assert snapshots._own is not None
+    monkeypatch.setattr(LateCopy, "run", lambda _: False)
+    snapshots._replicas = Replicas(script.checkpointer._ranks, snapshots._own, [])
+    script.checkpointer.step(2)
+    script.checkpointer.wait()
+    assert not snapshots.has(2)
+    assert exchanged == ([(2, None)] if is_sharded else [])
+
+
 def given_notice(monkeypatch: pytest.MonkeyPatch, *, saves: int) -> memoryview:
     """Return the page of notices of an agent, which the next Checkpointer maps."""
     fd = os.memfd_create("test")

@@ -71,7 +71,7 @@ class Replicas:
         if self.sending < 0 or self._is_begun:
             return
         self._is_begun = True
-        if self._mine.is_replicated(self.sending):
+        if not self._mine.is_sharded:  # not its entry: a rank whose copy failed has none
             self.sending, self._is_sharded = -1, False
             return
         file = self._mine.written(self.sending)

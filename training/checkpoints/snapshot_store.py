@@ -60,6 +60,8 @@ class Snapshots:
         self._receiving = 0
         self._last: SnapshotFile | None = None
         """File of the last snapshot, if it is sharded."""
+        self.is_sharded = False
+        """Whether the state of the last snapshot is, even if this rank could not take it."""
         self._planned: tuple[Item, ...] = ()
         """Layout for which all ranks made their plans."""
         self._description = Description()
@@ -134,7 +136,8 @@ class Snapshots:
         """
         index, newest = self._next(keep)
         file, other = self._files[index], self._files[newest]
-        is_replicated = not self._has_shards(flat)
+        self.is_sharded = self._has_shards(flat)
+        is_replicated = not self.is_sharded
         page.write(self._page, index, None)
         if other is not file:
             other.pin()  # it is complete, whether restored or written, and will be written next
