@@ -107,7 +107,7 @@ class Replicas:
         try:
             for distance, held in zip(self._distances, self._of_others, strict=True):
                 self._exchange_with(distance, held, step, file)
-        except (RuntimeError, OSError, ValueError):  # a rank has died, or memory is short
+        except (RuntimeError, ValueError):  # a rank has died
             self._has_failed = True
 
     def _exchange_with(
@@ -115,7 +115,7 @@ class Replicas:
     ) -> None:
         size, rank = self._ranks.size, self._ranks.rank
         to, source = (rank + distance) % size, (rank - distance) % size
-        mine = theirs = torch.empty(0, dtype=torch.uint8, device="cpu")
+        mine = torch.empty(0, dtype=torch.uint8, device="cpu")
         sent, received = (
             torch.zeros(3, dtype=torch.int64, device="cpu"),
             torch.zeros(3, dtype=torch.int64, device="cpu"),
@@ -125,14 +125,25 @@ class Replicas:
             sent = _description(file, self._mine, step)
         self._swap(sent, to, received, source)
         data_bytes, layout_bytes, generation = map(int, received)
-        if data_bytes:
-            keep = frozenset((self.complete,))
-            theirs = held.receive(data_bytes, layout_bytes, keep=keep).all_bytes
-        for start in range(0, max(mine.numel(), theirs.numel()), _CHUNK_BYTES):
+        length = data_bytes + layout_bytes
+        kept = self._receive(held, data_bytes, layout_bytes) if data_bytes else None
+        # A shard that cannot be kept is received nevertheless: the rank that sends it would wait.
+        dropped = torch.empty(min(length, _CHUNK_BYTES), dtype=torch.uint8, device="cpu")
+        for start in range(0, max(mine.numel(), length), _CHUNK_BYTES):
             end = start + _CHUNK_BYTES
-            self._swap(mine[start:end], to, theirs[start:end], source)
-        if data_bytes:
+            theirs = kept[start:end] if kept is not None else dropped[: max(0, length - start)]
+            self._swap(mine[start:end], to, theirs, source)
+        if kept is not None:
             held.received(step, rank=source, is_replicated=False, generation=generation)
+
+    def _receive(self, held: Snapshots, data_bytes: int, layout_bytes: int) -> torch.Tensor | None:
+        """Return memory for another rank's shard; None if there is none."""
+        try:
+            keep = frozenset((self.complete,))
+            return held.receive(data_bytes, layout_bytes, keep=keep).all_bytes
+        except (OSError, ValueError):
+            self._has_failed = True
+            return None
 
     def _swap(self, mine: torch.Tensor, to: int, theirs: torch.Tensor, source: int) -> None:
         works = []
