@@ -490,16 +490,20 @@ class Checkpointer:
             number, for_other_size=saves and need == RESIZABLE
         )
         is_saved = not saves or self._ranks.all_true(is_held) or self._save_and_wait(number)
-        if self._notice is None:
-            return
+        notice = self._notice
         if not is_saved:  # the node leaves at its deadline, and training goes on until then
-            self._notice.give_up()
+            if notice is not None:
+                notice.give_up()
             return
-        self._notice.report_saved(number)
-        if self._notice.wait(need):
+        if notice is not None:
+            notice.report_saved(number)
+        needs_more = notice is not None and notice.wait(need)
+        # Not each rank may see that more is needed: one without an agent, or not yet informed.
+        if not self._ranks.all_true(not needs_more):
             if saves:
                 self._save_and_wait(number)
-            self._notice.wait(DURABLE)
+            if notice is not None:
+                notice.wait(DURABLE)
 
     def _save_and_wait(self, number: int) -> bool:
         self._checkpoints.wait_for_result()

@@ -386,6 +386,39 @@ def test_a_drain_reports_what_is_on_storage(
     assert saved == reported
 
 
+@pytest.mark.parametrize("has_agent", [True, False])
+def test_ranks_save_together_if_only_another_sees_that_more_is_needed(
+    tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch, has_agent: bool
+) -> None:
+    """The agent of this rank has not informed it yet, or does not answer."""
+    answers, begin, all_true = list[bool](), Ranks.begin_maximum, Ranks.all_true
+    memory(-1)
+    given_notice(monkeypatch, saves=1)
+    if not has_agent:
+        monkeypatch.setattr(checkpointer, "find_notice", lambda *_, **__: None)
+    script = Script(tmp_path, checkpoint_every=100)
+    script.train(9, until=1)
+    need = StepReport._fields.index("notice")
+    monkeypatch.setattr(
+        Ranks,
+        "begin_maximum",
+        lambda ranks, *own: begin(ranks, *own[:need], preemption.SNAPSHOT, *own[need + 1 :]),
+    )
+    script.checkpointer.step(2)
+    script.checkpointer.wait()  # its thread sends the report
+    monkeypatch.setattr(Ranks, "begin_maximum", begin)
+    # Training can resume, state is saved, other nodes hold it, no rank needs more: all but the last
+    monkeypatch.setattr(
+        Ranks,
+        "all_true",
+        lambda ranks, is_true: answers.append(all_true(ranks, is_true and len(answers) != 3))
+        or answers[-1],
+    )
+    script.checkpointer.step(3)
+    assert answers[:4] == [True, True, True, False]
+    assert os.listdir(tmp_path / "step-00000003")
+
+
 def test_a_wait_after_each_step_hides_no_report(
     tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
