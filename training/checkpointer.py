@@ -397,8 +397,7 @@ class Checkpointer:
         if has_values and uses_snapshot:
             self._snapshots.replace(number, SLOT_KEY, self._record.slot)
         if uses_snapshot:
-            if self._snapshots.is_enabled and not self._snapshots.has(number):
-                self._snapshot_every.restart(number, now)
+            self._snapshot_every.restart(number, now)  # on all ranks, whether they had it before
             if self._snapshots.save(number):
                 return True
         else:

@@ -22,6 +22,7 @@ from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer, checkpointer
 from ft_run.training.checkpoints import coordination, copying, storage
+from ft_run.training.checkpoints.coordination import Bodies
 from ft_run.training.checkpoints.copying import Background, LateCopy
 from ft_run.training.checkpoints.folder import CheckpointFolder
 from ft_run.training.checkpoints.layout import tag_of
@@ -240,6 +241,33 @@ def test_ranks_take_the_next_snapshot_at_one_step_even_if_a_body_was_clean_on_so
         script.checkpointer.step(step)
         script.checkpointer.wait()
         assert max(held(given)) == {5: 4, 7: 6}.get(step, step)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_ranks_take_the_next_snapshot_at_one_step_if_training_goes_on_after_its_end(
+    tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch, is_clean: bool
+) -> None:
+    """Only some ranks have the snapshot of the last step, because it was not clean on the others."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    given = memory(-1, saver=SaverLink(ours))
+    monkeypatch.setattr(SaverLink, "save", lambda *_: True)
+    script = Script(tmp_path, checkpoint_every=100, snapshot_every=3)
+    script.train(20, until=2)
+
+    def end(bodies: Bodies) -> bool:
+        bodies.is_clean = is_clean
+        return is_clean
+
+    with monkeypatch.context() as at_end:
+        at_end.setattr(Bodies, "end", end)
+        at_end.setattr(Ranks, "all_true", lambda *_: False)
+        script.checkpointer.step(3)
+    script.checkpointer.finish(3)
+    for step in (4, 5, 6):
+        script.checkpointer.step(step)
+        script.checkpointer.wait()
+        assert held(given) - {3} == ({6} if step == 6 else set())
+    theirs.close()
 
 
 def test_a_rank_without_snapshots_takes_part_in_plans(
