@@ -90,7 +90,8 @@ class Checkpointer:
         Raises:
             RuntimeError: If ``init_process_group`` was not called yet, or the folder is not
                 writable.
-            TypeError: If an object in ``state`` lacks these methods, or uses FSDP1.
+            TypeError: If an object in ``state`` lacks these methods, uses FSDP1, or is a module on
+                some ranks and something else on others.
             ValueError: If the value of an argument is invalid.
         """
         if keep < 1:

@@ -247,7 +247,7 @@ def test_ranks_take_the_next_snapshot_at_one_step_even_if_a_body_was_clean_on_so
 def test_ranks_take_the_next_snapshot_at_one_step_if_training_goes_on_after_its_end(
     tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch, is_clean: bool
 ) -> None:
-    """Only some ranks have the snapshot of the last step, because it was not clean on the others."""
+    """Only some ranks have the snapshot of the last step: its body was not clean on the others."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     given = memory(-1, saver=SaverLink(ours))
     monkeypatch.setattr(SaverLink, "save", lambda *_: True)

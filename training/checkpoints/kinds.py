@@ -146,6 +146,21 @@ def find_kinds(
     return Kinds(ranks.rank, ranks.size, own, partial, known, bool(everyone))
 
 
+def check_modules(ranks: Ranks, types: Mapping[str, type], modules: Collection[str]) -> None:
+    """Raise ``TypeError`` if an object is a module on some ranks and something else on others.
+
+    All ranks call it together. ``types`` are those of the objects that are not local, by name.
+    """
+    known = frozenset().union(*_gather(ranks, modules))
+    other = next((n for n in sorted(types) if n not in modules and _hash_of(n) in known), None)
+    wrong = None if other is None else f"type {types[other].__name__} for state[{other!r}]"
+    if (found := ranks.first_text(wrong)) is not None:
+        raise TypeError(
+            f"invalid value of {found}, which is a module on another rank: expected a module on "
+            "all ranks, or the name on those ranks only that have one"
+        )
+
+
 def _gather(ranks: Ranks, names: Collection[str]) -> list[frozenset[int]]:
     mine = sorted(map(_hash_of, names))
     (most,) = ranks.maximum(len(mine))

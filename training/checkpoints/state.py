@@ -20,7 +20,7 @@ from ..worker.log import log
 from .checkpoint_files import LayoutMismatchError
 from .copying import local
 from .encoding import KEYS, PlainValue, encode, flatten, put, with_keys, without_keys
-from .kinds import SAME, find_kinds
+from .kinds import SAME, check_modules, find_kinds
 from .optimizer_state import (
     OptimizerState,
     Path,
@@ -197,7 +197,8 @@ class State:
         """Determine which objects are local to each rank. All ranks call it together.
 
         Raises:
-            TypeError: If ``local`` is not a list of names.
+            TypeError: If ``local`` is not a list of names, or an object is a module on some ranks
+                only.
             ValueError: If no rank has an object of a name in it.
         """
         parameters: dict[str, frozenset[int]] = {}
@@ -213,6 +214,13 @@ class State:
                 found = value.parameters()
             parameters[name] = frozenset(map(id, found))
         self.kinds = find_kinds(ranks, parameters, optimizers, local)
+        shared = {n: self.objects[n] for n in parameters.keys() - self.kinds.local}
+        types = {
+            name: type(value._value if isinstance(value, PlainValue) else value)
+            for name, value in shared.items()
+        }
+        modules = [name for name, value in shared.items() if isinstance(value, nn.Module)]
+        check_modules(ranks, types, modules)
 
     def has_groups(self, path: Path) -> bool:
         """Return whether a value belongs to the parameter groups of an optimizer."""

@@ -68,6 +68,8 @@ def script(seed):
     if kind in ("first", "local", "local-later") and rank == 0:
         objects["ema"] = torch.optim.swa_utils.AveragedModel(model)
         objects["best"] = {"step": -1}
+    if kind == "placeholder-later":
+        objects["ema"] = torch.optim.swa_utils.AveragedModel(model) if rank == 0 else {}
     return objects, Checkpointer(
         folder, objects, checkpoint_every=None, position="step", seed=1, **given)
 
@@ -112,8 +114,8 @@ from torch.utils._pytree import tree_leaves
 dist.init_process_group("gloo", f"file://{store}", world_size=size, rank=rank)
 def begin_later():
     give_none()
-    _, checkpointer = script(50)
     try:
+        _, checkpointer = script(50)
         found["step"] = checkpointer.restore()
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
@@ -206,9 +208,11 @@ def test_buffers_of_each_rank_return(tmp_path: Path) -> None:
 
 def test_object_of_rank_0_returns(tmp_path: Path) -> None:
     """A snapshot is that of all ranks: if the node of rank 0 is lost, only a checkpoint has it."""
-    ((first, second),) = run(tmp_path, ("first", 2))
+    (first, second), placeholder = run(tmp_path, ("first", 2), ("placeholder-later", 2))
     of_second = {"model": True, "optimizer": True, "step": 3}
     of_first = {**of_second, "ema": True, "best": True}
     for case in ("restart", "lost 1", "new job"):
         assert (first[case], second[case]) == (of_first, of_second), case
     assert first["lost 0"]["step"] == second["lost 0"]["step"] == 0
+    words = "TypeError: invalid value of type dict for state['ema'], which is a module on another"
+    assert all(words in one["error"] for one in placeholder)
