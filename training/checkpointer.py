@@ -92,7 +92,8 @@ class Checkpointer:
                 writable.
             TypeError: If an object in ``state`` lacks these methods, uses FSDP1, or is a module on
                 some ranks and something else on others.
-            ValueError: If the value of an argument is invalid.
+            ValueError: If the value of an argument is invalid, or differs between ranks and must
+                not.
         """
         if keep < 1:
             raise ValueError(f"invalid value {keep} for keep: expected a whole number >= 1")
@@ -109,6 +110,14 @@ class Checkpointer:
             raise ValueError(f"invalid value {seed!r} for seed: expected a whole number or None")
         self._seed = seed
         self._ranks = Ranks()
+        self._ranks.check_same(  # collectives follow from them
+            {
+                "snapshot_every": snapshot_every,
+                "checkpoint_every": checkpoint_every,
+                "verify_every": verify_every,
+                "unequal": unequal,
+            }
+        )
         self._record = RankRecord(self._ranks)
         hidden = {RECORD: self._record} | ({GENERATORS: Generators()} if seed is None else {})
         self._state = State(state, hidden)

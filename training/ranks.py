@@ -1,6 +1,8 @@
 """Small collectives among the ranks of a job, over a separate gloo group."""
 
 import os
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -52,6 +54,19 @@ class Ranks:
     def all_true(self, is_true: bool) -> bool:
         """Return whether the value is true on all ranks."""
         return bool(self.minimum(int(is_true))[0])
+
+    def check_same(self, arguments: Mapping[str, object]) -> None:
+        """Raise ``ValueError`` on all ranks if an argument differs between them, by its text."""
+        rows = self.all_gather(*(zlib.crc32(repr(value).encode()) for value in arguments.values()))
+        differing = (
+            f"invalid value {value!r} for {name} on rank {self.rank}: expected that of rank 0"
+            for (name, value), own, first in zip(
+                arguments.items(), rows[self.rank], rows[0], strict=True
+            )
+            if own != first
+        )
+        if (found := self.first_text(next(differing, None))) is not None:
+            raise ValueError(found)
 
     def broadcast(self, data: torch.Tensor, source: int) -> None:
         """Copy a tensor of bytes from one rank to all, in place."""

@@ -270,6 +270,25 @@ def test_ranks_take_the_next_snapshot_at_one_step_if_training_goes_on_after_its_
     theirs.close()
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_intervals_are_the_same_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Otherwise a rank would call collectives that others do not call."""
+
+    def differing(_: Ranks, *own: int) -> list[list[int]]:
+        return [[one + (index == number) for index, one in enumerate(own)], [*own]]
+
+    monkeypatch.setattr(
+        Ranks, "__init__", lambda ranks: vars(ranks).update(group=None, rank=1, size=2)
+    )
+    monkeypatch.setattr(Ranks, "all_gather", differing)
+    options: dict[str, Any] = {"snapshot_every": 5, "checkpoint_every": 5, "verify_every": 5}
+    words = f"invalid value 5 for {[*options][number]} on rank 1: expected that of rank 0"
+    with pytest.raises(ValueError, match=words):
+        Script(tmp_path, **options)
+
+
 def test_a_rank_without_snapshots_takes_part_in_plans(
     tmp_path: Path, memory: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,8 +458,9 @@ def test_ranks_save_together_if_only_another_sees_that_more_is_needed(
     monkeypatch.setattr(
         Ranks,
         "all_true",
-        lambda ranks, is_true: answers.append(all_true(ranks, is_true and len(answers) != 3))
-        or answers[-1],
+        lambda ranks, is_true: (
+            answers.append(all_true(ranks, is_true and len(answers) != 3)) or answers[-1]
+        ),
     )
     script.checkpointer.step(3)
     assert answers[:4] == [True, True, True, False]

@@ -47,6 +47,33 @@ def test_the_text_of_the_first_rank_that_has_one(tmp_path: Path) -> None:
     assert [ended.output.strip() for ended in run_forked(PROGRAM, calls)] == expected
 
 
+SAME = """
+import sys
+import torch.distributed as dist
+from ft_run.training.ranks import Ranks
+
+file, rank, values = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+dist.init_process_group("gloo", f"file://{file}", world_size=len(values), rank=rank)
+try:
+    Ranks().check_same({"first": 1, "second": values[rank], "third": rank // 9})
+except ValueError as error:
+    print(error)
+dist.destroy_process_group()
+"""
+
+
+def test_arguments_that_differ_are_refused_on_all_ranks(tmp_path: Path) -> None:
+    worlds = ["5", "5"], ["5", "5", "10min"]
+    calls = [
+        (tmp_path / f"world-{len(values)}", rank, *values)
+        for values in worlds
+        for rank in range(len(values))
+    ]
+    words = "invalid value '10min' for second on rank 2: expected that of rank 0"
+    found = [ended.output.strip() for ended in run_forked(SAME, calls)]
+    assert found == [""] * 2 + [words] * 3
+
+
 ON_A_HOST = """
 import os, sys
 import torch.distributed as dist
