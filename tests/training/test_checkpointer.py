@@ -279,9 +279,10 @@ def test_intervals_are_the_same_on_all_ranks(
     def differing(_: Ranks, *own: int) -> list[list[int]]:
         return [[one + (index == number) for index, one in enumerate(own)], [*own]]
 
-    monkeypatch.setattr(
-        Ranks, "__init__", lambda ranks: vars(ranks).update(group=None, rank=1, size=2)
-    )
+    def second(ranks: Ranks) -> None:
+        ranks.group, ranks.rank, ranks.size = None, 1, 2
+
+    monkeypatch.setattr(Ranks, "__init__", second)
     monkeypatch.setattr(Ranks, "all_gather", differing)
     options: dict[str, Any] = {"snapshot_every": 5, "checkpoint_every": 5, "verify_every": 5}
     words = f"invalid value 5 for {[*options][number]} on rank 1: expected that of rank 0"
@@ -454,14 +455,13 @@ def test_ranks_save_together_if_only_another_sees_that_more_is_needed(
     script.checkpointer.step(2)
     script.checkpointer.wait()  # its thread sends the report
     monkeypatch.setattr(Ranks, "begin_maximum", begin)
-    # Training can resume, state is saved, other nodes hold it, no rank needs more: all but the last
-    monkeypatch.setattr(
-        Ranks,
-        "all_true",
-        lambda ranks, is_true: (
-            answers.append(all_true(ranks, is_true and len(answers) != 3)) or answers[-1]
-        ),
-    )
+
+    def all_but_the_fourth(ranks: Ranks, is_true: bool) -> bool:
+        answers.append(all_true(ranks, is_true and len(answers) != 3))
+        return answers[-1]
+
+    # Training can resume, state is saved, other nodes hold it; but a rank needs more.
+    monkeypatch.setattr(Ranks, "all_true", all_but_the_fourth)
     script.checkpointer.step(3)
     assert answers[:4] == [True, True, True, False]
     assert os.listdir(tmp_path / "step-00000003")
