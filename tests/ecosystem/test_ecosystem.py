@@ -5,6 +5,7 @@ whether its weights are those of a plain loop that knows nothing of ranks. For t
 libraries read, the environment, the conformance tests compare for each change.
 """
 
+import importlib.util
 import json
 import re
 import sys
@@ -71,3 +72,11 @@ def test_a_rank_dies_and_the_weights_are_those_of_a_plain_loop(ft: Launcher, sta
     theirs = results(torchrun)
     assert not theirs[0]["resumed"]
     assert [result["weights"] for result in found] == [result["weights"] for result in theirs]
+
+
+def test_transformers_has_the_callback_that_reports_to_a_trainjob() -> None:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    path = Path(spec.origin).parent / "integrations" / "integration_utils.py"
+    assert "class KubeflowCallback" in path.read_text()

@@ -1,6 +1,5 @@
 """What the page of a worker says for Kubeflow's TrainJob."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -74,11 +73,3 @@ def test_the_steps_of_the_whole_training(watch: WorkerWatch, tmp_path: Path) -> 
 def test_a_total_that_is_none_is_refused(total: int) -> None:
     with pytest.raises(ValueError, match=f"invalid value {total} for total: expected the number"):
         progress(1, total)
-
-
-def test_transformers_has_that_callback() -> None:
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or spec.origin is None:
-        pytest.skip("transformers is not installed")
-    path = Path(spec.origin).parent / "integrations" / "integration_utils.py"
-    assert "class KubeflowCallback" in path.read_text()
