@@ -9,6 +9,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +41,9 @@ def main() -> None:
     shard = local(model.weight).detach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objects = {"model": model, "optimizer": optimizer}
-    checkpointer = Checkpointer(folder + "-checkpoints", objects, checkpoint_every=None)
+    # Snapshots belong to a directory, which is that of all runs of a test.
+    directory = Path(folder).parent.with_name("checkpoints")
+    checkpointer = Checkpointer(directory, objects, checkpoint_every=None)
     begun, calls = -1, -1
     for number in checkpointer.steps(total):
         if begun < 0:
