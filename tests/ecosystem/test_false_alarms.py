@@ -129,7 +129,7 @@ def family(pid: int) -> list[int]:
     return [pid, *(each for child in children(pid) for each in family(child))]
 
 
-def test_what_is_slow_is_not_taken_to_hang(ft: Launcher) -> None:
+def test_slow_is_not_hung(ft: Launcher) -> None:
     for stack in STACKS:
         pytest.importorskip(stack)
     mixed, until = Mixed(ft), time.monotonic() + MIXED_S

@@ -131,7 +131,7 @@ def test_nodes_learn_the_same_as_without_tuning(ft: "Launcher", free_port: int) 
     for node in both:
         assert node.wait() == 0, node.stderr
     reported = [trials(node) for node in both]
-    assert sorted(map(bool, reported)) == [False, True]  # by the node with rank 0
+    assert sorted(map(bool, reported)) == [False, True], [one.stderr for one in both]  # by rank 0
     assert max(reported)[0].startswith("num_workers 1 -> 2: ")
     plain = start(ft, "plain", "--standalone", "--nproc-per-node", 2)
     assert plain.wait() == 0, plain.stderr
