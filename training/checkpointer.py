@@ -407,7 +407,7 @@ class Checkpointer:
         if has_values and uses_snapshot:
             self._snapshots.replace(number, SLOT_KEY, self._record.slot)
         if uses_snapshot:
-            self._snapshot_every.restart(number, now)  # on all ranks, whether they had it before
+            self._snapshot_every.restart(number, now)  # also on ranks that have it already
             if self._snapshots.save(number):
                 return True
         else:

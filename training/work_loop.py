@@ -13,7 +13,7 @@ from typing import SupportsIndex
 from weakref import ref
 
 from .worker import work_messages as messages
-from .worker.agent_socket import ancestors, connect
+from .worker.agent_socket import NOT_ANSWERING, ancestors, connect
 from .worker.log import log
 
 _SIZE_MAX = 1 << 53
@@ -118,12 +118,12 @@ def _connect(name: str, size: int, grain: int) -> socket.socket | None:
             channel = connect(messages.SOCKET, pid)
             channel.settimeout(None)  # a piece may become free only when another rank has failed
             channel.send(request)
-        except (ConnectionRefusedError, PermissionError):  # no agent, or none for this user
-            continue
-        except OSError as error:
+        except NOT_ANSWERING as error:
             raise ConnectionError(
                 f"the ft-run agent of this node (process ID {pid}) does not answer: {error}"
             ) from error
+        except OSError:
+            continue
         return channel
     return None
 

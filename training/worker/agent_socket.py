@@ -10,6 +10,9 @@ from .log import log
 
 _ANSWER_S = 10.0
 _CREDENTIALS = struct.Struct("3i")
+NOT_ANSWERING = (TimeoutError, BlockingIOError, ConnectionResetError, BrokenPipeError)
+"""Errors of an agent that does not answer. Any other ``OSError``: there is none for this worker,
+e.g. nothing listens, or the sandbox has no such sockets."""
 
 
 def address_of(what: str, pid: int) -> bytes:
@@ -37,18 +40,14 @@ def connect(what: str, pid: int) -> socket.socket:
 
 
 @contextmanager
-def no_agent(pid: int, lost: str) -> Iterator[None]:
-    """Suppress the ``OSError`` of a process that is not an agent, or does not answer.
-
-    The latter is logged with ``lost``, what this worker does without: nothing listens in a process
-    that is not an agent, so a connection to it is refused.
-    """
+def log_no_answer(pid: int, lost: str) -> Iterator[None]:
+    """Suppress ``OSError``; if there is an agent that does not answer, log what is ``lost``."""
     try:
         yield
-    except ConnectionRefusedError:
-        pass
-    except OSError as error:
+    except NOT_ANSWERING as error:
         log(f"the ft-run agent of this node (process ID {pid}) does not answer: {error}; {lost}")
+    except OSError:
+        pass
 
 
 def is_trusted(channel: socket.socket) -> bool:

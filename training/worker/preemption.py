@@ -11,7 +11,7 @@ import struct
 import time
 from functools import cache
 
-from .agent_socket import ancestors, connect, no_agent
+from .agent_socket import ancestors, connect, log_no_answer
 
 SOCKET = "notices"
 """Socket at which an agent hands out the page."""
@@ -75,7 +75,7 @@ class Notice:
     def report_saved(self, step: int) -> None:
         """Report to the agent that this rank has saved its shard of a step."""
         self._obeyed_ns = self._page[UNTIL_NS]
-        with no_agent(self._pid, "it is not told that this rank has saved its state"):
+        with log_no_answer(self._pid, "it is not told that this rank has saved its state"):
             _request(self._pid, self._rank, LEFT, step)
 
     def wait(self, done: int) -> bool:
@@ -99,7 +99,7 @@ def find_notice(rank: int, *, will_save: bool, is_fixed: bool = False) -> Notice
     """
     for pid in ancestors():
         fds: list[int] = []
-        with no_agent(pid, "this rank sees no preemption notices in this round"):
+        with log_no_answer(pid, "this rank sees no preemption notices in this round"):
             fds = _request(pid, rank, KEEP if will_save else ASK, int(is_fixed))
         if fds:
             notice = Notice(pid, fds[0], rank)

@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 
 from . import snapshot_page as page
-from .agent_socket import ancestors, connect, no_agent
+from .agent_socket import ancestors, connect, log_no_answer
 
 
 class Memory:
@@ -159,7 +159,7 @@ def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
     if replica:
         request = page.REPLICA.pack(page.MAGIC, rank, replica)
     for pid in ancestors():
-        with no_agent(pid, "no snapshots are taken in this round"):
+        with log_no_answer(pid, "no snapshots are taken in this round"):
             channel = connect(page.SOCKET, pid)
             memory = _receive_memory(channel, request)
             if memory is not None:

@@ -65,10 +65,24 @@ def test_a_rank_says_what_it_lacks_without_an_answer(call: str, waiting: int) ->
     )
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_without_an_agent_nothing_is_said(call: str) -> None:
-    done = run_worker(CALLS[call][1])
-    assert (done.stdout, done.stderr) == ("None\n", "")
+WAYS = {
+    "nothing listens": "",
+    "a sandbox without such sockets": (
+        "def fail(*_):\n    raise OSError(97, 'Address family not supported by protocol')\n"
+        "agent_socket.address_of = fail\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_without_an_agent_nothing_is_said_of_one(way: str) -> None:
+    for _, code, _ in CALLS.values():
+        done = run_worker(way + code)
+        assert (done.stdout, done.stderr) == ("None\n", "")
+    done = run_worker(way + WORK)
+    assert done.stdout == "[range(0, 1), range(1, 2)]\n"
+    assert "split by rank" in done.stderr
+    assert "agent" not in done.stderr
 
 
 def test_a_rank_does_not_share_work_by_rank_while_others_may_do_its_pieces() -> None:
