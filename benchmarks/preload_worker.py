@@ -50,6 +50,7 @@ def ddp(steps: Steps, folder: Path) -> None:
         steps.done()
         if step + 1 == first + STEPS:
             break
+    torch.distributed.destroy_process_group()
 
 
 def lightning(steps: Steps, folder: Path) -> None:

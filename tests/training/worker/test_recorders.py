@@ -82,6 +82,7 @@ group = dist.new_group([0], backend="named")
 dist.all_reduce(torch.ones(3), group=group)
 print("noted", flush=True)
 input()
+dist.destroy_process_group()
 """
 
 

@@ -45,5 +45,7 @@ for step in checkpointer.steps(total):
     drawn = random.random()
 adam = [value.tolist() for one in optimizer.state.values() for value in one.values()]
 values = [model.weight.tolist(), model.bias.tolist(), *adam]
+if dist.is_initialized():
+    dist.destroy_process_group()
 line = json.dumps([rank, begin, values, seen, drawn])
 print(f"{line}\n", end="", flush=True)  # in one write: those of two ranks do not mix
