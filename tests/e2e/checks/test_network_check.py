@@ -20,7 +20,9 @@ from ft_run.tests.harness.hosts import Host
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]
 
 WAIT_S = 300.0
-SCRIPT = 'import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])\n'
+SCRIPT = """import os
+os.write(1, "rank {RANK} of {WORLD_SIZE}\\n".format_map(os.environ).encode())  # ranks do not mix
+"""
 
 
 class Job:

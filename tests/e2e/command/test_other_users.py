@@ -24,7 +24,7 @@ STRANGER = 65534
 
 WORKER = """
 import os, pathlib, sys, threading
-print("up", os.environ["RANK"], flush=True)
+os.write(1, f"up {os.environ['RANK']}\\n".encode())
 while not pathlib.Path(sys.argv[1]).exists():
     threading.Event().wait(0.05)
 """

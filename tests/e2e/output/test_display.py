@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WORKER = """
 import os, sys, time
 folder, shown = sys.argv[1], 0
-print("worker", os.environ["RANK"], "is up", flush=True)
+os.write(1, f"worker {os.environ['RANK']} is up\\n".encode())
 while not os.path.exists(f"{folder}/end"):
     wanted = len([name for name in os.listdir(folder) if name.startswith("line")])
     while shown < wanted:

@@ -21,7 +21,9 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespaces"),
 ]
 
-RANKS = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
+RANKS = """import os
+os.write(1, "rank {RANK} of {WORLD_SIZE}\\n".format_map(os.environ).encode())  # ranks do not mix
+"""
 
 
 def in_namespaces(ft: "Launcher", *flags: str, prepare: str = ":") -> tuple[str, ...]:

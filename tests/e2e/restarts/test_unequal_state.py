@@ -62,7 +62,7 @@ for step in checkpointer.steps(20):
         last = model[2].weight
         tensor = last.data if place == "weight" else optimizer.state[last]["exp_avg"]
         tensor.view(torch.int32)[1, 5] ^= 1 << 24
-print("state", rank, digest(model), flush=True)
+os.write(1, f"state {{rank}} {{digest(model)}}\\n".encode())
 dist.destroy_process_group()
 """
 
