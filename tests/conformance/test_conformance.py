@@ -5,6 +5,7 @@
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,11 @@ def of(row: Row) -> str:
     return recordings.of_row(row, inspect.getsource(prepare), inspect.getsource(start), NUMACTL)
 
 
+BY_CHANCE = re.compile(r"agent \d: traceback of the launcher")
+"""If the agent that hosts the store leaves torchrun's exit barrier first, others that still wait
+there log a traceback (``SimpleElasticAgent._exit_barrier``)."""
+
+
 def by_torchrun(row: Row, request: pytest.FixtureRequest) -> Observation:
     """Return what is to be seen of torchrun: as recorded, or run here, compared or recorded."""
     mode = recordings.mode(request, row.since)
@@ -120,7 +126,10 @@ def by_torchrun(row: Row, request: pytest.FixtureRequest) -> Observation:
     if mode == "record":
         recordings.save(row.name, of(row), recordings.recorded_form(seen), row.since)
     elif recorded is not None:
-        assert seen.differences(recorded) == {}, "torchrun is not as recorded"
+        found = seen.differences(recorded)
+        found = {fact: both for fact, both in found.items() if not BY_CHANCE.fullmatch(fact)}
+        assert found == {}, "torchrun is not as recorded"
+        return recorded
     return seen
 
 
