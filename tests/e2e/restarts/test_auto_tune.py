@@ -45,7 +45,7 @@ class Slow(Dataset):
         return 100000
 
     def __getitem__(self, index):
-        time.sleep(0.01)
+        time.sleep(0.02)  # so that it is slower than a step on a busy machine, and tuned
         if get_worker_info().num_workers > 1 and what == "killed":
             os.kill(main, 9)  # its parent may be the spawner by now
         if get_worker_info().num_workers > 1 and what == "fails":
