@@ -36,7 +36,7 @@ from .channel_options import (
     client_options,
 )
 from .codec import WireError, decode, decode_master, encode_node
-from .grpc_errors import ENDED, in_words, is_foreign, words
+from .grpc_errors import ACCEPTS_ONLY, ENDED, NO_ANSWER, in_words, is_foreign, words
 from .probe import why_unreachable
 
 _FIRST_ANSWER_S = 5.0
@@ -144,10 +144,11 @@ class GrpcLink:
         away_since = time.monotonic()
         attempts = 0
         was_sent = was_invalid = False
+        unfit: _UnfitError | None = None
         while True:
+            answer, unfit = unfit, None
             tried_at = time.monotonic()
             tried = self._endpoints[self._search.target]
-            first_limit_s = self._connect_timeout_s
             self._has_received = is_elsewhere = False
             try:
                 reason = await self._attend_once(probes=attempts > 0)
@@ -172,22 +173,24 @@ class GrpcLink:
                     return
                 reason = "not an ft-run master"  # e.g. a proxy in front of it
             except _UnfitError as error:
-                # For a while it may be the master of the previous job, with a different token.
-                first_limit_s = self._distrust_s
-                if not self._was_up and time.monotonic() - away_since >= first_limit_s:
-                    self._on_event(Refused(error.sentence))
-                    return
-                reason = str(error)
+                reason, unfit = str(error), error
                 self._search.failed()
             except _UnreachableError as error:
                 reason = str(error)
+                if reason in (NO_ANSWER, ACCEPTS_ONLY):  # it may be as before, and busy
+                    unfit = answer
                 self._search.failed()
             if self._over:
                 return
+            # For a while it may be the master of the previous job, with a different token.
+            first_limit_s = self._connect_timeout_s if unfit is None else self._distrust_s
             limit = self._master_timeout_s if self._was_up else first_limit_s
             self._answers[tried] = reason
             now = time.monotonic()
             if now - away_since >= limit:
+                if unfit is not None and not self._was_up:
+                    self._on_event(Refused(unfit.sentence))
+                    return
                 self._on_event(LinkLost(self._gave_up(limit, reason)))
                 return
             hosts = self._hosts() if now - away_since >= _SEARCHED_S else ()
@@ -231,7 +234,7 @@ class GrpcLink:
         try:
             failure = await asyncio.wait_for(self._greet(call), patience_s)
         except asyncio.TimeoutError:
-            raise _UnreachableError("no answer") from None
+            raise _UnreachableError(NO_ANSWER) from None
         if isinstance(failure, grpc.aio.AioRpcError):
             raise await self._cannot_open(failure, endpoint)
         if failure is not None:

@@ -6,6 +6,8 @@ import grpc
 import grpc.aio
 
 ENDED = "the master closed the connection"
+NO_ANSWER = "no answer"
+ACCEPTS_ONLY = "it accepts connections but does not answer"
 
 _FOREIGN = re.compile(
     r"http1\.x server|unexpected content-type|expected SETTINGS|failed parsing HTTP/2"
@@ -23,8 +25,8 @@ _IN_WORDS = (
     (r"Connection reset", "connection reset"),
     (r"Socket closed|Internal error from Core", "connection closed"),
     (r"keepalive", "no keepalive response"),
-    (r"before receiving SETTINGS", "it accepts connections but does not answer"),
-    (r"timeout|timed out|deadline exceeded|handshaker shutdown", "no answer"),
+    (r"before receiving SETTINGS", ACCEPTS_ONLY),
+    (r"timeout|timed out|deadline exceeded|handshaker shutdown|Endpoint closing", NO_ANSWER),
 )
 
 

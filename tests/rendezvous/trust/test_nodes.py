@@ -97,6 +97,30 @@ def test_a_node_is_told_what_is_wrong_with_its_token_and_nothing_else(
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "doubt"),
+    [
+        (None, HandshakeError.WANTS_TOKEN),
+        (TokenTrust(OTHER), HandshakeError.OTHER_TOKEN),
+    ],
+)
+def test_what_a_node_was_told_is_its_reason_although_the_master_no_longer_answers(
+    nodes: Trust | None, doubt: HandshakeError
+) -> None:
+    async def test() -> None:
+        async with door(TokenTrust(TOKEN)) as there:
+            relay = Recorder(there.endpoint)
+            endpoint = await relay.start()
+            node = Node(endpoint, nodes, timeout_s=1.0)
+            assert await node.events.get() == LinkDown(doubt.words)
+            relay.falls_silent = True
+            assert await node.next(Refused) == Refused(doubt.sentence(endpoint))
+            await node.link.close()
+            await relay.stop()
+
+    run(test)
+
+
 def test_a_node_that_was_there_before_the_master_had_another_token_tries_again() -> None:
     async def test() -> None:
         async with door(TokenTrust(TOKEN)) as there:
