@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pytest
 from ft_run.tests.harness import hosts, ports
@@ -226,6 +226,19 @@ class Launcher:
         left = [str(path.relative_to(self.temporary)) for path in self.temporary.iterdir()]
         if all(command.process.returncode == 0 for command in self.commands):
             assert not left, f"temporary files were left: {left}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, Any, Any]:
+    """Show what each command of a failed test has said: a rare failure cannot be run again."""
+    report = yield
+    launcher = cast("Launcher | None", item.funcargs.get("ft"))
+    if report.when == "call" and report.failed and launcher is not None:
+        for command in launcher.commands:
+            title = f"{command.process.args!r}: {command.process.poll()}"
+            report.sections.append((f"{title}, stdout", command.stdout))
+            report.sections.append((f"{title}, stderr", command.stderr))
+    return report
 
 
 @pytest.fixture(autouse=True, scope="session")

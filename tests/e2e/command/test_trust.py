@@ -95,7 +95,7 @@ def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int
     for agent in (host, other):
         agent.expect("up . 1")
     assert "nodes 2 of 2" in ft.run("status", endpoint, *shown("other")).stdout
-    quick = ("--rdzv-conf", "connect_timeout=3")
+    quick = ("--rdzv-conf", "connect_timeout=10")
     strangers = {
         "requires a certificate; set --tls-cert, --tls-key and --tls-ca.": (),
         "is not trusted; expected one that is signed by --tls-ca": shown("foreign", "foreign"),
@@ -110,7 +110,7 @@ def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int
 
 
 def test_a_node_with_another_token_is_told_so(ft: "Launcher", free_port: int) -> None:
-    endpoint, conf = f"127.0.0.1:{free_port}", "connect_timeout=3"
+    endpoint, conf = f"127.0.0.1:{free_port}", "connect_timeout=10"
     job = ("--nnodes", 2, "--rdzv-id", f"trust-{ft.mark}", "--rdzv-endpoint", endpoint)
     first, second = ft.folder / "first", ft.folder / "second"
     for file in (first, second):

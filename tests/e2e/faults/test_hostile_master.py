@@ -76,7 +76,7 @@ ODD = {
 def run(ft, messages):
     """Run an agent with such a master to its end."""
     data = [message.SerializeToString() for message in messages]
-    conf = "is_host=false,connect_timeout=1,master_timeout=1"
+    conf = "is_host=false,master_timeout=1"
     with hostile_master({}, lambda _: data) as endpoint:
         options = ("--rdzv-endpoint", endpoint, "--rdzv-id", "j", "--rdzv-conf", conf)
         command = ft.run("--nnodes", 1, *options, ft.script(WORKER))
