@@ -26,7 +26,7 @@ _IN_WORDS = (
     (r"Socket closed|Internal error from Core", "connection closed"),
     (r"keepalive", "no keepalive response"),
     (r"before receiving SETTINGS", ACCEPTS_ONLY),
-    (r"timeout|timed out|deadline exceeded|handshaker shutdown|Endpoint closing", NO_ANSWER),
+    (r"timeout|timed out|deadline exceeded|handshaker shutdown|Handshake read failed", NO_ANSWER),
 )
 
 
