@@ -144,9 +144,9 @@ class GrpcLink:
         away_since = time.monotonic()
         attempts = 0
         was_sent = was_invalid = False
-        unfit: _UnfitError | None = None
+        refusal: str | None = None
         while True:
-            answer, unfit = unfit, None
+            before, refusal = refusal, None
             tried_at = time.monotonic()
             tried = self._endpoints[self._search.target]
             self._has_received = is_elsewhere = False
@@ -173,23 +173,24 @@ class GrpcLink:
                     return
                 reason = "not an ft-run master"  # e.g. a proxy in front of it
             except _UnfitError as error:
-                reason, unfit = str(error), error
+                # Not the error, whose traceback refers to the call (see ``_greet``).
+                reason, refusal = str(error), error.sentence
                 self._search.failed()
             except _UnreachableError as error:
                 reason = str(error)
                 if reason in (NO_ANSWER, ACCEPTS_ONLY):  # it may be as before, and busy
-                    unfit = answer
+                    refusal = before
                 self._search.failed()
             if self._over:
                 return
             # For a while it may be the master of the previous job, with a different token.
-            first_limit_s = self._connect_timeout_s if unfit is None else self._distrust_s
+            first_limit_s = self._connect_timeout_s if refusal is None else self._distrust_s
             limit = self._master_timeout_s if self._was_up else first_limit_s
             self._answers[tried] = reason
             now = time.monotonic()
             if now - away_since >= limit:
-                if unfit is not None and not self._was_up:
-                    self._on_event(Refused(unfit.sentence))
+                if refusal is not None and not self._was_up:
+                    self._on_event(Refused(refusal))
                     return
                 self._on_event(LinkLost(self._gave_up(limit, reason)))
                 return

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -33,6 +34,8 @@ from ft_run.rendezvous.transport.codec import encode_master
 from ft_run.rendezvous.transport.grpc_errors import in_words, is_foreign
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust import wire
+from ft_run.rendezvous.trust.credentials import TokenTrust, Trust
+from ft_run.rendezvous.trust.token import new_token
 from ft_run.rendezvous.work.messages import WorkClaim, WorkReport
 from ft_run.tests.harness import ports
 from ft_run.tests.harness.link_events import plain
@@ -76,9 +79,9 @@ class Node:
                 return event
 
 
-async def serve(port: int = 0) -> tuple[Master, MasterServer, Endpoint]:
+async def serve(port: int = 0, trust: Trust | None = None) -> tuple[Master, MasterServer, Endpoint]:
     master = Master(SETTINGS, lambda _: None)
-    server = MasterServer(master, "1", 5.0)
+    server = MasterServer(master, "1", 5.0, trust)
     port = await server.start(Endpoint("127.0.0.1", port))
     return master, server, Endpoint("127.0.0.1", port)
 
@@ -358,12 +361,14 @@ def ends_of_channels() -> int:
         (_names_no_leader, True),
         (_makes_no_sense, False),
         (_makes_no_sense, True),
+        (TokenTrust(new_token()), False),
+        (TokenTrust(new_token()), True),
     ],
 )
 def test_an_attempt_leaves_no_channel_to_the_garbage_collector(
     monkeypatch: pytest.MonkeyPatch,
     nowhere: Endpoint,
-    answer: Callable[[Any, Any], Any] | None,
+    answer: Callable[[Any, Any], Any] | Trust | None,
     is_listed: bool,
 ) -> None:
     """One that is left goes on connecting: a node without a master would use a whole processor."""
@@ -382,13 +387,18 @@ def test_an_attempt_leaves_no_channel_to_the_garbage_collector(
     monkeypatch.setattr(client, "_LISTED_ANSWER_S", 0.1)
 
     async def test() -> None:
-        server, endpoint = await attended(answer) if answer is not None else (None, nowhere)
-        node = Node(endpoint, attend, listed=[endpoint] if is_listed else ())
-        while len(left) < 5:  # noqa: ASYNC110 - nothing tells it
-            await asyncio.sleep(0.01)
-        await node.link.close()
-        if server is not None:
-            await server.stop(None)
+        endpoint = nowhere
+        async with AsyncExitStack() as servers:
+            if isinstance(answer, Trust):
+                _, master_server, endpoint = await serve(trust=answer)
+                servers.push_async_callback(master_server.stop)
+            elif answer is not None:
+                server, endpoint = await attended(answer)
+                servers.push_async_callback(server.stop, None)
+            node = Node(endpoint, attend, listed=[endpoint] if is_listed else ())
+            while len(left) < 5:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.01)
+            await node.link.close()
 
     gc.collect()
     gc.disable()
@@ -397,6 +407,8 @@ def test_an_attempt_leaves_no_channel_to_the_garbage_collector(
     finally:
         gc.enable()
     assert left[-1] <= left[0] + 2  # of one attempt that is just over
+    if isinstance(answer, Trust):  # what it was told is kept, the attempt is not
+        assert left == [1] * len(left)  # the channel that never connects
 
 
 def test_a_node_goes_at_once_to_the_host_that_is_said_to_lead(
