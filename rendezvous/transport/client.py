@@ -338,8 +338,8 @@ class GrpcLink:
             )
         if self._port_is_taken:
             return (
-                f"port {self._endpoints[0].port} of this host is in use by a process that is not "
-                f"an ft-run master ({reason}); stop it, or use another port for the "
+                f"port {self._endpoints[0].port} of this host is in use by a process that does "
+                f"not answer as an ft-run master ({reason}); stop it, or use another port for the "
                 "endpoint (--rdzv-endpoint)."
             )
         return (

@@ -76,7 +76,7 @@ def test_endpoints_where_no_master_answers(ft: "Launcher", script: Path) -> None
     )
     assert "no master at no-such-host.invalid:1 within 2 s (the name does not resolve)" in told[1]
     assert told[2].startswith(
-        f"port {taken} of this host is in use by a process that is not an ft-run master"
+        f"port {taken} of this host is in use by a process that does not answer as an ft-run master"
     )
     assert "use another port" in told[2]
 
