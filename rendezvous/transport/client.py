@@ -146,7 +146,7 @@ class GrpcLink:
         was_sent = was_invalid = False
         refusal: str | None = None
         while True:
-            before, refusal = refusal, None
+            last_refusal, refusal = refusal, None
             tried_at = time.monotonic()
             tried = self._endpoints[self._search.target]
             self._has_received = is_elsewhere = False
@@ -179,7 +179,7 @@ class GrpcLink:
             except _UnreachableError as error:
                 reason = str(error)
                 if reason in (NO_ANSWER, ACCEPTS_ONLY):  # it may be as before, and busy
-                    refusal = before
+                    refusal = last_refusal
                 self._search.failed()
             if self._over:
                 return
@@ -189,10 +189,7 @@ class GrpcLink:
             self._answers[tried] = reason
             now = time.monotonic()
             if now - away_since >= limit:
-                if refusal is not None and not self._was_up:
-                    self._on_event(Refused(refusal))
-                    return
-                self._on_event(LinkLost(self._gave_up(limit, reason)))
+                self._on_event(self._gave_up(limit, reason, refusal))
                 return
             hosts = self._hosts() if now - away_since >= _SEARCHED_S else ()
             if hosts or not is_elsewhere:
@@ -328,7 +325,12 @@ class GrpcLink:
             "(--rdzv-endpoint), or use a free port."
         )
 
-    def _gave_up(self, limit_s: float, reason: str) -> str:
+    def _gave_up(self, limit_s: float, reason: str, refusal: str | None) -> LinkEvent:
+        if refusal is not None and not self._was_up:
+            return Refused(refusal)
+        return LinkLost(self._no_master(limit_s, reason))
+
+    def _no_master(self, limit_s: float, reason: str) -> str:
         where = " or ".join(map(str, self._endpoints))
         reason = "; ".join(self._hosts()) or reason
         if self._was_up:

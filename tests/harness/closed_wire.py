@@ -12,7 +12,7 @@ import grpc
 import pytest
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
-from ft_run.rendezvous.master.link import LinkEvent
+from ft_run.rendezvous.master.link import LinkDown, LinkEvent
 from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
@@ -85,17 +85,25 @@ class Node:
         trust: Trust | None,
         timeout_s: float = 60.0,
         silence_s: float = 5.0,
+        master_timeout_s: float = 60.0,
     ) -> None:
         self.events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+        self.left_s: list[float] = []
+        """Of each ``LinkDown``, the seconds until the link gives up."""
         self.link = GrpcLink(
             endpoint,
             attend,
-            lambda event: self.events.put_nowait(plain(event)),
+            self._note,
             silence_s=silence_s,
             connect_timeout_s=timeout_s,
-            master_timeout_s=60.0,
+            master_timeout_s=master_timeout_s,
             trust=trust,
         )
+
+    def _note(self, event: LinkEvent) -> None:
+        if isinstance(event, LinkDown):
+            self.left_s.append(event.left_s)
+        self.events.put_nowait(plain(event))
 
     async def next(self, kind: type) -> Any:
         while True:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.rendezvous.group.events import GroupSettings
-from ft_run.rendezvous.master.link import LinkDown, LinkUp
+from ft_run.rendezvous.master.link import LinkDown, LinkLost, LinkUp
 from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
@@ -117,6 +117,40 @@ def test_what_a_node_was_told_is_its_reason_although_the_master_no_longer_answer
             assert await node.next(Refused) == Refused(doubt.sentence(endpoint))
             await node.link.close()
             await relay.stop()
+
+    run(test)
+
+
+def test_a_master_that_ends_takes_its_reason_with_it() -> None:
+    """It may have been the one of the previous job: the whole time to connect is left."""
+
+    async def test() -> None:
+        async with door(TokenTrust(TOKEN)) as there:
+            node = Node(there.endpoint, None, timeout_s=60.0)
+            assert await node.events.get() == LinkDown(HandshakeError.WANTS_TOKEN.words)
+            assert node.left_s[-1] <= 10.0
+        while await node.next(LinkDown) != LinkDown("connection refused"):
+            pass
+        assert node.left_s[-1] > 10.0
+        await node.link.close()
+
+    run(test)
+
+
+def test_a_node_that_was_there_is_not_refused_later() -> None:
+    async def test() -> None:
+        async with door(TokenTrust(TOKEN)) as there:
+            node = Node(there.endpoint, TokenTrust(TOKEN), master_timeout_s=1.0)
+            await node.next(Waiting)
+        master = Master(GroupSettings(), lambda _: None)
+        server = MasterServer(master, "1", 5.0, TokenTrust(OTHER))
+        await server.start(there.endpoint)
+        event = await node.events.get()
+        while not isinstance(event, Refused | LinkLost):
+            event = await node.events.get()
+        assert isinstance(event, LinkLost)
+        await node.link.close()
+        await server.stop()
 
     run(test)
 
