@@ -35,17 +35,6 @@ def resolve(host: str) -> list[str]:
     return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
-def listen_address(endpoint: Endpoint) -> Endpoint | None:
-    """Return the address to listen at if the endpoint names this host; None for another host.
-
-    For an IP address or ``localhost`` it is that address; for a name, the wildcard address: Debian
-    maps a host's own name to 127.0.1.1, which other hosts cannot reach. The DNS may not know the
-    name of a new pod, or have the address of the pod that it replaced, so the name is also compared
-    with this host's own.
-    """
-    return _listen_address(endpoint, resolve(endpoint.host))
-
-
 def own_endpoints(endpoints: Sequence[Endpoint]) -> tuple[dict[int, Endpoint], bool]:
     """Return the listen address of each endpoint that names this host, by its position.
 
@@ -59,6 +48,13 @@ def own_endpoints(endpoints: Sequence[Endpoint]) -> tuple[dict[int, Endpoint], b
 
 
 def _listen_address(endpoint: Endpoint, addresses: Sequence[str]) -> Endpoint | None:
+    """Return the address to listen at if the endpoint names this host; None for another host.
+
+    For an IP address or ``localhost`` it is that address; for a name, the wildcard address: Debian
+    maps a host's own name to 127.0.1.1, which other hosts cannot reach. The DNS may not know the
+    name of a new pod, or have the address of the pod that it replaced, so the name is also compared
+    with this host's own.
+    """
     local = [address for address in addresses if is_local_address(address)]
     if not local:
         # A short name with another address may belong to a clone.

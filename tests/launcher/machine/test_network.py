@@ -12,12 +12,16 @@ from ft_run.launcher.machine import network
 from ft_run.launcher.machine.network import (
     AdvertisedAddress,
     PortReservation,
-    listen_address,
 )
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.tests.harness.ports import free_port
 
 FOREIGN = "198.51.100.1"  # of a block for documentation: no host has it
+
+
+def listen_address(endpoint: Endpoint) -> Endpoint | None:
+    own, _ = network.own_endpoints([endpoint])
+    return own.get(0)
 
 
 @pytest.mark.parametrize(
